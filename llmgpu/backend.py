@@ -1,0 +1,91 @@
+"""Choosing where to compute: a GPU adapter, a software adapter, or NumPy.
+
+This is the one place that knows what ``--device`` means. wgpu is imported only when an adapter may
+be used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from llmgpu.errors import DeviceError
+
+if TYPE_CHECKING:
+    from llmgpu.gpu import AdapterInfo, Device
+
+Purpose = Literal["train", "tokenize"]
+
+# Whether a software adapter beats NumPy, by recorded measurements on two CPU cores
+# (llmgpu bench, see the README): NumPy works on distinct pre-tokens, the kernels on the whole text.
+SOFTWARE_ADAPTER_WINS: dict[Purpose, bool] = {"train": False, "tokenize": False}
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where to compute.
+
+    device: None stands for NumPy.
+    description: one line for people.
+    """
+
+    device: Device | None
+    description: str
+
+    @property
+    def is_software(self) -> bool:
+        """Whether the CPU does the work."""
+        return self.device is None or self.device.is_software
+
+
+NUMPY = Backend(None, "NumPy on the CPU")
+
+
+def select_backend(wanted: str, purpose: Purpose) -> Backend:
+    """Return the backend for ``auto``, ``cpu``, ``gpu`` or a part of an adapter's name.
+
+    auto: a hardware adapter, else what measurements say is faster for `purpose`.
+
+    Raises:
+        DeviceError: nothing matches (the message lists the adapters), or it can't be opened.
+    """
+    if wanted == "cpu":
+        return NUMPY
+    if wanted == "auto":
+        adapter = auto_adapter(purpose)
+        return NUMPY if adapter is None else _open(adapter)
+    _require_wgpu()
+    from llmgpu.gpu import select_adapter
+
+    return _open(select_adapter(wanted))
+
+
+def auto_adapter(purpose: Purpose) -> AdapterInfo | None:
+    """Return the adapter that ``auto`` takes for `purpose`, None for NumPy."""
+    if not _has_wgpu():
+        return None
+    from llmgpu.gpu import list_adapters
+
+    for info in list_adapters():
+        if not info.is_software or SOFTWARE_ADAPTER_WINS[purpose]:
+            return info
+    return None
+
+
+def _open(adapter: AdapterInfo) -> Backend:
+    from llmgpu.gpu import Device
+
+    return Backend(Device(adapter), str(adapter))
+
+
+def _has_wgpu() -> bool:
+    try:
+        import llmgpu.gpu
+    except (ImportError, OSError, RuntimeError):  # wgpu's native library is missing or unfit
+        return False
+    return bool(llmgpu.gpu)
+
+
+def _require_wgpu() -> None:
+    if not _has_wgpu():
+        raise DeviceError("wgpu can't be imported here; use --device cpu, or pip install wgpu")

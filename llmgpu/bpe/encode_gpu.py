@@ -1,0 +1,308 @@
+"""Tokenizing on a GPU: greedy longest match by a trie walk, kernels in wgsl/trie.
+
+A slice is one submission: upload, six dispatches, and the copy of its total. A thread reads the
+text and submits slices; the caller's thread waits for totals and fetches exactly that many ids, so
+reading, kernels and fetching overlap. Where the next slice's first token starts stays on the device.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
+from llmgpu.bpe.slices import Slice, SliceReader, TextSource
+from llmgpu.bpe.train_gpu import PATTERN_CODES
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
+
+NONE = 0xFFFFFFFF  # NO_TOKEN, NO_BYTE in wgsl/trie/params.wgsl
+PARAMS = np.dtype(
+    [
+        (name, "<u4")
+        for name in (
+            "input_length",
+            "chunk_size",
+            "max_tokens_per_chunk",
+            "main_end",
+            "previous",
+            "unknown_token",
+            "has_documents",
+            "chunk_count",
+        )
+    ]
+)  # TrieParams in wgsl/trie/params.wgsl
+# STATE_* in wgsl/trie/params.wgsl
+STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE, STATE_WORDS = range(5)
+SLICE_BYTES = 16 << 20
+SOFTWARE_SLICE_BYTES = 2 << 20
+CHUNK_BYTES = 256
+MAX_CHUNK_BYTES = 1024  # MAX_CHUNK in wgsl/trie/01_long_exit.wgsl
+COMPACT_WORKGROUP = 64
+SLOTS = 3  # slices in flight: one being read, one computed, one fetched
+
+
+class GpuEncoder:
+    """Encodes texts with one vocabulary on one device."""
+
+    def __init__(
+        self,
+        device: Device,
+        vocabulary: Vocabulary,
+        slice_bytes: int | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        workgroup_size: int = 256,
+    ) -> None:
+        """Compile the kernels and upload the trie.
+
+        slice_bytes, chunk_bytes: how the text is cut; the ids depend on neither.
+
+        Raises:
+            DeviceError: the adapter's limits are too small for the vocabulary.
+        """
+        if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ValueError(f"chunk_bytes is {chunk_bytes}, not from 1 to {MAX_CHUNK_BYTES}")
+        self._device = device
+        self._vocabulary = vocabulary
+        self._chunk_bytes = chunk_bytes
+        self._wg = workgroup_size
+        self._lookahead = max(1, vocabulary.trie.longest)
+        if slice_bytes is None:
+            slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
+        most = device.max_binding_bytes // 4 // chunk_bytes * chunk_bytes
+        self._slice_bytes = min(max(slice_bytes, self._lookahead + 1), most)
+        self._kernels = self._compile()
+        self._nodes = self._upload("trie nodes", vocabulary.trie.nodes)
+        self._edges = self._upload("trie edges", vocabulary.trie.edges)
+        self._idle: list[_Slot] = []  # slots of the last text; kept for the next one
+
+    def take_slots(self) -> list[_Slot]:
+        """Hand out slots for a text, those of the last one if they are idle."""
+        slots, self._idle = self._idle, []
+        if not slots:
+            pool = BufferPool(self._device)
+            slots = [_Slot(self, number, pool) for number in range(SLOTS)]
+        return slots
+
+    def return_slots(self, slots: list[_Slot]) -> None:
+        """Take back the slots of a text that was encoded to its end."""
+        self._idle = slots
+
+    def _compile(self) -> dict[str, Kernel]:
+        size = {"WORKGROUP_SIZE": self._wg}
+        match = size | {"PATTERN": PATTERN_CODES[self._vocabulary.pattern]}
+        kernels = self._device.prepare(
+            [
+                ("trie/00_chunk_entry.wgsl", match),
+                ("trie/01_long_exit.wgsl", match),
+                ("trie/02_long_chain.wgsl", size),
+                ("trie/03_tokenizer_chunked.wgsl", match),
+                ("trie/04_prefix_sum.wgsl", size),
+                ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
+            ]
+        )
+        return {kernel.label: kernel for kernel in kernels}
+
+    def _upload(self, role: str, array: NDArray[np.uint32]) -> Buffer:
+        buffer = self._device.create_buffer(role, array.nbytes)
+        self._device.write(buffer, array)
+        return buffer
+
+    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.Encoder.encode`."""
+        return _Run(self, source).slices()
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The six kernels, bound to one slot's buffers."""
+
+    chunk_entry: BoundKernel
+    long_exit: BoundKernel
+    long_chain: BoundKernel
+    tokenizer: BoundKernel
+    prefix_sum: BoundKernel
+    compact: BoundKernel
+
+
+class _Slot:
+    """One slice's staging memory and results; the kernels' buffers are shared by all slots."""
+
+    def __init__(self, encoder: GpuEncoder, number: int, pool: BufferPool) -> None:
+        self._encoder = encoder
+        device = self._device = encoder._device
+        size = encoder._slice_bytes
+        chunks = -(-size // encoder._chunk_bytes)
+        self.staging = Staging(device, size)
+        self._input = pool.get("text", size)
+        self._bits = pool.get("document bits", size // 8 + 4)
+        self._entries = pool.get("chunk entries", 8 * chunks)
+        self._output = pool.get("token output", 4 * chunks * encoder._chunk_bytes)
+        self._counts = pool.get("chunk counts", 4 * chunks)
+        self._offsets = pool.get("chunk offsets", 4 * chunks)
+        self.state = pool.get("slice state", 4 * STATE_WORDS)
+        self._long_args = pool.get("long args", 24)
+        self._compact = pool.get(f"compact output {number}", 4 * size)
+        self._params = device.create_uniform("trie params", PARAMS.itemsize)
+        self._state_copy = Download(device)
+        self._ids_copy = Download(device)
+        self._bound = self._bind(encoder._kernels)
+        self.piece: Slice | None = None
+
+    def _bind(self, kernels: dict[str, Kernel]) -> _Bound:
+        match = {
+            "input": self._input,
+            "nodes": self._encoder._nodes,
+            "edges": self._encoder._edges,
+            "document_bits": self._bits,
+            "chunk_entries": self._entries,
+            "params": self._params,
+        }
+        output = {"token_output": self._output, "params": self._params}
+        counts = {"chunk_counts": self._counts, "params": self._params}
+        state = {"slice_state": self.state}
+        return _Bound(
+            kernels["trie_chunk_entry"].bind(**match, **state, long_args=self._long_args),
+            kernels["trie_long_exit"].bind(**match, token_output=self._output),
+            kernels["trie_long_chain"].bind(**output, chunk_entries=self._entries),
+            kernels["trie_tokenizer_chunked"].bind(**(match | output | counts | state)),
+            kernels["trie_prefix_sum"].bind(
+                **counts, **state, chunk_offsets=self._offsets, input=self._input
+            ),
+            kernels["trie_tokenizer_compact"].bind(
+                **(output | counts), chunk_offsets=self._offsets, compact_output=self._compact
+            ),
+        )
+
+    def submit(self, piece: Slice) -> None:
+        """Submit the slice that was read into the staging memory."""
+        self.piece = piece
+        device, encoder, bound = self._device, self._encoder, self._bound
+        chunks = -(-piece.main_end // encoder._chunk_bytes)
+        self._write_params(piece, chunks)
+        chunk_groups = -(-chunks // encoder._wg)
+        commands = device.record()
+        self.staging.copy_to(commands, self._input, piece.length)
+        commands.dispatch(bound.chunk_entry, chunk_groups)
+        commands.dispatch_indirect(bound.long_exit, self._long_args, 0)
+        commands.dispatch_indirect(bound.long_chain, self._long_args, 12)
+        commands.dispatch(bound.tokenizer, chunk_groups)
+        commands.dispatch(bound.prefix_sum, 1)
+        commands.dispatch(bound.compact, chunks)
+        self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
+        self._state_copy.begin(device.submit(commands))
+
+    def _write_params(self, piece: Slice, chunks: int) -> None:
+        encoder, vocabulary = self._encoder, self._encoder._vocabulary
+        inner = piece.boundaries[(piece.boundaries > 0) & (piece.boundaries < piece.length)]
+        begins = piece.previous < 0 or bool(np.any(piece.boundaries == 0))
+        unknown = vocabulary.unknown_token
+        params = np.array(
+            (
+                piece.length,
+                encoder._chunk_bytes,
+                encoder._chunk_bytes,
+                piece.main_end,
+                NONE if begins else piece.previous,
+                NONE if unknown is None else unknown,
+                len(inner) > 0,
+                chunks,
+            ),
+            PARAMS,
+        )
+        self._device.write(self._params, params)
+        rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
+        long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
+        self._device.write(self._long_args, np.array(long_args, np.uint32))
+        if len(inner):
+            starts = np.zeros(piece.length, np.bool_)
+            starts[inner] = True
+            self._device.write(self._bits, np.packbits(starts, bitorder="little"))
+
+    def collect(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Wait for the slice; return its ids and its final state, uint32 (STATE_WORDS,)."""
+        state = np.empty(STATE_WORDS, np.uint32)
+        self._state_copy.finish(state.view(np.uint8))
+        ids = np.empty(int(state[STATE_TOTAL]), np.uint32)
+        if len(ids):
+            self._ids_copy.start(self._compact, ids.nbytes)
+            self._ids_copy.finish(ids.view(np.uint8))
+        return ids, state
+
+
+class _Run:
+    """One text on its way through an encoder's slots."""
+
+    def __init__(self, encoder: GpuEncoder, source: TextSource) -> None:
+        self._encoder = encoder
+        self._reader = SliceReader(source, encoder._lookahead)
+        self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
+        self._submitted: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
+        self._lengths = token_spans(encoder._vocabulary)
+        self._carry = 0  # position of the first token of the next slice collected
+        self._offset = 0  # text bytes before it
+
+    def slices(self) -> Iterator[EncodedSlice]:
+        slots = self._encoder.take_slots()
+        state = np.array([0, 0, NONE, 0], np.uint32)
+        self._encoder._device.write(slots[0].state, state)
+        for slot in slots:
+            self._free.put(slot)
+        threading.Thread(target=self._submit_all, name="llmgpu-submit", daemon=True).start()
+        try:
+            while (slot_or_error := self._submitted.get()) is not None:
+                if isinstance(slot_or_error, BaseException):
+                    raise slot_or_error
+                yield self._collect(slot_or_error)
+                self._free.put(slot_or_error)
+        finally:
+            self._free.put(None)  # ends the thread, at once or when its read returns
+        self._encoder.return_slots(slots)
+
+    def _submit_all(self) -> None:
+        try:
+            while (slot := self._free.get()) is not None:
+                piece = self._read(slot)
+                if piece is None:
+                    break
+                slot.submit(piece)
+                self._submitted.put(slot)
+            self._submitted.put(None)
+        except BaseException as error:
+            self._submitted.put(error)
+
+    def _read(self, slot: _Slot) -> Slice | None:
+        """Read until there is something to emit, or the end."""
+        buffer = slot.staging.array()[: self._encoder._slice_bytes]
+        while (piece := self._reader.read(buffer)) is not None:
+            if piece.main_end or len(piece.document_starts):
+                return piece
+        return None
+
+    def _collect(self, slot: _Slot) -> EncodedSlice:
+        piece = slot.piece
+        assert piece is not None
+        ids, state = slot.collect()
+        if state[STATE_UNMATCHED] != NONE:
+            offset = self._offset + int(state[STATE_UNMATCHED])
+            raise no_token_error(int(state[STATE_UNMATCHED_BYTE]), offset)
+        starts = self._document_starts(ids, piece.document_starts)
+        self._carry = int(state[STATE_CARRY])
+        self._offset += piece.main_end
+        return EncodedSlice(ids, starts, piece.main_end)
+
+    def _document_starts(
+        self, ids: NDArray[np.uint32], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Turn positions in the slice's bytes into positions in its ids."""
+        if len(positions) == 0 or positions[-1] == 0:
+            return np.zeros(len(positions), np.int64)
+        lengths = self._lengths[ids]
+        token_starts = self._carry + np.cumsum(lengths) - lengths
+        return np.searchsorted(token_starts, positions, side="left")

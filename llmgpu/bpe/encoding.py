@@ -1,0 +1,83 @@
+"""Turning text into token ids, on whichever backend was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import Backend
+from llmgpu.bpe.slices import TextSource
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import InputError, VocabularyError
+
+
+@dataclass(frozen=True)
+class EncodedSlice:
+    """The ids of a piece of a text.
+
+    ids: uint32, (tokens,).
+    document_starts: int64, positions in ids at which documents begin, repeats for empty documents.
+    text_bytes: bytes of text that the piece covers.
+    """
+
+    ids: NDArray[np.uint32]
+    document_starts: NDArray[np.int64]
+    text_bytes: int
+
+
+class Encoder(Protocol):
+    """What `open_encoder` returns."""
+
+    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text in order, each piece as soon as it is done.
+
+        Raises:
+            InputError: a byte has no token and the vocabulary no unknown token; or the source's.
+        """
+        ...
+
+
+def open_encoder(
+    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None = None
+) -> Encoder:
+    """Make an encoder for a vocabulary.
+
+    slice_bytes: text bytes worked on at a time; the ids don't depend on it.
+
+    Raises:
+        VocabularyError: the vocabulary asks for a match rule other than greedy.
+    """
+    if vocabulary.match != "greedy":
+        raise VocabularyError(
+            f"the vocabulary's match rule is {vocabulary.match!r}, which this version of llmgpu "
+            "does not encode with; it knows greedy"
+        )
+    if backend.device is None:
+        from llmgpu.bpe.encode_numpy import NumpyEncoder
+
+        return NumpyEncoder(vocabulary) if slice_bytes is None else NumpyEncoder(
+            vocabulary, slice_bytes
+        )
+    from llmgpu.bpe.encode_gpu import GpuEncoder
+
+    return GpuEncoder(backend.device, vocabulary, slice_bytes)
+
+
+def no_token_error(byte: int, offset: int) -> InputError:
+    """Return the error for a byte that no token begins with, at an offset of the whole text."""
+    return InputError(
+        f"byte 0x{byte:02x} at offset {offset} of the text has no token in the vocabulary, "
+        "which has no unknown token either; use a vocabulary with all 256 bytes"
+    )
+
+
+def token_spans(vocabulary: Vocabulary) -> NDArray[np.int64]:
+    """Return how many bytes of text each id stands for; the unknown token stands for one."""
+    spans = vocabulary.token_lengths.astype(np.int64)
+    if vocabulary.unknown_token is not None:
+        spans[vocabulary.unknown_token] = 1
+    return spans

@@ -1,0 +1,27 @@
+"""The error family of llmgpu: every failure that a user can cause or cure is one of these.
+
+A message is one line that holds the value, the limit and what to try. The command line prints it
+after ``error: `` and exits with code 1.
+"""
+
+from __future__ import annotations
+
+
+class LlmgpuError(Exception):
+    """Base of all errors that llmgpu raises on purpose."""
+
+
+class InputError(LlmgpuError):
+    """A corpus, a token file or a list of ids can't be read or holds what it must not."""
+
+
+class OutputError(LlmgpuError):
+    """A result can't be written."""
+
+
+class VocabularyError(LlmgpuError):
+    """A vocabulary file is damaged, of a newer version, or unfit for what is asked of it."""
+
+
+class DeviceError(LlmgpuError):
+    """No adapter fits, an adapter's limit is too small, or its memory is used up."""

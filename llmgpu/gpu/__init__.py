@@ -1,0 +1,34 @@
+"""The GPU layer: the only package of llmgpu that imports wgpu.
+
+::
+
+    wgsl/*.wgsl --compose--> source --compile--> Kernel --bind(buffers)--> BoundKernel
+                                                                             |
+    Device --record()--> Commands <--dispatch / dispatch_indirect / copy-----+
+       |                     |
+       +------submit(Commands) -> Submission --wait()-> results in buffers --download--> NumPy
+
+Importing this package imports wgpu; `llmgpu.backend` is what decides whether that is wanted.
+"""
+
+from llmgpu.gpu.adapters import AdapterInfo, list_adapters, select_adapter
+from llmgpu.gpu.buffers import Buffer, BufferPool
+from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.device import WEBGPU_DEFAULT_LIMITS, Device
+from llmgpu.gpu.kernel import BoundKernel, Kernel
+from llmgpu.gpu.transfer import Download, Staging
+
+__all__ = [
+    "WEBGPU_DEFAULT_LIMITS",
+    "AdapterInfo",
+    "BoundKernel",
+    "Buffer",
+    "BufferPool",
+    "Commands",
+    "Device",
+    "Download",
+    "Kernel",
+    "Staging",
+    "list_adapters",
+    "select_adapter",
+]

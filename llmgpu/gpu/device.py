@@ -1,0 +1,222 @@
+"""A device: an opened adapter with its kernels, buffers and submissions.
+
+Errors at submission end the process instead of raising, so every submission goes through
+`Device.submit`, which checks that no buffer is mapped and that no commands are submitted twice.
+Buffers are never destroyed explicitly: dropping the last reference is always safe.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import wgpu
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import native
+from llmgpu.gpu.adapters import AdapterInfo, select_adapter
+from llmgpu.gpu.buffers import Buffer, BufferPool, aligned
+from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.kernel import Kernel
+from llmgpu.gpu.source import compose
+from llmgpu.gpu.transfer import Download, Staging, parallel_copy
+
+WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
+    "max-buffer-size": 268_435_456,
+    "max-storage-buffer-binding-size": 134_217_728,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-workgroup-storage-size": 16_384,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+}
+OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
+SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
+UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Work handed to the device; its number in the device's queue."""
+
+    index: int
+
+
+class Device:
+    """An opened adapter.
+
+    name: as the driver gives it. limits: what this device was opened with. features: the optional
+    ones it has. gpu_seconds: time per kernel, by label, while timing is on.
+    """
+
+    def __init__(
+        self,
+        adapter: AdapterInfo | None = None,
+        *,
+        features: frozenset[str] = OPTIONAL_FEATURES,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
+        """Open `adapter` (the best by default) with those of `features` that it has.
+
+        limits: WebGPU limits to ask for; the adapter's own by default. Lower ones serve tests and
+            memory budgets.
+
+        Raises:
+            DeviceError: no adapter, or it can't be opened with these limits.
+        """
+        self.adapter = adapter or select_adapter()
+        self.name = self.adapter.name
+        self.features = features & self.adapter.features
+        wanted = {name: self.adapter.limits[name] for name in WEBGPU_DEFAULT_LIMITS}
+        wanted.update(limits or {})
+        try:
+            self.handle: Any = self.adapter.handle.request_device_sync(
+                label="llmgpu", required_features=sorted(self.features), required_limits=wanted
+            )
+        except (RuntimeError, wgpu.GPUError) as error:
+            raise DeviceError(f"{self.name} can't be opened: {error}") from error
+        self.limits = wanted
+        self.pool = BufferPool(self)
+        self.timing = False
+        self.gpu_seconds: dict[str, float] = defaultdict(float)
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self.source_choices = {"scan": "common/scan_shared.wgsl"}
+        self.subgroup_size = self._probe_subgroups() if "subgroup" in self.features else 0
+        if self.subgroup_size:
+            self.source_choices = {"scan": "common/scan_subgroup.wgsl"}
+
+    @property
+    def max_binding_bytes(self) -> int:
+        """Largest buffer that can be made and bound whole, in bytes."""
+        size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
+        return size // 256 * 256
+
+    @property
+    def is_software(self) -> bool:
+        """Whether the device computes on the CPU."""
+        return self.adapter.is_software
+
+    def kernel(self, file: str, **constants: int) -> Kernel:
+        """Return the kernel in wgsl/`file` with these override constants, compiled once."""
+        key = (file, *sorted(constants.items()))
+        found = self._kernels.get(key)
+        if found is None:
+            source = compose(file, self.source_choices)
+            found = self._kernels.setdefault(key, Kernel(self, source, constants))
+        return found
+
+    def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
+        """Compile several kernels, (file, constants) each, in threads."""
+        with ThreadPoolExecutor(4, thread_name_prefix="llmgpu-compile") as threads:
+            return list(threads.map(lambda item: self.kernel(item[0], **item[1]), requests))
+
+    def create_buffer(self, label: str, nbytes: int) -> Buffer:
+        """Make a storage buffer of at least `nbytes` bytes, zeros at first.
+
+        Raises:
+            DeviceError: larger than the adapter can bind, or its memory is used up.
+        """
+        size = aligned(nbytes)
+        if size > self.max_binding_bytes:
+            raise DeviceError(
+                f"{label} needs {size} bytes, {self.name} binds at most {self.max_binding_bytes}; "
+                "use less text (--limit) or --device cpu"
+            )
+        usage = wgpu.BufferUsage
+        flags = usage.STORAGE | usage.INDIRECT | usage.COPY_SRC | usage.COPY_DST
+        return Buffer(label, size, self.create_handle(label, size, flags))
+
+    def create_uniform(self, label: str, nbytes: int) -> Buffer:
+        """Make a uniform buffer of at least `nbytes` bytes."""
+        size = aligned(nbytes)
+        flags = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+        return Buffer(label, size, self.create_handle(label, size, flags))
+
+    def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
+        """Make a wgpu buffer; an allocation that fails is a DeviceError."""
+        try:
+            return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
+        except wgpu.GPUError as error:
+            raise DeviceError(f"{self.name} has no {nbytes} bytes for {label}: {error}") from error
+
+    def record(self) -> Commands:
+        """Begin a list of commands."""
+        return Commands(self, timed=self.timing)
+
+    def submit(self, commands: Commands) -> Submission:
+        """Hand commands to the device and return without waiting for them."""
+        staging = commands.staging
+        if any(memory.is_mapped for memory in staging):
+            raise RuntimeError("staging memory is still mapped")
+        submission = Submission(native.submit(self.handle, commands.finish()))
+        for memory in staging:
+            memory.mark_submitted(submission)
+        if commands.timed_labels:
+            self._collect_times(commands)
+        return submission
+
+    def wait(self, submission: Submission | None) -> None:
+        """Block until a submission is done (None: whatever was submitted last)."""
+        if submission is None:
+            self.handle._poll_wait()
+        else:
+            native.wait(self.handle, submission.index)
+
+    def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
+        """Copy an array to the front of a buffer, before anything submitted later."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if len(flat) > buffer.nbytes:
+            raise ValueError(f"{len(flat)} bytes don't fit into {buffer.label}: {buffer.nbytes}")
+        if len(flat) <= SMALL_UPLOAD:
+            padded = np.zeros(-(-len(flat) // 4) * 4, np.uint8)
+            padded[: len(flat)] = flat
+            self.handle.queue.write_buffer(buffer.handle, 0, padded)
+            return
+        self._write_staged(buffer, flat)
+
+    def _write_staged(self, buffer: Buffer, flat: NDArray[np.uint8]) -> None:
+        staging = Staging(self, min(len(flat), UPLOAD_PIECE))
+        for start in range(0, len(flat), UPLOAD_PIECE):
+            piece = flat[start : start + UPLOAD_PIECE]
+            parallel_copy(staging.array()[: len(piece)], piece)
+            commands = self.record()
+            staging.copy_to(commands, buffer, len(piece), target_offset=start)
+            self.submit(commands)
+
+    def read(self, buffer: Buffer, count: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
+        """Return the first `count` elements of a buffer, after all submitted work."""
+        out = np.empty(count, dtype)
+        if count:
+            download = Download(self)
+            download.start(buffer, out.nbytes)
+            download.finish(out.view(np.uint8))
+        return out
+
+    def _probe_subgroups(self) -> int:
+        """Return the subgroup size, 0 where lanes are not numbered as the scans rely on."""
+        size = 256
+        kernel = self.kernel("common/probe_subgroups.wgsl")
+        lanes = self.create_buffer("probe", 16 * size)
+        commands = self.record()
+        commands.dispatch(kernel.bind(lanes=lanes), 1)
+        self.submit(commands)
+        seen = self.read(lanes, 4 * size, np.uint32).reshape(size, 4)
+        local_index, lane, width, subgroup = seen.T.astype(np.int64)
+        in_order = bool(np.all(local_index == subgroup * width + lane))
+        return int(width[0]) if in_order and bool(np.all(width == width[0])) else 0
+
+    def _collect_times(self, commands: Commands) -> None:
+        labels, source = commands.timed_labels, commands.timestamps
+        download = Download(self)
+        ticks = np.empty(2 * len(labels), np.uint64)
+        download.start(Buffer("timestamps", ticks.nbytes, source), ticks.nbytes)
+        download.finish(ticks.view(np.uint8))
+        spans = (ticks[1::2] - ticks[::2]).astype(np.float64)
+        for label, span in zip(labels, spans * native.timestamp_period(self.handle), strict=True):
+            self.gpu_seconds[label] += span * 1e-9

@@ -1,0 +1,154 @@
+"""What llmgpu needs of wgpu-native beyond wgpu's public interface, all in one place.
+
+The C functions used here are private to the pinned wgpu release: shader modules without forced
+loop bounding (several times faster loops), submissions that can be waited for one by one, buffer
+maps without a helper thread, and pass recording without Python's per-call overhead. Several C
+functions end the process when misused, so `submit` and the map functions are called only from
+`llmgpu.gpu.device` and `llmgpu.gpu.transfer`, which check what they pass on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import wgpu
+from numpy.typing import NDArray
+from wgpu.backends.wgpu_native import _api
+from wgpu.backends.wgpu_native._ffi import ffi, lib
+from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+libf: Any = _api.libf
+
+_BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
+_instance_ready = False
+
+
+def prepare_instance() -> None:
+    """Configure the one WebGPU instance of this process; later calls do nothing.
+
+    Only the platform's native APIs are asked for: an OpenGL adapter has neither subgroups nor
+    16-bit floats, and would be returned in silence where Vulkan is missing. The hidden validation
+    of indirect dispatches is off, because kernels clamp the counts that they write.
+    """
+    global _instance_ready
+    if _instance_ready:
+        return
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # a C library complains else
+    backends = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
+    set_instance_extras(backends=backends, flags=["Empty"])
+    _instance_ready = True
+
+
+def create_shader_module(device: Any, code: str, label: str) -> Any:
+    """Create a shader module whose loops are not bounded by an injected counter."""
+    if not hasattr(lib, "wgpuDeviceCreateShaderModuleTrusted"):
+        return device.create_shader_module(code=code, label=label)
+    source = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(code))
+    source[0].chain.next = ffi.NULL
+    source[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL
+    descriptor = _api.new_struct_p(
+        "WGPUShaderModuleDescriptor *",
+        nextInChain=ffi.cast("WGPUChainedStruct *", source),
+        label=_api.to_c_string_view(label),
+    )
+    module = libf.wgpuDeviceCreateShaderModuleTrusted(
+        device._internal, descriptor, _BOUNDS_CHECKS_ONLY
+    )
+    return _api.GPUShaderModule(label, module, device)
+
+
+def submit(device: Any, command_buffer: Any) -> int:
+    """Submit one finished command buffer; return the index to wait for."""
+    command_buffers = ffi.new("WGPUCommandBuffer []", [command_buffer._internal])
+    return int(libf.wgpuQueueSubmitForIndex(device.queue._internal, 1, command_buffers))
+
+
+def wait(device: Any, index: int | None) -> None:
+    """Block until the submission with this index, and all before it, have finished (None: all)."""
+    submission = ffi.NULL if index is None else ffi.new("WGPUSubmissionIndex *", index)
+    libf.wgpuDevicePoll(device._internal, True, submission)
+
+
+_pending_maps: set[BufferMap] = set()  # a callback must outlive the map that will call it
+
+
+class BufferMap:
+    """A pending or finished map of a whole buffer into the host's memory."""
+
+    def __init__(self, buffer: Any, *, write: bool, nbytes: int) -> None:
+        """Ask for the map; it is there once the device has been waited for."""
+        self._buffer, self._nbytes = buffer, nbytes
+        self._status: int | None = None
+        _pending_maps.add(self)
+
+        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator, unused-ignore]
+        def finished(status: int, message: Any, first: Any, second: Any) -> None:
+            self._status = status
+            _pending_maps.discard(self)
+
+        self._callback = finished
+        self._info = _api.new_struct(
+            "WGPUBufferMapCallbackInfo",
+            mode=lib.WGPUCallbackMode_AllowProcessEvents,
+            callback=finished,
+        )
+        mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
+        libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, self._info)
+
+    def wait(self, device: Any, index: int | None) -> bool:
+        """Block until a submission (None: all) is done and the map with it; whether it succeeded.
+
+        Another thread's wait may be the one that runs the callback, a moment later than this one's
+        returns.
+        """
+        wait(device, index)
+        while self._status is None:
+            libf.wgpuDevicePoll(device._internal, False, ffi.NULL)
+            time.sleep(0)
+        return bool(self._status == lib.WGPUMapAsyncStatus_Success)
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return the mapped bytes, shape (nbytes,); invalid memory after `unmap`."""
+        pointer = libf.wgpuBufferGetMappedRange(self._buffer._internal, 0, self._nbytes)
+        return np.frombuffer(ffi.buffer(pointer, self._nbytes), np.uint8)
+
+    def unmap(self) -> None:
+        """Give the memory back; every view of it is dead from here on."""
+        libf.wgpuBufferUnmap(self._buffer._internal)
+
+
+def timestamp_period(device: Any) -> float:
+    """Return nanoseconds per tick of the device's timestamp queries."""
+    return float(libf.wgpuQueueGetTimestampPeriod(device.queue._internal))
+
+
+class FastPass:
+    """Records dispatches into a wgpu compute pass at a quarter of the public calls' cost.
+
+    The caller keeps every object passed in alive until the commands are submitted; errors surface
+    when the encoder is finished.
+    """
+
+    def __init__(self, compute_pass: wgpu.GPUComputePassEncoder) -> None:
+        """Record into `compute_pass`, which stays the owner."""
+        self._pass: Any = compute_pass._internal  # type: ignore[attr-defined, unused-ignore]
+
+    def set(self, pipeline: Any, bind_group: Any) -> None:
+        """Choose the pipeline and its bind group 0."""
+        lib.wgpuComputePassEncoderSetPipeline(self._pass, pipeline._internal)
+        lib.wgpuComputePassEncoderSetBindGroup(self._pass, 0, bind_group._internal, 0, ffi.NULL)
+
+    def dispatch(self, x: int, y: int) -> None:
+        """Dispatch x * y workgroups."""
+        lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, x, y, 1)
+
+    def dispatch_indirect(self, buffer: Any, offset: int) -> None:
+        """Dispatch as many workgroups as three u32 at a byte offset of a buffer say."""
+        lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(
+            self._pass, buffer._internal, offset
+        )

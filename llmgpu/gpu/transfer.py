@@ -1,0 +1,134 @@
+"""Bulk transfers through mapped staging memory, copied by several threads.
+
+Writing through the queue allocates a fresh staging buffer each time, and reading through it makes
+an extra copy; persistent mapped buffers move several times as much.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import wgpu
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import native
+from llmgpu.gpu.buffers import Buffer, aligned
+from llmgpu.gpu.commands import Commands
+
+if TYPE_CHECKING:
+    from llmgpu.gpu.device import Device, Submission
+
+COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
+COPY_THREADS = 4  # more don't help: memory bandwidth is the limit
+_copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
+
+
+def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    """Copy bytes between arrays of one length with several threads."""
+    pieces = range(0, len(source), COPY_PIECE)
+    if len(pieces) == 1:
+        target[:] = source
+        return
+
+    def copy(start: int) -> None:
+        target[start : start + COPY_PIECE] = source[start : start + COPY_PIECE]
+
+    for _ in _copiers.map(copy, pieces):
+        pass
+
+
+class Staging:
+    """Host memory that the device copies from: written while mapped, submitted while not."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        """Allocate room for `nbytes`, not mapped yet."""
+        self.nbytes = aligned(nbytes)
+        self._device = device
+        usage = wgpu.BufferUsage.MAP_WRITE | wgpu.BufferUsage.COPY_SRC
+        self._buffer = device.create_handle("staging", self.nbytes, usage)
+        self._map: native.BufferMap | None = None
+        self._busy: Submission | None = None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the host has the memory, so that it must not be submitted."""
+        return self._map is not None
+
+    def array(self) -> NDArray[np.uint8]:
+        """Return the memory to write into, shape (nbytes,), after the last copy from it is done.
+
+        The view is dead after `copy_to`.
+        """
+        if self._map is None:
+            self._map = native.BufferMap(self._buffer, write=True, nbytes=self.nbytes)
+            index = None if self._busy is None else self._busy.index
+            if not self._map.wait(self._device.handle, index):
+                raise DeviceError(f"{self._device.name} can't map {self.nbytes} bytes for writing")
+        return self._map.array()
+
+    def copy_to(
+        self, commands: Commands, target: Buffer, nbytes: int, target_offset: int = 0
+    ) -> None:
+        """Unmap, and record the copy of the first `nbytes` bytes to an offset of `target`."""
+        if self._map is not None:
+            self._map.unmap()
+            self._map = None
+        commands.staging.append(self)
+        size = -(-nbytes // 4) * 4
+        commands.copy(self._buffer, target.handle, size, target_offset=target_offset)
+
+    def mark_submitted(self, submission: Submission) -> None:
+        """Remember the submission to wait for before the memory is written again."""
+        self._busy = submission
+
+
+class Download:
+    """Host memory that the device copies into, kept and grown between uses."""
+
+    def __init__(self, device: Device) -> None:
+        """Allocate nothing yet."""
+        self._device = device
+        self._buffer: object = None
+        self._capacity = 0
+        self._size = 0  # bytes of the copy under way
+        self._pending: tuple[native.BufferMap, Submission] | None = None
+
+    def start(self, source: Buffer, nbytes: int) -> None:
+        """Submit the copy of the first `nbytes` bytes of `source`."""
+        commands = self._device.record()
+        self.record(commands, source, nbytes)
+        self.begin(self._device.submit(commands))
+
+    def record(self, commands: Commands, source: Buffer, nbytes: int) -> None:
+        """Record the copy among other commands; call `begin` when they are submitted."""
+        if self._pending is not None:
+            raise RuntimeError("a download is under way in this memory")
+        self._size = -(-nbytes // 4) * 4
+        self._reserve(self._size)
+        commands.copy(source.handle, self._buffer, self._size)
+
+    def begin(self, submission: Submission) -> None:
+        """Ask for the memory once the submission with the recorded copy is done."""
+        mapped = native.BufferMap(self._buffer, write=False, nbytes=self._size)
+        self._pending = (mapped, submission)
+
+    def finish(self, out: NDArray[np.uint8]) -> None:
+        """Wait for the copy and move the first len(out) bytes into `out`."""
+        if self._pending is None:
+            raise RuntimeError("no download is under way in this memory")
+        mapped, submission = self._pending
+        self._pending = None
+        if not mapped.wait(self._device.handle, submission.index):
+            raise DeviceError(f"{self._device.name} can't map {len(out)} bytes for reading")
+        parallel_copy(out, mapped.array()[: len(out)])
+        mapped.unmap()
+
+    def _reserve(self, nbytes: int) -> None:
+        if nbytes > self._capacity:
+            self._buffer = None
+            self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))
+            usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+            self._buffer = self._device.create_handle("download", self._capacity, usage)

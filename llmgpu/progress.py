@@ -1,0 +1,18 @@
+"""How the library reports progress: one callback, called now and then on long work.
+
+The library never prints; whoever calls it decides what becomes of these calls.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Called with a phase's name, how much is done and how much there is (None: unknown)."""
+
+    def __call__(self, phase: str, done: int, total: int | None) -> None: ...
+
+
+def no_progress(phase: str, done: int, total: int | None) -> None:
+    """Ignore progress: the default wherever a callback is taken."""

@@ -1,0 +1,42 @@
+// bpe_word_boundary: bytes become symbols; the first of each pre-token is marked.
+//
+//   symbols[i] = byte_ranks[text[i]] | (WORD_START_BIT where a pre-token starts at i)
+//
+// The class is that of the byte, so it is taken before the byte becomes a rank. The seed marks
+// symbols in place; here text and symbols are apart, so that no thread reads what another marks.
+//
+// binding 0  text           read        packed bytes, 4 a word
+// binding 1  document_bits  read        one bit a byte: a document starts here
+// binding 2  byte_ranks     read        (256) rank of each byte under the tie rule
+// binding 3  symbols        read_write  (symbol_count)
+// binding 4  state          read        IterState
+// dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread a byte
+//!include common/workgroup.wgsl
+//!include common/pretoken.wgsl
+//!include bpe/iter_state.wgsl
+
+@group(0) @binding(0) var<storage, read> text: array<u32>;
+@group(0) @binding(1) var<storage, read> document_bits: array<u32>;
+@group(0) @binding(2) var<storage, read> byte_ranks: array<u32>;
+@group(0) @binding(3) var<storage, read_write> symbols: array<u32>;
+@group(0) @binding(4) var<storage, read> state: IterState;
+
+fn text_byte(i: u32) -> u32 {
+    return (text[i >> 2u] >> ((i & 3u) * 8u)) & 0xFFu;
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_word_boundary(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let i = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
+    if (i >= state.symbol_count) { return; }
+    let byte = text_byte(i);
+    var starts = ((document_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
+    if (i > 0u && !starts) {
+        starts = starts_pretoken(text_byte(i - 1u), byte);
+    }
+    symbols[i] = byte_ranks[byte] | select(0u, WORD_START_BIT, starts);
+}

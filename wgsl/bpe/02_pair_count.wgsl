@@ -1,0 +1,127 @@
+// bpe_pair_count_b: counts adjacent pairs, in workgroup memory first.
+//
+//   pair_counts[slot of (a, b)] = |{i : symbols[i] = a, symbols[i + 1] = b, no start at i + 1}|
+//
+// A workgroup counts COUNT_TILE pairs in a table of its own and adds only the sums to the global
+// table. A pair that finds no place in the small table goes to the global one at once; one that
+// finds none there sets table_status[0], and nothing is merged until the host has made the table
+// larger. Slots are never freed while counting, and a compare-exchange that fails although the slot
+// is free is tried again on the same slot, so a pair has one slot in each table.
+//
+// binding 0  symbols       read        (symbol_count)
+// binding 1  pair_counts   read_write  (table_size)
+// binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
+// binding 3  state         read        IterState
+// binding 4  table_status  read_write  (2) overflowed, slots used; not in the seed, whose kernel
+//                                      drops what doesn't fit
+// dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
+//!include common/workgroup.wgsl
+//!include bpe/iter_state.wgsl
+
+override COUNT_TILE: u32 = 4096u;
+override LOCAL_TABLE_SIZE: u32 = 1024u; // a power of two
+const LOCAL_PROBES: u32 = 16u;
+const GLOBAL_PROBES: u32 = 128u;
+const SPURIOUS_FAILURES: u32 = 64u;
+
+@group(0) @binding(0) var<storage, read> symbols: array<u32>;
+@group(0) @binding(1) var<storage, read_write> pair_counts: array<atomic<u32>>;
+@group(0) @binding(2) var<storage, read_write> pair_ids: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read> state: IterState;
+@group(0) @binding(4) var<storage, read_write> table_status: array<atomic<u32>>;
+
+var<workgroup> local_ids: array<atomic<u32>, LOCAL_TABLE_SIZE>;
+var<workgroup> local_counts: array<atomic<u32>, LOCAL_TABLE_SIZE>;
+
+// Murmur3's 32-bit finaliser.
+fn hash_pair(pair: u32) -> u32 {
+    var h = pair;
+    h = (h ^ (h >> 16u)) * 0x85EBCA6Bu;
+    h = (h ^ (h >> 13u)) * 0xC2B2AE35u;
+    return h ^ (h >> 16u);
+}
+
+fn add_to_global(pair: u32, count: u32) {
+    let mask = state.table_size - 1u;
+    var slot = hash_pair(pair) & mask;
+    var probe = 0u;
+    for (var attempt = 0u; attempt < GLOBAL_PROBES + SPURIOUS_FAILURES; attempt++) {
+        var seen = atomicLoad(&pair_ids[slot]);
+        if (seen == EMPTY_PAIR) {
+            let swap = atomicCompareExchangeWeak(&pair_ids[slot], EMPTY_PAIR, pair);
+            if (swap.exchanged) {
+                atomicAdd(&table_status[1], 1u);
+                seen = pair;
+            } else {
+                seen = swap.old_value;
+            }
+        }
+        if (seen == pair) {
+            atomicAdd(&pair_counts[slot], count);
+            return;
+        }
+        if (seen != EMPTY_PAIR) {
+            probe++;
+            slot = (slot + probe) & mask; // quadratic: triangular steps reach every slot
+        }
+    }
+    atomicStore(&table_status[0], 1u);
+}
+
+fn add_to_local(pair: u32) -> bool {
+    let mask = LOCAL_TABLE_SIZE - 1u;
+    var slot = hash_pair(pair) & mask;
+    var probe = 0u;
+    for (var attempt = 0u; attempt < LOCAL_PROBES; attempt++) {
+        var seen = atomicLoad(&local_ids[slot]);
+        if (seen == EMPTY_PAIR) {
+            let swap = atomicCompareExchangeWeak(&local_ids[slot], EMPTY_PAIR, pair);
+            seen = select(swap.old_value, pair, swap.exchanged);
+        }
+        if (seen == pair) {
+            atomicAdd(&local_counts[slot], 1u);
+            return true;
+        }
+        if (seen != EMPTY_PAIR) {
+            probe++;
+            slot = (slot + probe) & mask;
+        }
+    }
+    return false;
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_pair_count_b(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    for (var slot = local_index; slot < LOCAL_TABLE_SIZE; slot += WORKGROUP_SIZE) {
+        atomicStore(&local_ids[slot], EMPTY_PAIR);
+        atomicStore(&local_counts[slot], 0u);
+    }
+    workgroupBarrier();
+
+    let begin = flat_group(workgroup, workgroups) * COUNT_TILE;
+    let pairs = max(state.symbol_count, 1u) - 1u; // the last symbol is the first of no pair
+    for (var k = local_index; k < COUNT_TILE; k += WORKGROUP_SIZE) {
+        let i = begin + k;
+        if (i < pairs) {
+            let second = symbols[i + 1u];
+            if ((second & WORD_START_BIT) == 0u) {
+                let pair = (symbols[i] & RANK_MASK) << 16u | second;
+                if (!add_to_local(pair)) {
+                    add_to_global(pair, 1u);
+                }
+            }
+        }
+    }
+    workgroupBarrier();
+
+    for (var slot = local_index; slot < LOCAL_TABLE_SIZE; slot += WORKGROUP_SIZE) {
+        let count = atomicLoad(&local_counts[slot]);
+        if (count != 0u) {
+            add_to_global(atomicLoad(&local_ids[slot]), count);
+        }
+    }
+}

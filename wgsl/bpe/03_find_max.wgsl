@@ -1,0 +1,36 @@
+// bpe_find_max4: the best pair of every part of the table; four slots a thread.
+//
+// binding 0  pair_counts  read        (table_size)
+// binding 1  pair_ids     read        (table_size)
+// binding 2  candidates   read_write  (workgroups) count and packed pair
+// binding 3  state        read        IterState
+// dispatch: ceil(table_size / (4 * WORKGROUP_SIZE))
+//!include bpe/best_pair.wgsl
+//!include bpe/iter_state.wgsl
+
+const SLOTS_PER_THREAD: u32 = 4u;
+
+@group(0) @binding(0) var<storage, read> pair_counts: array<u32>;
+@group(0) @binding(1) var<storage, read> pair_ids: array<u32>;
+@group(0) @binding(2) var<storage, read_write> candidates: array<vec2<u32>>;
+@group(0) @binding(3) var<storage, read> state: IterState;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_find_max4(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let group = flat_group(workgroup, workgroups);
+    var best = vec2<u32>(0u, EMPTY_PAIR);
+    for (var k = 0u; k < SLOTS_PER_THREAD; k++) {
+        let slot = (group * SLOTS_PER_THREAD + k) * WORKGROUP_SIZE + local_index;
+        if (slot < state.table_size) {
+            best = better(best, vec2<u32>(pair_counts[slot], pair_ids[slot]));
+        }
+    }
+    best = workgroup_best(best, local_index);
+    if (local_index == 0u && group * SLOTS_PER_THREAD * WORKGROUP_SIZE < state.table_size) {
+        candidates[group] = best;
+    }
+}

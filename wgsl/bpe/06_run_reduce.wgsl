@@ -1,0 +1,30 @@
+// bpe_run_reduce: the last start of a run in each block. Only when a symbol is merged with itself;
+// not in the seed, which merges runs wrongly.
+//
+// binding 0  symbols     read        (symbol_count)
+// binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none
+// binding 2  state       read        IterState
+// dispatch: ARGS_RUNS = ceil(symbol_count / WORKGROUP_SIZE) or none
+//!include common/scan_max.wgsl
+//!include bpe/iter_state.wgsl
+
+@group(0) @binding(0) var<storage, read> symbols: array<u32>;
+@group(0) @binding(1) var<storage, read_write> run_starts: array<u32>;
+@group(0) @binding(2) var<storage, read> state: IterState;
+
+//!include bpe/runs.wgsl
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_run_reduce(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let block = flat_group(workgroup, workgroups);
+    let last = workgroup_max_scan(
+        run_start_mark(block * WORKGROUP_SIZE + local_index), local_index
+    ).total;
+    if (local_index == 0u && block * WORKGROUP_SIZE < state.symbol_count) {
+        run_starts[block] = last;
+    }
+}

@@ -1,0 +1,43 @@
+// bpe_scan_pass1: exclusive sums within tiles of block sums, and the tiles' totals.
+//
+// Three passes scan any number of blocks: tiles, totals of tiles, and both together. No workgroup
+// waits for another one.
+//
+// binding 0  block_sums  read_write  (blocks) exclusive within the tile afterwards
+// binding 1  tile_sums   read_write  (tiles)
+// binding 2  state       read        IterState
+// dispatch: ARGS_SCAN = ceil(blocks / SCAN_TILE)
+//!include scan
+//!include bpe/iter_state.wgsl
+
+override SCAN_TILE: u32 = 1024u;
+
+@group(0) @binding(0) var<storage, read_write> block_sums: array<u32>;
+@group(0) @binding(1) var<storage, read_write> tile_sums: array<u32>;
+@group(0) @binding(2) var<storage, read> state: IterState;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_scan_pass1(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    scan_input: ScanInput,
+) {
+    let tile = flat_group(workgroup, workgroups);
+    let blocks = (state.symbol_count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
+    var carry = 0u;
+    for (var k = 0u; k < SCAN_TILE; k += WORKGROUP_SIZE) {
+        let block = tile * SCAN_TILE + k + scan_input.local_index;
+        var own = 0u;
+        if (block < blocks) {
+            own = block_sums[block];
+        }
+        let scan = workgroup_scan(own, scan_input);
+        if (block < blocks) {
+            block_sums[block] = carry + scan.exclusive;
+        }
+        carry += scan.total;
+    }
+    if (scan_input.local_index == 0u && tile * SCAN_TILE < blocks) {
+        tile_sums[tile] = carry;
+    }
+}

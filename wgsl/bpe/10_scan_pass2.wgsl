@@ -1,0 +1,34 @@
+// bpe_scan_pass2: exclusive sums of the tiles' totals in place; the grand total is the new length.
+//
+// binding 0  tile_sums  read_write  (tiles)
+// binding 1  state      read_write  IterState: next_symbol_count
+// dispatch: ARGS_SINGLE = 1 workgroup
+//!include scan
+//!include bpe/iter_state.wgsl
+
+override SCAN_TILE: u32 = 1024u;
+
+@group(0) @binding(0) var<storage, read_write> tile_sums: array<u32>;
+@group(0) @binding(1) var<storage, read_write> state: IterState;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_scan_pass2(scan_input: ScanInput) {
+    let blocks = (state.symbol_count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
+    let tiles = (blocks + SCAN_TILE - 1u) / SCAN_TILE;
+    var carry = 0u;
+    for (var begin = 0u; begin < tiles; begin += WORKGROUP_SIZE) {
+        let tile = begin + scan_input.local_index;
+        var own = 0u;
+        if (tile < tiles) {
+            own = tile_sums[tile];
+        }
+        let scan = workgroup_scan(own, scan_input);
+        if (tile < tiles) {
+            tile_sums[tile] = carry + scan.exclusive;
+        }
+        carry += scan.total;
+    }
+    if (scan_input.local_index == 0u) {
+        state.next_symbol_count = carry;
+    }
+}

@@ -1,0 +1,40 @@
+// What the training kernels share: the state of the loop, kept on the device between merges.
+//
+// A symbol is a rank (16 bits; see the host's tie rules) and WORD_START_BIT, set on the first symbol
+// of a pre-token. Such a symbol is never the second of a pair, and a merged symbol keeps the bit of
+// its first part. A pair is packed as (first rank << 16 | second rank).
+
+struct IterState {
+    symbol_count: u32,      // symbols in the text now
+    next_symbol_count: u32, // symbols after the merge under way
+    table_size: u32,        // slots of the pair table, a power of two
+    symbol_a: u32,          // the pair being merged
+    symbol_b: u32,
+    new_symbol: u32,        // what it becomes
+    merge_count: u32,       // merges chosen so far
+    merge_limit: u32,       // merges wanted
+    min_frequency: u32,     // a rarer pair is not merged
+    status: u32,            // RUNNING, or why the rest of the submission does nothing
+    used_slots: u32,        // slots that the last count used
+}
+
+const RUNNING: u32 = 0u;
+const FINISHED: u32 = 1u;   // merge_limit reached, or no pair is frequent enough
+const TABLE_FULL: u32 = 2u; // the pair table has to grow; nothing was lost, nothing merged
+
+const WORD_START_BIT: u32 = 0x10000u;
+const RANK_MASK: u32 = 0xFFFFu;
+
+// A pair of two times the last rank: the last rank is made by the last merge, so it is never counted.
+const EMPTY_PAIR: u32 = 0xFFFFFFFFu;
+
+// Byte 12 * k of dispatch_args holds the workgroups (x, y, z) of these dispatches.
+const ARGS_COUNT: u32 = 0u;    // bpe_pair_count_b
+const ARGS_BLOCKS: u32 = 1u;   // bpe_merge_reduce_b, bpe_finalize_compact_b
+const ARGS_SCAN: u32 = 2u;     // bpe_scan_pass1, bpe_scan_pass3
+const ARGS_SINGLE: u32 = 3u;   // bpe_scan_pass2
+const ARGS_RUNS: u32 = 4u;     // bpe_run_reduce: only when a symbol is merged with itself
+const ARGS_RUN_SCAN: u32 = 5u; // bpe_run_scan
+const ARGS_COUNT_OF: u32 = 6u;
+
+const MAX_GROUPS: u32 = 65535u;

@@ -1,0 +1,31 @@
+// Inclusive maximum over a workgroup, in workgroup memory.
+//!include common/workgroup.wgsl
+
+struct MaxScanResult {
+    inclusive: u32,
+    exclusive: u32,
+    total: u32,
+}
+
+var<workgroup> sh_max: array<u32, WORKGROUP_SIZE>;
+
+// To be called by all threads of the workgroup.
+fn workgroup_max_scan(value: u32, local_index: u32) -> MaxScanResult {
+    sh_max[local_index] = value;
+    workgroupBarrier();
+    for (var distance = 1u; distance < WORKGROUP_SIZE; distance <<= 1u) {
+        var before = 0u;
+        if (local_index >= distance) {
+            before = sh_max[local_index - distance];
+        }
+        workgroupBarrier();
+        sh_max[local_index] = max(sh_max[local_index], before);
+        workgroupBarrier();
+    }
+    var result = MaxScanResult(sh_max[local_index], 0u, sh_max[WORKGROUP_SIZE - 1u]);
+    if (local_index > 0u) {
+        result.exclusive = sh_max[local_index - 1u];
+    }
+    workgroupBarrier();
+    return result;
+}

@@ -1,0 +1,34 @@
+// Exclusive sum over a workgroup in workgroup memory, for adapters without subgroup operations.
+//
+// Doubling distances: after step d a slot holds the sum of the 2d values up to its own.
+//!include common/workgroup.wgsl
+
+struct ScanInput {
+    @builtin(local_invocation_index) local_index: u32,
+}
+
+struct ScanResult {
+    exclusive: u32,
+    total: u32,
+}
+
+var<workgroup> sh_scan: array<u32, WORKGROUP_SIZE>;
+
+// To be called by all threads of the workgroup.
+fn workgroup_scan(value: u32, input: ScanInput) -> ScanResult {
+    let i = input.local_index;
+    sh_scan[i] = value;
+    workgroupBarrier();
+    for (var distance = 1u; distance < WORKGROUP_SIZE; distance <<= 1u) {
+        var before = 0u;
+        if (i >= distance) {
+            before = sh_scan[i - distance];
+        }
+        workgroupBarrier();
+        sh_scan[i] += before;
+        workgroupBarrier();
+    }
+    let result = ScanResult(sh_scan[i] - value, sh_scan[WORKGROUP_SIZE - 1u]);
+    workgroupBarrier();
+    return result;
+}

@@ -1,0 +1,39 @@
+// Exclusive sum over a workgroup with subgroup operations, for any subgroup size from 4 to 128.
+//
+// Two barriers: one before the subgroups' sums are read, one before they may be written again.
+// Lanes must be numbered so that local_index = subgroup * width + lane (the host probes that).
+//!include common/workgroup.wgsl
+
+struct ScanInput {
+    @builtin(local_invocation_index) local_index: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_size) width: u32,
+}
+
+struct ScanResult {
+    exclusive: u32,
+    total: u32,
+}
+
+// A quarter would do; but an expression here makes naga abort when another override follows.
+var<workgroup> sh_subgroup_sums: array<u32, WORKGROUP_SIZE>;
+
+// To be called by all threads of the workgroup.
+fn workgroup_scan(value: u32, input: ScanInput) -> ScanResult {
+    let within = subgroupExclusiveAdd(value);
+    let sum = subgroupAdd(value);
+    if (input.lane == 0u) {
+        sh_subgroup_sums[input.subgroup] = sum;
+    }
+    workgroupBarrier();
+    var result = ScanResult(within, 0u);
+    let subgroups = (WORKGROUP_SIZE + input.width - 1u) / input.width;
+    for (var s = 0u; s < subgroups; s++) {
+        let other = sh_subgroup_sums[s];
+        result.exclusive += select(0u, other, s < input.subgroup);
+        result.total += other;
+    }
+    workgroupBarrier();
+    return result;
+}

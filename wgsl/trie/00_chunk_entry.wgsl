@@ -1,0 +1,70 @@
+// trie_chunk_entry: where the first token of each chunk starts, as far as a short look back tells.
+//
+// A token never crosses the start of a pre-token, so a walk from such a start, at most LOOK_BACK
+// bytes before the chunk, reaches the token that is first in it. A chunk in a longer pre-token gets
+// its entry from trie_long_exit and trie_long_chain, which otherwise run no workgroup.
+//
+// binding 0  input          read        packed bytes, 4 a word
+// binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
+// binding 2  edges          read        (nodes - 1, 2) byte, target node
+// binding 3  chunk_entries  read_write  (2, chunk_count) the first row is written here
+// binding 4  slice_state    read_write  (4) STATE_*
+// binding 5  params         uniform     TrieParams
+// binding 6  document_bits  read        one bit a byte: a document starts here
+// binding 7  long_args      read_write  (3) workgroups of trie_long_exit, (3) of trie_long_chain;
+//                                       x is 0 before
+// dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread a chunk
+//!include trie/match.wgsl
+
+override LOOK_BACK: u32 = 256u;
+const MAX_GROUPS: u32 = 65535u;
+
+@group(0) @binding(0) var<storage, read> input: array<u32>;
+@group(0) @binding(1) var<storage, read> nodes: array<u32>;
+@group(0) @binding(2) var<storage, read> edges: array<u32>;
+@group(0) @binding(3) var<storage, read_write> chunk_entries: array<u32>;
+@group(0) @binding(4) var<storage, read_write> slice_state: array<u32>;
+@group(0) @binding(5) var<uniform> params: TrieParams;
+@group(0) @binding(6) var<storage, read> document_bits: array<u32>;
+@group(0) @binding(7) var<storage, read_write> long_args: array<atomic<u32>>;
+
+fn chunk_entry(begin: u32) -> u32 {
+    var position = begin;
+    for (var k = 0u; k < LOOK_BACK; k++) {
+        if (position == 0u || starts_at(position, byte_before(position), input_byte(position))) {
+            break;
+        }
+        position--;
+    }
+    if (position == 0u) {
+        position = slice_state[STATE_CARRY];
+    } else if (!starts_at(position, byte_before(position), input_byte(position))) {
+        return UNKNOWN_ENTRY;
+    }
+    for (; position < begin;) {
+        position = next_position(position);
+    }
+    return position;
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn trie_chunk_entry(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    load_root_cache(local_index);
+    let chunk = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
+    if (chunk == 0u) {
+        slice_state[STATE_UNMATCHED] = NO_BYTE;
+    }
+    if (chunk < params.chunk_count) {
+        let entry = chunk_entry(chunk * params.chunk_size);
+        chunk_entries[chunk] = entry;
+        if (entry == UNKNOWN_ENTRY) {
+            atomicStore(&long_args[0], min(params.chunk_count, MAX_GROUPS));
+            let groups = (params.chunk_count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
+            atomicStore(&long_args[3], min(groups, MAX_GROUPS));
+        }
+    }
+}

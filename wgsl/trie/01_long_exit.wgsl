@@ -1,0 +1,66 @@
+// trie_long_exit: for every position of a chunk, where the chain of tokens from it leaves the chunk.
+//
+//   exit(i) = i's next token start if that is behind the chunk, else exit(next token start)
+//
+// Longest matches are found at every position in parallel and chained by pointer doubling. Needed
+// only for a chunk whose successor lies in a pre-token too long to look back in; the exits are kept
+// in token_output, where the chunk's tokens will be written later.
+//
+// binding 0  input          read        packed bytes, 4 a word
+// binding 1  nodes          read        (nodes, 3)
+// binding 2  edges          read        (nodes - 1, 2)
+// binding 3  token_output   read_write  (chunk_count, chunk_size) exits by position
+// binding 4  chunk_entries  read        (2, chunk_count)
+// binding 5  params         uniform     TrieParams
+// binding 6  document_bits  read        one bit a byte
+// dispatch: long_args[0..3] = chunk_count or none, one workgroup a chunk
+//!include trie/match.wgsl
+
+const MAX_CHUNK: u32 = 1024u;
+
+@group(0) @binding(0) var<storage, read> input: array<u32>;
+@group(0) @binding(1) var<storage, read> nodes: array<u32>;
+@group(0) @binding(2) var<storage, read> edges: array<u32>;
+@group(0) @binding(3) var<storage, read_write> token_output: array<u32>;
+@group(0) @binding(4) var<storage, read> chunk_entries: array<u32>;
+@group(0) @binding(5) var<uniform> params: TrieParams;
+@group(0) @binding(6) var<storage, read> document_bits: array<u32>;
+
+var<workgroup> sh_next: array<u32, 2048>; // two rows of MAX_CHUNK, read and written in turn
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn trie_long_exit(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    load_root_cache(local_index);
+    let chunk = flat_group(workgroup, workgroups);
+    let begin = chunk * params.chunk_size;
+    let end = begin + params.chunk_size;
+    // The same for all threads of the workgroup; no thread leaves before the barriers.
+    var needed = chunk + 1u < params.chunk_count;
+    if (needed) {
+        needed = chunk_entries[chunk + 1u] == UNKNOWN_ENTRY;
+    }
+    let size = select(0u, params.chunk_size, needed);
+    for (var k = local_index; k < size; k += WORKGROUP_SIZE) {
+        sh_next[k] = next_position(begin + k);
+    }
+    workgroupBarrier();
+    var row = 0u;
+    for (var span = 1u; span < params.chunk_size; span <<= 1u) {
+        for (var k = local_index; k < size; k += WORKGROUP_SIZE) {
+            var next = sh_next[row + k];
+            if (next < end) {
+                next = sh_next[row + next - begin];
+            }
+            sh_next[(row ^ MAX_CHUNK) + k] = next;
+        }
+        workgroupBarrier();
+        row ^= MAX_CHUNK;
+    }
+    for (var k = local_index; k < size; k += WORKGROUP_SIZE) {
+        token_output[begin + k] = sh_next[row + k];
+    }
+}

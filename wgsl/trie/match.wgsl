@@ -1,0 +1,96 @@
+// Longest match in a trie, inside a pre-token.
+//
+// The root's children and what is known of them are cached in workgroup memory, so the first two
+// steps of a match read no node. Below, a child is found by a branchless binary search.
+//
+// Expects the globals input, nodes, edges, document_bits and params.
+//!include common/workgroup.wgsl
+//!include common/pretoken.wgsl
+//!include trie/params.wgsl
+
+struct Match {
+    length: u32, // 0: no token begins with this byte
+    token: u32,
+}
+
+var<workgroup> root_lut: array<u32, 256>; // child of the root by byte, NO_NODE if none
+var<workgroup> d1_fc: array<u32, 256>;    // its first_child,
+var<workgroup> d1_nc: array<u32, 256>;    // num_children
+var<workgroup> d1_tid: array<u32, 256>;   // and token_id
+
+// To be called by all threads of the workgroup before longest_match.
+fn load_root_cache(local_index: u32) {
+    for (var byte = local_index; byte < 256u; byte += WORKGROUP_SIZE) {
+        root_lut[byte] = NO_NODE;
+    }
+    workgroupBarrier();
+    let first = nodes[0];
+    let count = min(nodes[1], 256u);
+    for (var k = local_index; k < count; k += WORKGROUP_SIZE) {
+        let byte = edges[(first + k) * 2u] & 0xFFu;
+        let child = edges[(first + k) * 2u + 1u];
+        root_lut[byte] = child;
+        d1_fc[byte] = nodes[child * 3u];
+        d1_nc[byte] = nodes[child * 3u + 1u];
+        d1_tid[byte] = nodes[child * 3u + 2u];
+    }
+    workgroupBarrier();
+}
+
+fn input_byte(i: u32) -> u32 {
+    return (input[i >> 2u] >> ((i & 3u) * 8u)) & 0xFFu;
+}
+
+// Whether a pre-token starts at i, given the byte before it.
+fn starts_at(i: u32, before: u32, byte: u32) -> bool {
+    if (params.has_documents != 0u && ((document_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u) {
+        return true;
+    }
+    return before == NO_BYTE || starts_pretoken(before, byte);
+}
+
+fn byte_before(i: u32) -> u32 {
+    if (i == 0u) { return params.previous; }
+    return input_byte(i - 1u);
+}
+
+fn find_child_global(first: u32, count: u32, byte: u32) -> u32 {
+    if (count == 0u) { return NO_NODE; }
+    var low = first;
+    for (var left = count; left > 1u;) {
+        let half = left >> 1u;
+        low = select(low, low + half, edges[(low + half) * 2u] <= byte);
+        left -= half;
+    }
+    return select(NO_NODE, edges[low * 2u + 1u], edges[low * 2u] == byte);
+}
+
+fn longest_match(position: u32) -> Match {
+    var before = input_byte(position);
+    var found = Match(0u, NO_TOKEN);
+    if (root_lut[before] == NO_NODE) { return found; }
+    var first = d1_fc[before];
+    var count = d1_nc[before];
+    if (d1_tid[before] != NO_TOKEN) {
+        found = Match(1u, d1_tid[before]);
+    }
+    for (var i = position + 1u; i < params.input_length && count != 0u; i++) {
+        let byte = input_byte(i);
+        if (starts_at(i, before, byte)) { break; }
+        let child = find_child_global(first, count, byte);
+        if (child == NO_NODE) { break; }
+        first = nodes[child * 3u];
+        count = nodes[child * 3u + 1u];
+        let token = nodes[child * 3u + 2u];
+        if (token != NO_TOKEN) {
+            found = Match(i + 1u - position, token);
+        }
+        before = byte;
+    }
+    return found;
+}
+
+// Position of the token after the one at `position`; a byte without a token stands alone.
+fn next_position(position: u32) -> u32 {
+    return position + max(longest_match(position).length, 1u);
+}
