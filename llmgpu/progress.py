@@ -11,7 +11,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Called with a phase's name, how much is done and how much there is (None: unknown)."""
 
-    def __call__(self, phase: str, done: int, total: int | None) -> None: ...
+    def __call__(self, phase: str, done: int, total: int | None) -> None:
+        """Take note of how far a phase is."""
 
 
 def no_progress(phase: str, done: int, total: int | None) -> None:

@@ -295,7 +295,7 @@ class _Run:
         starts = self._document_starts(ids, piece.document_starts)
         self._carry = int(state[STATE_CARRY])
         self._offset += piece.main_end
-        return EncodedSlice(ids, starts, piece.main_end)
+        return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     def _document_starts(
         self, ids: NDArray[np.uint32], positions: NDArray[np.int64]

@@ -22,11 +22,13 @@ class EncodedSlice:
     ids: uint32, (tokens,).
     document_starts: int64, positions in ids at which documents begin, repeats for empty documents.
     text_bytes: bytes of text that the piece covers.
+    closed: a document ends where the piece does.
     """
 
     ids: NDArray[np.uint32]
     document_starts: NDArray[np.int64]
     text_bytes: int
+    closed: bool = False
 
 
 class Encoder(Protocol):
@@ -59,8 +61,10 @@ def open_encoder(
     if backend.device is None:
         from llmgpu.bpe.encode_numpy import NumpyEncoder
 
-        return NumpyEncoder(vocabulary) if slice_bytes is None else NumpyEncoder(
-            vocabulary, slice_bytes
+        return (
+            NumpyEncoder(vocabulary)
+            if slice_bytes is None
+            else NumpyEncoder(vocabulary, slice_bytes)
         )
     from llmgpu.bpe.encode_gpu import GpuEncoder
 

@@ -22,7 +22,9 @@ from llmgpu.bpe.corpus import Fill
 class TextSource(Protocol):
     """What gives text piece by piece; see `llmgpu.bpe.corpus.Corpus.read_into`."""
 
-    def read_into(self, buffer: NDArray[np.uint8]) -> Fill: ...
+    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
+        """Write the next bytes of text to the front of a buffer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Slice:
         documents.
     boundaries: int64, positions in [0, length] at which documents begin, the lookahead included: no
         token crosses one.
+    closed: a document ends where the main part does, so no more of it will come.
     end: no slice follows.
     """
 
@@ -44,6 +47,7 @@ class Slice:
     previous: int
     document_starts: NDArray[np.int64]
     boundaries: NDArray[np.int64]
+    closed: bool
     end: bool
 
 
@@ -72,17 +76,15 @@ class SliceReader:
         main_end = length if complete else max(0, length - self._lookahead)
         # A start at the cut belongs to the next slice, unless no other bytes will follow it.
         cut = len(starts) if fill.end else int(np.searchsorted(starts, main_end, side="left"))
-        piece = Slice(length, main_end, self._previous, starts[:cut], starts, fill.end)
-        self._keep(buffer, piece, starts[cut:] - main_end, fill.closed)
+        piece = Slice(length, main_end, self._previous, starts[:cut], starts, complete, fill.end)
+        self._keep(buffer, piece, starts[cut:] - main_end)
         return piece
 
-    def _keep(
-        self, buffer: NDArray[np.uint8], piece: Slice, starts: NDArray[np.int64], closed: bool
-    ) -> None:
+    def _keep(self, buffer: NDArray[np.uint8], piece: Slice, starts: NDArray[np.int64]) -> None:
         self._tail = buffer[piece.main_end : piece.length].copy()
         self._tail_starts = starts
         self._ended = piece.end
-        if closed:
+        if piece.closed or (len(starts) and starts[0] == 0):
             self._previous = -1
         elif piece.main_end:
             self._previous = int(buffer[piece.main_end - 1])

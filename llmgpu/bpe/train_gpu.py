@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,7 +159,7 @@ class _RecountLoop:
         self._log = pool.get("merge log", 16 * merge_limit)
         starts = np.zeros(len(text) + 1, np.bool_)
         starts[document_starts] = True
-        uploads = {
+        uploads: dict[str, NDArray[Any]] = {
             "text": text,
             "document bits": np.packbits(starts[: len(text)], bitorder="little"),
             "byte ranks": byte_ranks,
@@ -250,9 +251,7 @@ class _RecountLoop:
         commands.dispatch_indirect(self._scan3, args, ARGS_SCAN)
         commands.dispatch_indirect(self._finalize[parity], args, ARGS_BLOCKS)
 
-    def run(
-        self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress
-    ) -> TrainedMerges:
+    def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> TrainedMerges:
         """Iterate until all merges are made or no pair is frequent enough."""
         pending: deque[Download] = deque()
         spare = [Download(self._device) for _ in range(2)]
@@ -309,4 +308,3 @@ def _next_iterations(iterations: int, seconds: float) -> int:
 def gpu_bytes(text_bytes: int) -> int:
     """Estimate the device memory, in bytes, that training on this much text takes."""
     return BYTES_PER_TEXT_BYTE * text_bytes + (64 << 20)
-

@@ -193,7 +193,7 @@ def _require_text(corpus: Corpus) -> None:
 def _read_all(
     corpus: Corpus, most: int, progress: Progress
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read a whole corpus, or just more than `most` bytes of it; return text and document starts."""
+    """Return text and document starts of a corpus, or of just more than `most` bytes of it."""
     pieces: list[NDArray[np.uint8]] = []
     starts: list[NDArray[np.int64]] = []
     length, ended = 0, False

@@ -72,9 +72,7 @@ class Commands:
     ) -> None:
         """Copy `nbytes` between two buffers' handles; size and offsets are multiples of 4."""
         self._end_pass()
-        self._encoder.copy_buffer_to_buffer(
-            source, source_offset, target, target_offset, nbytes
-        )
+        self._encoder.copy_buffer_to_buffer(source, source_offset, target, target_offset, nbytes)
         self._kept += (source, target)
 
     def clear(self, buffer: Buffer) -> None:

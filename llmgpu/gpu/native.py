@@ -149,6 +149,4 @@ class FastPass:
 
     def dispatch_indirect(self, buffer: Any, offset: int) -> None:
         """Dispatch as many workgroups as three u32 at a byte offset of a buffer say."""
-        lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(
-            self._pass, buffer._internal, offset
-        )
+        lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(self._pass, buffer._internal, offset)

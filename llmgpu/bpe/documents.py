@@ -1,0 +1,202 @@
+"""Text cut into documents: separators, lines, and what invalid UTF-8 does.
+
+- The encoding policy comes first: it sees the bytes of a file as they are, so that the offset in
+  a message is the offset in the file, and what it puts in their place is what is searched for
+  separators.
+- A separator is matched at the first position where one fits, the longest one there; it belongs to
+  no document. As with `bytes.split`, k separators make k + 1 documents, some of them empty.
+- With line documents each of these pieces is cut after every newline. A piece without bytes has no
+  lines, so it gives no document.
+- All of it works block by block: what can't be decided yet (the beginning of a separator, an
+  incomplete UTF-8 sequence) is held back until the next block, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+
+ENCODING_POLICIES = ("strict", "replace", "raw")
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_NEWLINE = 0x0A
+_CHECK_BYTES = 1 << 20  # UTF-8 is checked in pieces: decoded text takes up to four times the bytes
+_NO_STARTS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of text with the documents that begin in it.
+
+    text: uint8.
+    starts: int64, ascending positions in [0, len(text)], repeats for empty documents.
+    closed: the next byte, if any, is the first of a document.
+    """
+
+    text: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    closed: bool
+
+
+class Utf8Policy:
+    """What becomes of invalid UTF-8: "strict" refuses it, "replace" puts U+FFFD, "raw" keeps it.
+
+    invalid_sequences: how many were replaced, over all files.
+    """
+
+    def __init__(self, policy: str) -> None:
+        """Take one of ENCODING_POLICIES; InputError otherwise."""
+        if policy not in ENCODING_POLICIES:
+            known = ", ".join(ENCODING_POLICIES)
+            raise InputError(f"unknown policy for encoding errors {policy!r}: use one of {known}")
+        self.policy = policy
+        self.invalid_sequences = 0
+        self.begin("")
+
+    def begin(self, name: str) -> None:
+        """Start with the first byte of the file `name`."""
+        self._name = name
+        self._held = b""  # an incomplete sequence: in strict mode delivered already
+        self._offset = 0  # of the first held byte in the file
+
+    def check(self, text: NDArray[np.uint8], final: bool) -> None:
+        """Raise InputError where the file's next bytes are invalid; `final`: no more will come."""
+        for begin in range(0, max(len(text), 1), _CHECK_BYTES):
+            block = text[begin : begin + _CHECK_BYTES]
+            last = final and begin + _CHECK_BYTES >= len(text)
+            data = self._held + block.tobytes()
+            try:
+                consumed = codecs.utf_8_decode(data, "strict", last)[1]
+            except UnicodeDecodeError as error:
+                raise InputError(self._describe(data, error)) from error
+            self._hold(data, consumed)
+
+    def replace(self, block: bytes, final: bool) -> bytes:
+        """Return the file's next bytes with U+FFFD for what is invalid; some may be held back."""
+        data = self._held + block
+        try:
+            consumed = codecs.utf_8_decode(data, "strict", final)[1]
+            valid = data[:consumed]
+        except UnicodeDecodeError:
+            text, consumed = codecs.utf_8_decode(data, "replace", final)
+            valid = text.encode()
+            present = data[:consumed].count(REPLACEMENT.encode())
+            self.invalid_sequences += text.count(REPLACEMENT) - present
+        self._hold(data, consumed)
+        return valid
+
+    def _hold(self, data: bytes, consumed: int) -> None:
+        self._held = data[consumed:]
+        self._offset += consumed
+
+    def _describe(self, data: bytes, error: UnicodeDecodeError) -> str:
+        found = data[error.start : error.end].hex(" ")
+        return (
+            f"{self._name}: invalid UTF-8 at byte {self._offset + error.start} ({found}): repair "
+            "it, or let encoding errors be 'replace' or 'raw'"
+        )
+
+
+class LineStarts:
+    """Finds where lines begin in a text that comes in pieces.
+
+    fresh: the next byte begins a line.
+    """
+
+    def __init__(self) -> None:
+        """Start with the first byte of a text."""
+        self.fresh = True
+
+    def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = _NO_STARTS) -> Chunk:
+        """Return `text` with its line starts; `cuts` (ascending) are positions that begin one too.
+
+        A position at the end of the text is kept for the next byte, if there is one.
+        """
+        starts = np.flatnonzero(text == _NEWLINE) + 1
+        if len(cuts):
+            starts = np.union1d(starts, cuts)
+        if self.fresh and not (len(starts) and starts[0] == 0):
+            starts = np.concatenate([np.zeros(1, np.int64), starts])
+        self.fresh = bool(len(starts)) and bool(starts[-1] == len(text))
+        return Chunk(text, starts[:-1] if self.fresh else starts, self.fresh)
+
+
+class DocumentSplitter:
+    """Cuts texts at separators and into lines."""
+
+    def __init__(self, separators: Sequence[bytes], line_documents: bool) -> None:
+        """Take the separators, any number of them; InputError if one is empty."""
+        if not all(separators):
+            raise InputError("a document separator is empty: it needs at least one byte")
+        longest_first = sorted(set(separators), key=len, reverse=True)
+        self._separators = longest_first
+        self._pattern = re.compile(b"|".join(map(re.escape, longest_first)))
+        self._lines = LineStarts() if line_documents else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a text of its own: its first byte begins a document."""
+        self._held = b""
+        self._due = True  # the first document is still to be announced
+        self._closed = True
+        if self._lines:
+            self._lines.fresh = True
+
+    def feed(self, block: bytes, final: bool) -> Chunk:
+        """Return what is decided once `block` is there; `final`: it is the end of the text."""
+        data = self._held + block
+        spans, decided = self._find_separators(data, final) if self._separators else ([], len(data))
+        self._held = data[decided:]
+        text = np.frombuffer(data, np.uint8, decided)
+        cuts = _NO_STARTS
+        if spans:
+            text, cuts = _remove(text, np.array(spans, np.int64))
+        if self._lines:
+            chunk = self._lines.find(text, cuts)
+            return Chunk(chunk.text, chunk.starts, chunk.closed or final)
+        if self._due:
+            cuts = np.concatenate([np.zeros(1, np.int64), cuts])
+            self._due = False
+        if len(text) or len(cuts):
+            self._closed = bool(len(cuts)) and bool(cuts[-1] == len(text))
+        return Chunk(text, cuts, self._closed or final)
+
+    def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
+        """Return the separators' (begin, end) and up to where `data` is decided."""
+        # Only where fewer bytes follow than the longest separator has can one be incomplete.
+        safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)
+        spans = []
+        for match in self._pattern.finditer(data):
+            if match.start() >= safe:
+                break
+            spans.append(match.span())
+        position = max(safe, spans[-1][1] if spans else 0)
+        while position < len(data):
+            rest = data[position:]
+            # A longer separator may still replace the one that is there, so this comes first.
+            if any(len(s) > len(rest) and s.startswith(rest) for s in self._separators):
+                break
+            found = self._pattern.match(data, position)
+            if found:
+                spans.append(found.span())
+            position = found.end() if found else position + 1
+        return spans, position
+
+
+def _remove(
+    text: NDArray[np.uint8], spans: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Take `spans` (K, 2) out of `text`; return the rest and where in it they were."""
+    begins, lengths = spans[:, 0], spans[:, 1] - spans[:, 0]
+    kept = np.ones(len(text), np.bool_)
+    for length in np.unique(lengths):
+        same = begins[lengths == length]
+        kept[(same[:, None] + np.arange(length)).ravel()] = False
+    return text[kept], spans[:, 1] - np.cumsum(lengths)

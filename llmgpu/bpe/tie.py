@@ -1,0 +1,36 @@
+"""Which of several equally frequent pairs is merged first.
+
+The pair with the lowest rank of its left symbol wins, then the one with the lowest rank of its
+right symbol. A merged symbol ranks as its own id, that is, behind all bytes. The rules differ in
+the ranks of the bytes:
+
+- ``bytes``: a byte ranks as its value.
+- ``hf``: bytes rank in the order of the characters that Hugging Face's byte-level alphabet (GPT-2's
+  bytes_to_unicode) shows them as: a printable Latin-1 character stands for itself, every other byte
+  takes the next free code point from 256 on. This gives the merges that its trainer gives.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import LlmgpuError
+
+TIE_RULES = ("hf", "bytes")
+
+
+def byte_ranks(tie: str) -> NDArray[np.uint32]:
+    """Return the rank of each byte under the rule `tie`: uint32 (256,), a permutation.
+
+    Raises LlmgpuError if there is no such rule.
+    """
+    if tie not in TIE_RULES:
+        raise LlmgpuError(f"unknown tie rule {tie!r}: use one of {', '.join(TIE_RULES)}")
+    ranks = np.arange(256, dtype=np.uint32)
+    if tie == "hf":
+        needs_other_character = np.ones(256, np.bool_)
+        for first, last in ((0x21, 0x7E), (0xA1, 0xAC), (0xAE, 0xFF)):
+            needs_other_character[first : last + 1] = False
+        ranks[np.argsort(needs_other_character, kind="stable")] = np.arange(256, dtype=np.uint32)
+    return ranks

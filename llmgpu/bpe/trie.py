@@ -1,0 +1,151 @@
+"""The trie of a vocabulary's tokens, laid out flat for a walk on any device.
+
+- Nodes are in breadth-first order, node 0 is the root, and the children of a node are sorted by
+  byte. Edge e leads to node e + 1, so a node's edges are
+  ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
+- A leaf has first_child 0 and num_children 0. A node that no token ends at has token_id NO_TOKEN.
+- Compilation looks at neighbours in the sorted list of tokens: a token makes one node for each byte
+  behind the prefix it shares with the token before it. That lists the nodes depth first; sorting
+  them by depth, stably, gives breadth first.
+- A set of tokens has one trie, so a trie that was read is checked by comparing it with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import VocabularyError
+
+NO_TOKEN = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, eq=False)
+class Trie:
+    """Tokens as a tree of bytes.
+
+    nodes: uint32 (N, 3), first_child, num_children and token_id of each node.
+    edges: uint32 (N - 1, 2), byte and target node of each edge.
+    longest: bytes of the longest token, which is the depth of the tree.
+    """
+
+    nodes: NDArray[np.uint32]
+    edges: NDArray[np.uint32]
+    longest: int
+
+
+def compile_trie(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> Trie:
+    """Build the trie of `tokens`, whose ids are `ids` (as many, each below NO_TOKEN).
+
+    Where several tokens have the same bytes, the lowest id is taken. Empty tokens are left out.
+    Raises VocabularyError for an id out of range.
+    """
+    return _lay_out(_sort_tokens(tokens, ids))
+
+
+def validate_trie(
+    trie: Trie, tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]
+) -> None:
+    """Raise VocabularyError unless `trie` is what `compile_trie(tokens, ids)` makes.
+
+    Nothing larger than a small multiple of `trie` and `tokens` is allocated.
+    """
+    listing = _sort_tokens(tokens, ids)
+    if len(trie.nodes) != listing.num_nodes:
+        raise VocabularyError(
+            f"the trie has {len(trie.nodes)} nodes, its tokens need {listing.num_nodes}"
+        )
+    expected = _lay_out(listing)
+    same = np.array_equal(trie.nodes, expected.nodes) and np.array_equal(trie.edges, expected.edges)
+    if not same or trie.longest != expected.longest:
+        raise VocabularyError("the trie is not that of the tokens")
+
+
+@dataclass(frozen=True, eq=False)
+class _SortedTokens:
+    """Distinct tokens in ascending order.
+
+    tokens, ids (t,): the tokens and their ids.
+    lengths (t,): their lengths in bytes, at least 1.
+    shared (t,): bytes each has in common with the one before it.
+    """
+
+    tokens: list[bytes]
+    ids: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    shared: NDArray[np.int64]
+
+    @property
+    def num_nodes(self) -> int:
+        return 1 + int((self.lengths - self.shared).sum())
+
+
+def _sort_tokens(
+    tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]
+) -> _SortedTokens:
+    numbers = np.asarray(ids, np.int64)
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < NO_TOKEN:
+        raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
+    # Highest first, so that the lowest id of equal tokens is the one that stays.
+    descending = np.argsort(numbers, kind="stable")[::-1]
+    lowest = {tokens[i]: i for i in descending.tolist()}
+    lowest.pop(b"", None)
+    ordered = sorted(lowest)
+    count = len(ordered)
+    return _SortedTokens(
+        ordered,
+        numbers[np.fromiter((lowest[token] for token in ordered), np.int64, count)],
+        np.fromiter(map(len, ordered), np.int64, count),
+        np.fromiter(map(_shared_prefix, [b"", *ordered], ordered), np.int64, count),
+    )
+
+
+def _shared_prefix(left: bytes, right: bytes) -> int:
+    """Count the bytes that two strings have in common at their start."""
+    length = min(len(left), len(right))
+    # As big-endian numbers they differ, at the top, in the first byte that is not the same.
+    difference = int.from_bytes(left[:length], "big") ^ int.from_bytes(right[:length], "big")
+    return length - (difference.bit_length() + 7) // 8
+
+
+def _lay_out(listing: _SortedTokens) -> Trie:
+    """Number the nodes breadth first; below, a node's position is that in the depth-first list."""
+    fresh = listing.lengths - listing.shared  # nodes that each token makes
+    ends = np.cumsum(fresh)
+    total = int(fresh.sum())
+    # Depth of each node (1 is a child of the root), and its byte.
+    depths = np.arange(1, total + 1) + np.repeat(listing.shared - (ends - fresh), fresh)
+    data = np.frombuffer(b"".join(listing.tokens), np.uint8)
+    token_starts = np.cumsum(listing.lengths) - listing.lengths
+    labels = data[np.repeat(token_starts - 1, fresh) + depths]
+
+    order = np.argsort(depths, kind="stable")  # position of each node but the root
+    parents = _parents(depths[order], order)
+    edges = np.empty((total, 2), np.uint32)
+    edges[:, 0] = labels[order]
+    edges[:, 1] = np.arange(1, total + 1)
+
+    nodes = np.empty((total + 1, 3), np.uint32)
+    children = np.bincount(parents, minlength=total + 1)
+    nodes[:, 0] = np.where(children > 0, np.cumsum(children) - children, 0)
+    nodes[:, 1] = children
+    node_tokens = np.full(total + 1, NO_TOKEN, np.uint32)  # by position + 1, the root at 0
+    node_tokens[ends] = listing.ids
+    nodes[0, 2] = NO_TOKEN
+    nodes[1:, 2] = node_tokens[order + 1]
+    return Trie(nodes, edges, int(listing.lengths.max(initial=0)))
+
+
+def _parents(depths: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find each node's parent: the last node one level up that is listed before it.
+
+    depths, order: depth and depth-first position of nodes 1, 2, ...
+
+    Returns numbers of nodes; 0 is the root.
+    """
+    width = len(order) + 1
+    keys = depths * width + order  # ascending: a level, then a position in it
+    return np.searchsorted(keys, keys - width, side="left")

@@ -1,0 +1,152 @@
+"""Writing results so that no half-written file is ever seen under its name.
+
+- A regular file is written under a temporary name in the same folder and renamed when complete; a
+  symbolic link stays one, and the mode of a file that is replaced is kept.
+- Devices and pipes are written directly. ``-`` is standard output; a path that names an open
+  descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it stands, so that ``>>``
+  of a shell still appends.
+- An operating system's error becomes an OutputError with the path and the reason, except a broken
+  pipe: whether a reader that went away matters is for the caller to say.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from llmgpu.errors import OutputError
+
+STANDARD_OUTPUT = "-"
+
+_DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
+_DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
+
+
+@contextmanager
+def output_errors(path: str) -> Iterator[None]:
+    """Turn an OSError of the block into an OutputError about `path`; a broken pipe passes."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror or error}") from error
+
+
+class OutputFile:
+    """A file being written: bytes go to `stream`, then `commit` or `discard` ends it.
+
+    stream: takes the bytes.
+    path: the name that was asked for, as text.
+    is_direct: a device, a pipe or standard output: what is written can't be taken back, and there
+        may be no seeking. Otherwise nothing is seen under the name before `commit`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open `path` ("-": standard output); OutputError when that can't be done."""
+        self.path = str(path)
+        self._temporary: str | None = None
+        self._target = ""
+        with output_errors(self.path):
+            direct = _open_direct(self.path)
+            self.stream = self._open_temporary() if direct is None else direct
+        self.is_direct = direct is not None
+
+    def commit(self) -> None:
+        """Finish: close the file and give it its name (standard output is only flushed)."""
+        try:
+            with output_errors(self.path):
+                if self.path == STANDARD_OUTPUT:
+                    self.stream.flush()
+                    return
+                self.stream.close()
+                if self._temporary is not None:
+                    os.replace(self._temporary, self._target)
+                    self._temporary = None
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Give up: close and remove what was written; errors are of no interest any more."""
+        if self.path != STANDARD_OUTPUT:
+            with suppress(OSError):
+                self.stream.close()
+        if self._temporary is not None:
+            with suppress(OSError):
+                os.unlink(self._temporary)
+            self._temporary = None
+
+    def _open_temporary(self) -> BinaryIO:
+        self._target = os.path.realpath(self.path)
+        folder, name = os.path.split(self._target)
+        mode = _replaced_mode(self._target)
+        temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(6)}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        self._temporary = temporary
+        try:
+            stream = os.fdopen(os.open(temporary, flags, 0o666), "wb")
+            if mode is not None:
+                os.chmod(temporary, mode)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        return stream
+
+
+@contextmanager
+def atomic_output(path: str | Path) -> Iterator[BinaryIO]:
+    """Write `path` whole or not at all: the file gets its name when the block ends without error.
+
+    On any exception, KeyboardInterrupt included, what was written is removed. "-" is standard
+    output. An OSError in the block becomes an OutputError about `path`; a BrokenPipeError passes.
+    """
+    output = OutputFile(path)
+    try:
+        with output_errors(output.path):
+            yield output.stream
+    except BaseException:
+        output.discard()
+        raise
+    output.commit()
+
+
+def _open_direct(path: str) -> BinaryIO | None:
+    """Open what is written in place; None for a regular file or a name that is free."""
+    if path == STANDARD_OUTPUT:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
+        return cast(BinaryIO, sys.stdout.buffer)
+    if descriptor := _DESCRIPTOR.fullmatch(path):
+        name = descriptor["name"]
+        number = _DESCRIPTOR_NUMBERS[name] if name else int(descriptor["number"])
+        return os.fdopen(os.dup(number), "wb")
+    if not os.path.basename(path):
+        raise IsADirectoryError(errno.EISDIR, "that is the name of a folder")
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except ValueError as error:  # a zero byte in the name
+        raise OSError(errno.EINVAL, str(error)) from error
+    if stat.S_ISREG(mode):
+        return None
+    return open(path, "wb")
+
+
+def _replaced_mode(target: str) -> int | None:
+    """The permissions of the file to be replaced; PermissionError if it is write-protected."""
+    if not os.path.exists(target):
+        return None
+    if not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file that is there is write-protected")
+    return stat.S_IMODE(os.stat(target).st_mode)

@@ -1,0 +1,113 @@
+"""The local boundary rule against Python's re on the published expression; the ranks of bytes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.pattern import _BLOCK, PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.tie import TIE_RULES, byte_ranks
+from llmgpu.errors import LlmgpuError
+from tests.reference import bpe as reference
+
+TEXT = st.lists(
+    st.sampled_from(b"   \n\naZz09.\t\r_\x00\x7f\x80\xc3\xff@[`{/:") | st.integers(0, 255),
+    max_size=60,
+).map(bytes)
+PATTERN_NAMES = sorted(PATTERNS)
+
+
+def mask_of(text: bytes, pattern: str, starts: list[int], previous: int = -1) -> list[bool]:
+    data = np.frombuffer(text, np.uint8)
+    return start_mask(data, pattern, np.array(starts, np.int64), previous).tolist()
+
+
+def starts_of(documents: list[bytes]) -> list[int]:
+    return [sum(map(len, documents[:k])) for k in range(len(documents))]
+
+
+def test_published_expressions() -> None:
+    published = {name: pattern.expression.encode() for name, pattern in PATTERNS.items()}
+    assert published == reference.EXPRESSIONS
+
+
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+@settings(deadline=None)
+@given(documents=st.lists(TEXT, max_size=5))
+def test_mask_is_that_of_the_expression(pattern: str, documents: list[bytes]) -> None:
+    expected = reference.pre_token_starts(documents, pattern)
+    assert mask_of(b"".join(documents), pattern, starts_of(documents)) == expected
+
+
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+@settings(deadline=None)
+@given(documents=st.lists(TEXT, min_size=1, max_size=4), data=st.data())
+def test_cutting_anywhere_changes_nothing(
+    pattern: str, documents: list[bytes], data: st.DataObject
+) -> None:
+    text, starts = b"".join(documents), starts_of(documents)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted))
+    edges = [0, *cuts, len(text)]
+    pieces: list[bool] = []
+    for begin, end in pairwise(edges):
+        inside = [start - begin for start in starts if begin <= start <= end]
+        previous = text[begin - 1] if begin and begin not in starts else -1
+        pieces += mask_of(text[begin:end], pattern, inside, previous)
+    assert pieces == mask_of(text, pattern, starts)
+
+
+def test_every_pair_of_bytes() -> None:
+    for left in range(256):
+        for right in range(256):
+            text = bytes([left, right])
+            assert mask_of(text[1:], "class", [], previous=left) == mask_of(text, "class", [0])[1:]
+    pairs = [bytes([left, right]) for left in range(256) for right in range(256)]
+    expected = reference.pre_token_starts(pairs, "class")
+    assert mask_of(b"".join(pairs), "class", list(range(0, 2 * len(pairs), 2))) == expected
+
+
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+def test_text_longer_than_a_block(pattern: str) -> None:
+    rng = np.random.default_rng(5)
+    text = rng.choice(np.frombuffer(b"  \nab01.\xc3", np.uint8), _BLOCK * 2 + 3).tobytes()
+    assert mask_of(text, pattern, [0]) == reference.pre_token_starts([text], pattern)
+
+
+def test_long_runs_are_one_pre_token() -> None:
+    text = b" " * (_BLOCK + 1) + b"a" * _BLOCK
+    assert np.flatnonzero(mask_of(text, "class", [0])).tolist() == [0]
+
+
+def test_empty_text_has_no_starts() -> None:
+    assert mask_of(b"", "class", [0, 0]) == []
+    assert mask_of(b"", "none", [], previous=65) == []
+
+
+def test_text_need_not_be_contiguous() -> None:
+    data = np.frombuffer(b"a.b. .", np.uint8)[::2]
+    mask = start_mask(data, "class", np.zeros(1, np.int64))
+    assert mask.tolist() == [True, False, True]
+
+
+def test_unknown_pattern_names_the_known_ones() -> None:
+    with pytest.raises(LlmgpuError, match=r"'gpt5'.*class, none"):
+        get_pattern("gpt5")
+    with pytest.raises(LlmgpuError):
+        mask_of(b"a", "gpt5", [0])
+
+
+@pytest.mark.parametrize("tie", TIE_RULES)
+def test_byte_ranks(tie: str) -> None:
+    ranks = byte_ranks(tie)
+    assert ranks.dtype == np.uint32
+    assert ranks.tolist() == [reference.symbol_rank(byte, tie) for byte in range(256)]
+    assert sorted(ranks.tolist()) == list(range(256))
+
+
+def test_unknown_tie_rule() -> None:
+    with pytest.raises(LlmgpuError, match=r"'random'.*hf, bytes"):
+        byte_ranks("random")

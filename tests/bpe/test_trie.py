@@ -1,0 +1,124 @@
+"""The flat trie against a tree of dictionaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.trie import NO_TOKEN, Trie, compile_trie, validate_trie
+from llmgpu.errors import VocabularyError
+from tests.reference import bpe as reference
+
+TOKENS = st.lists(
+    st.lists(st.sampled_from(b"ab\x00\xff"), max_size=6).map(bytes) | st.binary(max_size=4),
+    max_size=30,
+)
+
+
+def lowest_ids(tokens: list[bytes], ids: list[int]) -> dict[bytes, int]:
+    lowest: dict[bytes, int] = {}
+    for token, number in zip(tokens, ids, strict=True):
+        if token:
+            lowest[token] = min(number, lowest.get(token, number))
+    return lowest
+
+
+@settings(deadline=None, max_examples=200)
+@given(tokens=TOKENS, data=st.data())
+def test_trie_is_the_reference_trie(tokens: list[bytes], data: st.DataObject) -> None:
+    ids = data.draw(
+        st.lists(
+            st.integers(0, NO_TOKEN - 1), min_size=len(tokens), max_size=len(tokens), unique=True
+        )
+    )
+    expected = lowest_ids(tokens, ids)
+    trie = compile_trie(tokens, ids)
+    assert (trie.nodes.dtype, trie.edges.dtype) == (np.uint32, np.uint32)
+    assert (trie.nodes.tolist(), trie.edges.tolist()) == reference.flat_trie(expected)
+    assert reference.tokens_of_trie(trie.nodes.tolist(), trie.edges.tolist()) == expected
+    assert trie.longest == max(map(len, tokens), default=0)
+    validate_trie(trie, tokens, ids)
+
+
+def test_layout_of_a_small_trie() -> None:
+    trie = compile_trie([b"ab", b"b", b"a", b"ac"], [10, 11, 12, 13])
+    #                           root  a   b   ab  ac
+    assert trie.nodes[:, 0].tolist() == [0, 2, 0, 0, 0]
+    assert trie.nodes[:, 1].tolist() == [2, 2, 0, 0, 0]
+    assert trie.nodes[:, 2].tolist() == [NO_TOKEN, 12, 11, 10, 13]
+    assert trie.edges.tolist() == [[ord("a"), 1], [ord("b"), 2], [ord("b"), 3], [ord("c"), 4]]
+
+
+def test_no_tokens() -> None:
+    for tokens in ([], [b""], [b"", b""]):
+        trie = compile_trie(tokens, range(len(tokens)))
+        assert trie.nodes.tolist() == [[0, 0, NO_TOKEN]]
+        assert trie.edges.shape == (0, 2)
+        assert trie.longest == 0
+
+
+def test_order_of_the_tokens_does_not_matter() -> None:
+    tokens = [b"x", b"xyz", b"", b"xy", b"xyz", b"zzz", b"x"]
+    ids = list(range(7))
+    backwards = compile_trie(tokens[::-1], ids[::-1])
+    forwards = compile_trie(tokens, np.array(ids, np.uint8))
+    assert np.array_equal(backwards.nodes, forwards.nodes)
+    assert np.array_equal(backwards.edges, forwards.edges)
+
+
+def synthetic_tokens(count: int) -> list[bytes]:
+    """Distinct tokens with many shared prefixes, in an order of no meaning."""
+    rng = np.random.default_rng(11)
+    syllables = [bytes(rng.integers(97, 123, rng.integers(1, 4)).tolist()) for _ in range(300)]
+    tokens: set[bytes] = set()
+    while len(tokens) < count:
+        for row in rng.integers(0, 300, (count, 4)).tolist():
+            tokens.add(b"".join(syllables[i] for i in row[: 2 + row[0] % 3]))
+    ordered = sorted(tokens)
+    rng.shuffle(ordered)
+    return ordered[:count]
+
+
+def test_200_000_tokens() -> None:
+    tokens = synthetic_tokens(200_000)
+    trie = compile_trie(tokens, range(len(tokens)))
+    edges = trie.edges
+    assert np.array_equal(edges[:, 1], np.arange(1, len(trie.nodes)))
+    found = reference.tokens_of_trie(trie.nodes.tolist(), edges.tolist())
+    assert found == {token: i for i, token in enumerate(tokens)}
+    inner = trie.nodes[trie.nodes[:, 1] > 0]
+    assert np.array_equal(inner[1:, 0], inner[:-1, 0] + inner[:-1, 1])  # breadth first
+    parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
+    assert (np.diff(parents * 256 + edges[:, 0]) > 0).all()  # siblings ascend
+
+
+def test_one_token_of_a_million_bytes() -> None:
+    tokens = [b"a" * (1 << k) for k in range(21)]
+    trie = compile_trie(tokens, range(21))
+    assert trie.longest == 1 << 20
+    assert np.flatnonzero(trie.nodes[:, 2] != NO_TOKEN).tolist() == [1 << k for k in range(21)]
+
+
+@pytest.mark.parametrize("ids", [[-1], [NO_TOKEN], [1 << 40]])
+def test_ids_out_of_range(ids: list[int]) -> None:
+    with pytest.raises(VocabularyError, match="id"):
+        compile_trie([b"a"], ids)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_any_change_is_found(data: st.DataObject) -> None:
+    tokens = [b"a", b"ab", b"b", b"bcd"]
+    trie = compile_trie(tokens, range(4))
+    nodes, edges, longest = trie.nodes.copy(), trie.edges.copy(), trie.longest
+    table = data.draw(st.sampled_from([nodes, edges]))
+    place = data.draw(st.integers(0, table.size - 1))
+    table.flat[place] ^= data.draw(st.integers(1, 2**32 - 1))
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(Trie(nodes, edges, longest), tokens, range(4))
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(Trie(trie.nodes, trie.edges, longest + 1), tokens, range(4))
+    with pytest.raises(VocabularyError, match="trie has 5 nodes"):
+        validate_trie(Trie(trie.nodes[:5], trie.edges[:4], longest), tokens, range(4))

@@ -1,0 +1,163 @@
+"""Byte pair encoding written for reading: slow, obvious, and sharing nothing with the package."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+EXPRESSIONS = {
+    "class": rb" *[A-Za-z\x80-\xff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\x80-\xff]+",
+    "none": rb"[\x00-\xff]+",
+}
+
+
+def pre_tokens(data: bytes, pattern: str) -> list[bytes]:
+    """Cut one document with the published expression."""
+    pieces: list[bytes] = re.findall(EXPRESSIONS[pattern], data)
+    assert b"".join(pieces) == data
+    return pieces
+
+
+def pre_token_starts(documents: Iterable[bytes], pattern: str) -> list[bool]:
+    """One flag a byte of the documents, end to end: does a pre-token start there?"""
+    starts: list[bool] = []
+    for document in documents:
+        for piece in pre_tokens(document, pattern):
+            starts += [True] + [False] * (len(piece) - 1)
+    return starts
+
+
+def bytes_to_unicode() -> dict[int, str]:
+    """GPT-2's table of a character for each byte: printable ones as they are, others from 256."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: chr(byte) for byte in shown}
+    for byte in range(256):
+        if byte not in table:
+            table[byte] = chr(256 + len(table) - len(shown))
+    return table
+
+
+def symbol_rank(symbol: int, tie: str) -> int:
+    """Where a symbol stands when counts are equal; lower is merged first."""
+    if symbol >= 256 or tie == "bytes":
+        return symbol
+    table = bytes_to_unicode()
+    return sorted(range(256), key=lambda byte: ord(table[byte])).index(symbol)
+
+
+def merge_word(word: Sequence[int], pair: tuple[int, int], new: int) -> tuple[int, ...]:
+    """Replace `pair` by `new`, from the left, without overlap."""
+    merged: list[int] = []
+    i = 0
+    while i < len(word):
+        if tuple(word[i : i + 2]) == pair:
+            merged.append(new)
+            i += 2
+        else:
+            merged.append(word[i])
+            i += 1
+    return tuple(merged)
+
+
+def train(
+    documents: Iterable[bytes], merges: int, pattern: str, tie: str, min_frequency: int
+) -> list[tuple[int, int]]:
+    """Learn up to `merges` merges, one after the other, counting all pairs again for each."""
+    words = Counter(
+        tuple(piece) for document in documents for piece in pre_tokens(document, pattern)
+    )
+    ranks = {byte: symbol_rank(byte, tie) for byte in range(256)}
+    learned: list[tuple[int, int]] = []
+    while len(learned) < merges:
+        counts: Counter[tuple[int, int]] = Counter()
+        for word, weight in words.items():
+            for pair in pairwise(word):
+                counts[pair] += weight
+        if not counts:
+            break
+        best = min(
+            counts,
+            key=lambda pair: (-counts[pair], *(ranks.get(symbol, symbol) for symbol in pair)),
+        )
+        if counts[best] < max(min_frequency, 1):
+            break
+        new = 256 + len(learned)
+        learned.append(best)
+        merged: Counter[tuple[int, ...]] = Counter()
+        for word, weight in words.items():
+            merged[merge_word(word, best, new)] += weight
+        words = merged
+    return learned
+
+
+def spell(merges: Iterable[tuple[int, int]]) -> list[bytes]:
+    """The bytes of every id: the 256 bytes, then the merges."""
+    tokens = [bytes([value]) for value in range(256)]
+    for left, right in merges:
+        tokens.append(tokens[left] + tokens[right])
+    return tokens
+
+
+def greedy(
+    data: bytes, tokens: dict[bytes, int], pattern: str, unknown: int | None = None
+) -> list[int]:
+    """Tokenize one document: the longest token first, inside each pre-token.
+
+    A byte at which no token begins becomes `unknown`; KeyError if that is None.
+    """
+    longest = max(map(len, tokens), default=0)
+    ids: list[int] = []
+    for piece in pre_tokens(data, pattern):
+        i = 0
+        while i < len(piece):
+            for length in range(min(longest, len(piece) - i), 0, -1):
+                if piece[i : i + length] in tokens:
+                    ids.append(tokens[piece[i : i + length]])
+                    i += length
+                    break
+            else:
+                if unknown is None:
+                    raise KeyError(piece[i])
+                ids.append(unknown)
+                i += 1
+    return ids
+
+
+NO_TOKEN = 0xFFFFFFFF
+
+
+def flat_trie(tokens: dict[bytes, int]) -> tuple[list[list[int]], list[list[int]]]:
+    """Nodes and edges of a trie: a tree of dictionaries, walked breadth first, bytes ascending.
+
+    A node is [first edge (0 for a leaf), number of children, token id], an edge [byte, node].
+    """
+    prefixes = {token[:length] for token in tokens for length in range(len(token) + 1)} | {b""}
+    children: dict[bytes, list[bytes]] = {prefix: [] for prefix in prefixes}
+    for prefix in sorted(prefixes - {b""}):
+        children[prefix[:-1]].append(prefix)
+    queue = [b""]
+    nodes: list[list[int]] = []
+    edges: list[list[int]] = []
+    for prefix in queue:  # grows while it is walked
+        token = tokens.get(prefix, NO_TOKEN) if prefix else NO_TOKEN
+        nodes.append([len(edges) if children[prefix] else 0, len(children[prefix]), token])
+        for child in children[prefix]:
+            edges.append([child[-1], len(queue)])
+            queue.append(child)
+    return nodes, edges
+
+
+def tokens_of_trie(nodes: list[list[int]], edges: list[list[int]]) -> dict[bytes, int]:
+    """Spell every token of a flat trie by walking all of it from the root."""
+    found: dict[bytes, int] = {}
+    pending = [(0, b"")]
+    while pending:
+        node, prefix = pending.pop()
+        first, count, token = nodes[node]
+        if token != NO_TOKEN:
+            found[prefix] = token
+        for byte, target in edges[first : first + count]:
+            pending.append((target, prefix + bytes([byte])))
+    return found
