@@ -60,12 +60,17 @@ def select_backend(wanted: str, purpose: Purpose) -> Backend:
     return _open(select_adapter(wanted))
 
 
+def list_adapters() -> list[AdapterInfo]:
+    """Return all adapters, best first; none where wgpu or a driver is missing."""
+    if not _has_wgpu():
+        return []
+    from llmgpu import gpu
+
+    return gpu.list_adapters()
+
+
 def auto_adapter(purpose: Purpose) -> AdapterInfo | None:
     """Return the adapter that ``auto`` takes for `purpose`, None for NumPy."""
-    if not _has_wgpu():
-        return None
-    from llmgpu.gpu import list_adapters
-
     for info in list_adapters():
         if not info.is_software or SOFTWARE_ADAPTER_WINS[purpose]:
             return info

@@ -1,0 +1,1 @@
+"""BPE: pre-tokenization, training, vocabularies and tokenizing."""

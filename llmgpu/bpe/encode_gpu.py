@@ -2,7 +2,8 @@
 
 A slice is one submission: upload, six dispatches, and the copy of its total. A thread reads the
 text and submits slices; the caller's thread waits for totals and fetches exactly that many ids, so
-reading, kernels and fetching overlap. Where the next slice's first token starts stays on the device.
+reading, kernels and fetching overlap. Where the next slice's first token starts stays on the
+device.
 """
 
 from __future__ import annotations

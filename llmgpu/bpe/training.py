@@ -23,6 +23,7 @@ from llmgpu.progress import Progress, no_progress
 
 MAX_VOCABULARY = 1 << 20
 READ_BYTES = 8 << 20  # text read at a time
+NUMPY_BYTES = 256 << 20  # buffers of counting and merging, whatever the text
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,18 @@ def train_vocabulary(
     return TrainingResult(
         vocabulary, trained.counts, _stop_reason(count, options), seconds, corpus.text_bytes
     )
+
+
+def estimate_memory(text_bytes: int, backend: Backend) -> tuple[int, int]:
+    """Estimate the bytes of memory that training takes, on the host and on the device."""
+    if backend.device is None:
+        # The distinct words of a text grow slower than it; this is the rate of a small one.
+        return NUMPY_BYTES + min(text_bytes, 64 << 20) * 12 + text_bytes, 0
+    from llmgpu.bpe.train_gpu import gpu_bytes
+
+    on_device = gpu_bytes(text_bytes)
+    staging = 64 << 20
+    return 2 * text_bytes + staging + (on_device if backend.is_software else 0), on_device
 
 
 def _stop_reason(merges: int, options: TrainingOptions) -> str | None:

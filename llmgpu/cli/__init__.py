@@ -1,0 +1,87 @@
+"""The command line: thin commands over the library, each in a module loaded when it is called.
+
+Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
+130 interrupted. ``--help`` and ``--version`` need no GPU and import no wgpu.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from llmgpu import __version__
+from llmgpu.errors import LlmgpuError
+
+COMMANDS = {
+    "bench": "llmgpu.cli.bench:bench",
+    "bpe-train": "llmgpu.cli.bpe_train:bpe_train",
+    "info": "llmgpu.cli.info:info",
+    "tokenize": "llmgpu.cli.tokenize:tokenize",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="llmgpu")
+def cli() -> None:
+    """Train BPE tokenizers and tokenize text on any GPU, or without one.
+
+    \b
+    Example:
+      llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
+      llmgpu tokenize --vocab v.bin corpus.txt | head -1
+      llmgpu tokenize --vocab v.bin corpus.txt | llmgpu tokenize --vocab v.bin --decode
+    """
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    debug = "--debug" in sys.argv
+    try:
+        code = cli(standalone_mode=False)
+    except LlmgpuError as error:
+        if debug:
+            raise
+        code = _fail(f"error: {' '.join(str(error).split())}", 1)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = _fail("interrupted", 130)
+    except BrokenPipeError:
+        code = 0  # whoever read our output has had enough
+    except MemoryError:
+        code = _fail("error: out of memory; use less text (--limit)", 1)
+    _close_stdout()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(message, err=True)
+    return code
+
+
+def _close_stdout() -> None:
+    """Flush stdout; one that can't be written to must not complain again at exit."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

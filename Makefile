@@ -1,0 +1,43 @@
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .stamps/setup
+
+.PHONY: help setup demo test lint format bench wheel clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+# virtual environment, package and a Vulkan adapter; made again when pyproject.toml changes
+$(SETUP): pyproject.toml scripts/ensure_adapter.sh
+	@mkdir -p .stamps
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@sh scripts/ensure_adapter.sh $(BIN)/python
+	@touch $@
+
+setup: $(SETUP) ## install everything into .venv
+
+demo: $(SETUP) ## train, tokenize and decode Python's standard library on every backend here
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
+
+test: $(SETUP) ## run all tests
+	$(BIN)/python -m pytest -q
+
+lint: $(SETUP) ## linter, formatter check, type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(SETUP) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(SETUP) ## measure on this machine
+	$(BIN)/llmgpu bench --quick
+
+wheel: $(SETUP) ## build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean: ## remove what make made
+	rm -rf .venv .stamps dist build demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,127 @@
+"""``llmgpu info``: what adapters there are, and what a vocabulary holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmgpu import __version__
+from llmgpu.backend import auto_adapter, list_adapters
+from llmgpu.cli.console import print_json
+from llmgpu.cli.options import output_options
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary import Vocabulary
+
+LIMITS_SHOWN = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-storage-buffers-per-shader-stage",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+)
+FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query")
+
+
+@click.command()
+@click.argument("vocab", required=False)
+@click.option("--tokens", is_flag=True, help="List the tokens: id, bytes.")
+@click.option("--first", type=click.IntRange(min=1), metavar="N", help="List N tokens at most.")
+@click.option("--search", metavar="TEXT", help="List only tokens that hold TEXT.")
+@output_options
+def info(
+    vocab: str | None,
+    tokens: bool,
+    first: int | None,
+    search: str | None,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Show the adapters, or the facts of the vocabulary file VOCAB.
+
+    \b
+    Example:
+      llmgpu info
+      llmgpu info v.bin
+      llmgpu info v.bin --tokens --search the --first 20
+    """
+    if vocab is None:
+        if tokens or first or search:
+            raise click.UsageError("--tokens, --first and --search need a vocabulary file")
+        _show(_adapter_facts(), as_json)
+        return
+    from llmgpu.bpe.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.load(vocab)
+    if tokens or first or search:
+        _list_tokens(vocabulary, first, search, as_json)
+    else:
+        _show(_vocabulary_facts(vocabulary), as_json)
+
+
+def _show(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts, to_stderr=False)
+        return
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            click.echo(f"{name}:")
+            for key, item in value.items():
+                click.echo(f"  {key}: {item}")
+        else:
+            click.echo(f"{name}: {value}")
+
+
+def _adapter_facts() -> dict[str, Any]:
+    facts: dict[str, Any] = {"llmgpu": __version__}
+    for number, adapter in enumerate(list_adapters()):
+        facts[f"adapter {number}"] = {
+            "name": adapter.name,
+            "kind": adapter.kind,
+            "driver": adapter.driver,
+            "backend": adapter.backend,
+            "features": ", ".join(f for f in FEATURES_SHOWN if f in adapter.features) or "none",
+            **{name: adapter.limits[name] for name in LIMITS_SHOWN},
+        }
+    for purpose in ("train", "tokenize"):
+        chosen = auto_adapter(purpose)
+        facts[f"--device auto, {purpose}"] = "cpu (NumPy)" if chosen is None else chosen.name
+    return facts
+
+
+def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
+        "tokens": vocabulary.size,
+        "merges": len(vocabulary.merges),
+        "pattern": vocabulary.pattern,
+        "expression": vocabulary.expression,
+        "match": vocabulary.match,
+        "tie": vocabulary.tie,
+        "normalizer": vocabulary.normalizer or "none",
+        "unknown token": "none" if vocabulary.unknown_token is None else vocabulary.unknown_token,
+        "longest token": f"{vocabulary.trie.longest} bytes",
+        "trie nodes": len(vocabulary.trie.nodes),
+        "fingerprint": vocabulary.fingerprint,
+        "special tokens": vocabulary.special_tokens or "none",
+        "training": vocabulary.training or "unknown",
+    }
+
+
+def _list_tokens(
+    vocabulary: Vocabulary, first: int | None, search: str | None, as_json: bool
+) -> None:
+    wanted = None if search is None else search.encode()
+    shown = 0
+    for token_id, token in enumerate(vocabulary.tokens):
+        if wanted is not None and wanted not in token:
+            continue
+        if shown == first:
+            break
+        shown += 1
+        text = repr(token)[2:-1]  # without b'...'
+        if as_json:
+            print_json({"id": token_id, "bytes": text}, to_stderr=False)
+        else:
+            click.echo(f"{token_id}\t{text}")

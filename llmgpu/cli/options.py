@@ -1,0 +1,128 @@
+"""Options and argument types that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.corpus import CorpusOptions
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes: 4096, 100MB (powers of 1000), 2GiB (powers of 1024)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is not a size; write 4096, 100MB or 2GiB", param, ctx)
+        size = int(float(match[1]) * _UNITS[match[2].upper()])
+        if size < 1:
+            self.fail(f"{value!r} is less than one byte", param, ctx)
+        return size
+
+
+def device_option(command: Decorated) -> Decorated:
+    """Add --device."""
+    return click.option(
+        "--device",
+        envvar="LLMGPU_DEVICE",
+        default="auto",
+        show_default=True,
+        metavar="auto|cpu|gpu|NAME",
+        help="Where to compute: NumPy (cpu), the best adapter (gpu), a part of an adapter's name, "
+        "or what is fastest here (auto). Also LLMGPU_DEVICE.",
+    )(command)
+
+
+def output_options(command: Decorated) -> Decorated:
+    """Add --json, --quiet and --debug."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors on stderr."),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print the summary as one JSON object, the last line of stdout (of stderr where "
+            "stdout carries data).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def corpus_options(command: Decorated) -> Decorated:
+    """Add the options that say how text is read; `make_corpus_options` takes them."""
+    for option in (
+        click.option(
+            "--text-field",
+            default="text",
+            show_default=True,
+            metavar="NAME",
+            help="Field of a .jsonl line that holds the text.",
+        ),
+        click.option(
+            "--encoding-errors",
+            type=click.Choice(["raw", "strict", "replace"]),
+            default="raw",
+            show_default=True,
+            help="Invalid UTF-8: keep the bytes, fail with file and offset, or put U+FFFD.",
+        ),
+        click.option(
+            "--doc-separator",
+            "doc_separators",
+            multiple=True,
+            metavar="TEXT",
+            help="Text that ends a document and belongs to none. Repeatable.",
+        ),
+        click.option(
+            "--limit", type=ByteSize(), metavar="SIZE", help="Read that much text at most."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def make_corpus_options(
+    text_field: str,
+    encoding_errors: str,
+    doc_separators: tuple[str, ...],
+    limit: int | None,
+    line_documents: bool = False,
+) -> CorpusOptions:
+    """Turn the values of `corpus_options` into the library's."""
+    from llmgpu.bpe.corpus import CorpusOptions
+
+    if "" in doc_separators:
+        raise click.UsageError("a document separator must not be empty")
+    return CorpusOptions(
+        text_field=text_field,
+        separators=tuple(text.encode() for text in doc_separators),
+        encoding_errors=encoding_errors,
+        limit=limit,
+        line_documents=line_documents,
+    )

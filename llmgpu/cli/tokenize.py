@@ -1,0 +1,192 @@
+"""``llmgpu tokenize``: text in, ids out, and back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from llmgpu.backend import Backend, select_backend
+from llmgpu.bpe.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.token_files import FORMATS, open_writer
+from llmgpu.bpe.token_readers import read_side_file, read_tokens
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.cli.options import (
+    corpus_options,
+    device_option,
+    make_corpus_options,
+    output_options,
+)
+from llmgpu.errors import VocabularyError
+from llmgpu.files import atomic_output
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="[FILE...|-]")
+@click.option("--vocab", required=True, metavar="FILE", help="Vocabulary, as bpe-train writes it.")
+@click.option("--output", "-o", default="-", show_default=True, metavar="FILE")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(FORMATS),
+    default="ids",
+    show_default=True,
+    help="Decimal ids, a line a document; JSON lines; one NumPy array; raw numbers and a .json.",
+)
+@click.option(
+    "--match",
+    type=click.Choice(["greedy"]),
+    default="greedy",
+    show_default=True,
+    help="The longest token first, inside a pre-token.",
+)
+@click.option("--decode", is_flag=True, help="Read ids in --format and write their text.")
+@click.option("--count", is_flag=True, help="Print the number of tokens only.")
+@click.option(
+    "--line-documents", is_flag=True, help="Each line is a document, written as it comes."
+)
+@corpus_options
+@device_option
+@output_options
+def tokenize(
+    files: tuple[str, ...],
+    vocab: str,
+    output: str,
+    format_name: str,
+    match: str,
+    decode: bool,
+    count: bool,
+    line_documents: bool,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **reading: Any,
+) -> None:
+    """Tokenize text files, folders or globs (stdin by default), each file a document.
+
+    \b
+    Example:
+      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin --format bin
+      echo 'a line' | llmgpu tokenize --vocab v.bin
+      tail -f log | llmgpu tokenize --vocab v.bin --line-documents
+      llmgpu tokenize --vocab v.bin --decode -o text ids.txt
+    """
+    if decode and (count or line_documents):
+        raise click.UsageError("--decode can't be combined with --count or --line-documents")
+    report = Reporter(quiet=quiet)
+    vocabulary = Vocabulary.load(vocab)
+    sources = files or ("-",)
+    if decode:
+        summary = _decode(sources, vocabulary, vocab, format_name, output)
+    else:
+        options = make_corpus_options(line_documents=line_documents, **reading)
+        backend = select_backend(device, "tokenize")
+        report.line(f"tokenizing on {backend.description}")
+        target = None if count else output
+        summary = _encode(sources, options, vocabulary, backend, target, format_name, report)
+    if as_json:
+        print_json(summary, to_stderr=output == "-" and not count)
+    elif count:
+        click.echo(summary["tokens"])
+
+
+def _encode(
+    sources: tuple[str, ...],
+    options: CorpusOptions,
+    vocabulary: Vocabulary,
+    backend: Backend,
+    output: str | None,
+    format_name: str,
+    report: Reporter,
+) -> dict[str, Any]:
+    """Tokenize into `output`, or only count where it is None; return the summary."""
+    with Corpus(sources, options) as text:
+        encoder = open_encoder(vocabulary, backend)
+        start = time.perf_counter()
+        tokens = 0
+        try:
+            if output is None:
+                for piece in encoder.encode(text):
+                    tokens += len(piece.ids)
+                    report("tokenizing", text.bytes_read, text.total_bytes)
+            else:
+                with open_writer(
+                    output,
+                    format_name,
+                    vocabulary_size=vocabulary.size,
+                    fingerprint=vocabulary.fingerprint,
+                ) as writer:
+                    for piece in encoder.encode(text):
+                        writer.write(
+                            piece.ids,
+                            piece.document_starts,
+                            text_bytes=piece.text_bytes,
+                            closed=piece.closed,
+                        )
+                        tokens += len(piece.ids)
+                        report("tokenizing", text.bytes_read, text.total_bytes)
+        finally:
+            report.close()
+        seconds = time.perf_counter() - start
+        summary = _summary(text, tokens, seconds, backend, vocabulary)
+    _print_summary(report, summary)
+    return summary
+
+
+def _summary(
+    text: Corpus, tokens: int, seconds: float, backend: Backend, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    return {
+        "tokens": tokens,
+        "text_bytes": text.text_bytes,
+        "documents": text.documents,
+        "invalid_sequences": text.invalid_sequences,
+        "left_out_files": text.left_out,
+        "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
+        "fingerprint": vocabulary.fingerprint,
+        "device": backend.description,
+        "seconds": round(seconds, 3),
+        "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),
+    }
+
+
+def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
+    if summary["invalid_sequences"]:
+        report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
+    if summary["left_out_files"]:
+        report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
+    if summary["tokens"]:
+        report.line(
+            f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "
+            f"{summary['documents']:,} documents, {summary['bytes_per_token']:.2f} bytes a token; "
+            f"{summary['seconds']:.2f} s, {summary['mb_per_second']:.1f} MB/s"
+        )
+
+
+def _decode(
+    sources: tuple[str, ...], vocabulary: Vocabulary, vocab: str, format_name: str, output: str
+) -> dict[str, Any]:
+    tokens = text_bytes = 0
+    with atomic_output(output) as file:
+        for source in sources:
+            if format_name == "bin" and source != "-":
+                _check_fingerprint(source, vocabulary, vocab)
+            for ids in read_tokens(source, format_name, vocabulary_size=vocabulary.size):
+                data = vocabulary.decode(ids)
+                file.write(data)
+                tokens += len(ids)
+                text_bytes += len(data)
+    return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
+
+
+def _check_fingerprint(source: str, vocabulary: Vocabulary, vocab: str) -> None:
+    made_with = read_side_file(source)["fingerprint"]
+    if made_with != vocabulary.fingerprint:
+        raise VocabularyError(
+            f"{source} was made with the vocabulary {made_with[:12]}, "
+            f"{vocab} is {vocabulary.fingerprint[:12]}; use the vocabulary it was made with"
+        )

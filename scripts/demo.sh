@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The main job on the sources of Python's standard library: train, tokenize, decode, on every backend.
+set -euo pipefail
+out=demo-output
+mkdir -p "$out"
+
+step() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+run() { step "$@"; "$@"; }
+
+library=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+find "$library" -name '*.py' -not -path '*/site-packages/*' -not -path '*/test/*' -print0 |
+    LC_ALL=C sort -z | xargs -0 cat >"$out/corpus.txt"
+head -c 200000 "$out/corpus.txt" >"$out/part.txt"
+echo "Corpus: $(wc -c <"$out/corpus.txt") bytes of Python's standard library."
+
+echo; echo "== 1. Train a vocabulary on the best backend"
+run llmgpu bpe-train "$out/corpus.txt" -o "$out/v.bin" --vocab-size 8192
+run llmgpu info "$out/v.bin"
+
+echo; echo "== 2. Tokenize through a pipe, and back"
+step "head -3 corpus.txt | llmgpu tokenize --vocab v.bin"
+head -3 "$out/corpus.txt" | llmgpu tokenize --quiet --vocab "$out/v.bin"
+step "cat corpus.txt | llmgpu tokenize --vocab v.bin | llmgpu tokenize --vocab v.bin --decode | cmp - corpus.txt"
+cat "$out/corpus.txt" | llmgpu tokenize --quiet --vocab "$out/v.bin" |
+    llmgpu tokenize --vocab "$out/v.bin" --decode | cmp - "$out/corpus.txt"
+echo "The round trip gives the same bytes."
+step "llmgpu info v.bin --tokens --search return"
+llmgpu info "$out/v.bin" --tokens --search return
+
+echo; echo "== 3. The same bytes from every backend (on 200 KB, since some are slow)"
+adapters=$(python -c 'from llmgpu.backend import list_adapters
+print(*(adapter.name for adapter in list_adapters()), sep="\n")')
+printf 'cpu\n%s\n' "$adapters" | sed '/^$/d' | while read -r device; do
+    name=$(printf '%s' "$device" | tr -c 'A-Za-z0-9' '-')
+    run llmgpu bpe-train "$out/part.txt" -o "$out/$name.v.bin" --vocab-size 768 --device "$device"
+    run llmgpu tokenize "$out/part.txt" --vocab "$out/$name.v.bin" --device "$device" \
+        --format bin -o "$out/$name.bin"
+    cmp "$out/$name.v.bin" "$out/cpu.v.bin"
+    cmp "$out/$name.bin" "$out/cpu.bin"
+    cmp "$out/$name.bin.json" "$out/cpu.bin.json"
+    echo "Same vocabulary and same tokens as NumPy: $device"
+done
+echo; echo "Done; the files are in $out/."
