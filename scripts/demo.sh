@@ -8,13 +8,13 @@ step() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
 run() { step "$@"; "$@"; }
 
 library=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
-find "$library" -name '*.py' -not -path '*/site-packages/*' -not -path '*/test/*' -print0 |
+find "$library" -name '*.py' -not -path '*/site-packages/*' -print0 |
     LC_ALL=C sort -z | xargs -0 cat >"$out/corpus.txt"
 head -c 200000 "$out/corpus.txt" >"$out/part.txt"
 echo "Corpus: $(wc -c <"$out/corpus.txt") bytes of Python's standard library."
 
 echo; echo "== 1. Train a vocabulary on the best backend"
-run llmgpu bpe-train "$out/corpus.txt" -o "$out/v.bin" --vocab-size 8192
+run llmgpu bpe-train "$out/corpus.txt" -o "$out/v.bin" --vocab-size 16384
 run llmgpu info "$out/v.bin"
 
 echo; echo "== 2. Tokenize through a pipe, and back"

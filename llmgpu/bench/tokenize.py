@@ -1,0 +1,201 @@
+"""Measuring tokenizing: a text file in the page cache in, a file of ids (format bin) out.
+
+NumPy's ids are the reference for llmgpu's engines. Peers match by merges and llmgpu by the longest
+token, so a peer's ids are only required to spell the text, and token counts are shown beside one
+another. The encoder is open before the clock starts; what that took is reported as start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import NUMPY
+from llmgpu.bench.bpe_train import train_file
+from llmgpu.bench.engines import Engine, Job, begin_result
+from llmgpu.bench.peers import OPENERS, Encode, peer_name
+from llmgpu.bench.times import repeat, summarize, timed
+from llmgpu.bpe.corpus import Corpus, corpus_from_bytes
+from llmgpu.bpe.encoding import Encoder, open_encoder
+from llmgpu.bpe.token_files import id_dtype, open_writer
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import LlmgpuError
+from llmgpu.progress import Progress
+
+WHAT = "tokenize"
+_READ_BYTES = 4 << 20
+_ONE_DOCUMENT = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True)
+class TokenizingBench:
+    """Engines that are all to encode the job's text with the vocabulary in a file.
+
+    reference: uint32 (tokens,), the ids that NumPy gives.
+    """
+
+    job: Job
+    vocabulary: Vocabulary
+    vocabulary_path: Path
+    reference: NDArray[np.uint32]
+    progress: Progress
+
+    def measure_engine(self, engine: Engine) -> dict[str, Any]:
+        """Measure one of llmgpu's engines; an engine that can't do the job says why."""
+        result = begin_result(WHAT, engine.name, self.job)
+        try:
+            opening, encoder = timed(
+                lambda: open_encoder(Vocabulary.load(self.vocabulary_path), engine.backend)
+            )
+            first, _ = timed(lambda: self._encode_file(encoder))
+            if self._compare(result):
+                result["start_up"] = {
+                    "open device": engine.open_seconds,
+                    "open encoder": opening,
+                    "first run": first,
+                }
+                self._measure_runs(result, encoder)
+                result["phases"] = self._phases(encoder)
+                result["kernels"] = self._time_kernels(engine, encoder)
+        except LlmgpuError as error:
+            result["note"] = str(error)
+        return result
+
+    @property
+    def _target(self) -> Path:
+        return self.job.folder / "ids.bin"
+
+    def _compare(self, result: dict[str, Any]) -> bool:
+        """Compare the file that was written with the reference."""
+        ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
+        same = np.array_equal(ids, self.reference)
+        result["correct"] = same
+        result["answer"] = f"{'the' if same else 'NOT the'} ids of NumPy"
+        result["tokens"] = len(ids)
+        result["match"] = "greedy"
+        return same
+
+    def _encode_file(self, encoder: Encoder) -> None:
+        with Corpus([str(self.job.path)]) as corpus, self._open_writer() as writer:
+            for piece in encoder.encode(corpus):
+                writer.write(
+                    piece.ids,
+                    piece.document_starts,
+                    text_bytes=piece.text_bytes,
+                    closed=piece.closed,
+                )
+
+    def _open_writer(self) -> Any:
+        vocabulary = self.vocabulary
+        return open_writer(
+            self._target, "bin", vocabulary_size=vocabulary.size, fingerprint=vocabulary.fingerprint
+        )
+
+    def _measure_runs(self, result: dict[str, Any], encoder: Encoder) -> None:
+        seconds: list[float] = []
+        for run in range(self.job.runs):
+            self.progress(f"{WHAT}: {result['engine']}", run, self.job.runs)
+            seconds.append(timed(lambda: self._encode_file(encoder))[0])
+        self._add_times(result, seconds)
+
+    def _add_times(self, result: dict[str, Any], seconds: list[float]) -> None:
+        result["seconds"] = times = summarize(seconds)
+        result["mb_per_second"] = len(self.job.text.data) / times["median"] / 1e6
+
+    def _phases(self, encoder: Encoder) -> dict[str, Any]:
+        """Time each part on its own; end to end they overlap, so their sum may be more."""
+        runs, data = self.job.runs, self.job.text.data
+        return {
+            "read": repeat(self._read, runs),
+            "encode": repeat(lambda: encode_all(encoder, data), runs),
+            "write": repeat(self._write, runs),
+        }
+
+    def _read(self) -> None:
+        buffer = np.empty(_READ_BYTES, np.uint8)
+        with Corpus([str(self.job.path)]) as corpus:
+            while not corpus.read_into(buffer).end:
+                pass
+
+    def _write(self) -> None:
+        with self._open_writer() as writer:
+            writer.write(self.reference, _ONE_DOCUMENT)
+
+    def _time_kernels(self, engine: Engine, encoder: Encoder) -> dict[str, Any] | None:
+        device = engine.backend.device
+        if device is None or "timestamp-query" not in device.features:
+            return None
+        device.gpu_seconds.clear()
+        device.timing = True
+        try:
+            self._encode_file(encoder)
+        finally:
+            device.timing = False
+        seconds = dict(sorted(device.gpu_seconds.items(), key=lambda item: -item[1]))
+        total = sum(seconds.values())
+        rate = len(self.job.text.data) / total / 1e6 if total else None
+        return {"seconds": seconds, "total": total, "mb_per_second": rate}
+
+    def measure_peer(self, package: str) -> dict[str, Any]:
+        """Measure a peer where it is installed and can read the text."""
+        name = peer_name(package)
+        result = begin_result(WHAT, name or package, self.job)
+        if name is None:
+            result["note"] = f"not installed: pip install {package}"
+        elif not self.job.text.is_utf8:
+            result["note"] = "left out: the text is not UTF-8, which it can't read"
+        else:
+            self._measure_peer(result, OPENERS[package])
+        return result
+
+    def _measure_peer(self, result: dict[str, Any], opener: Any) -> None:
+        opening, encode = timed(lambda: opener(self.vocabulary))
+        first, ids = timed(lambda: self._peer_file(encode))
+        correct = self.vocabulary.decode(ids) == self.job.text.data
+        result["correct"] = correct
+        result["answer"] = f"{'spells' if correct else 'does NOT spell'} the text"
+        result["tokens"] = len(ids)
+        result["match"] = "bpe"
+        if not correct:
+            return
+        result["start_up"] = {"open encoder": opening, "first run": first}
+        seconds: list[float] = []
+        for run in range(self.job.runs):
+            self.progress(f"{WHAT}: {result['engine']}", run, self.job.runs)
+            seconds.append(timed(lambda: self._peer_file(encode))[0])
+        self._add_times(result, seconds)
+
+    def _peer_file(self, encode: Encode) -> NDArray[np.uint32]:
+        ids = encode(self.job.path.read_bytes().decode())
+        ids.astype(id_dtype(self.vocabulary.size)).tofile(self._target)
+        return ids
+
+
+def encode_all(encoder: Encoder, data: bytes) -> NDArray[np.uint32]:
+    """Return the ids of one document that is in memory."""
+    pieces = [piece.ids for piece in encoder.encode(corpus_from_bytes(data))]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+
+
+def measure_tokenizing(
+    job: Job, engines: list[Engine], peers: bool, progress: Progress
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of each engine on a job, then those of the peers.
+
+    The vocabulary is trained on the text itself.
+    """
+    vocabulary = train_file(job, NUMPY).vocabulary
+    path = job.folder / "bench-v.bin"
+    vocabulary.save(path)
+    reference = encode_all(open_encoder(vocabulary, NUMPY), job.text.data)
+    bench = TokenizingBench(job, vocabulary, path, reference, progress)
+    for engine in engines:
+        yield bench.measure_engine(engine)
+    if peers:
+        for package in OPENERS:
+            yield bench.measure_peer(package)

@@ -1,0 +1,39 @@
+"""Every sample vocabulary loads and gives back a text of its language, on NumPy and the adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.gpu import Device
+
+SAMPLES = Path(__file__).parents[1] / "vocab_samples"
+TEXTS = {
+    "english-8k": "The quick measure of a good tokenizer is whether every word comes back whole.\n",
+    "turkish-4k": "İyi bir sözcük parçalayıcı, şu cümledeki ğ, ı ve ç harflerini de geri verir.\n",
+    "python-8k": "def encode(self, text: bytes) -> list[int]:\n    return [self.ids[b] for b in text]\n",
+}
+
+
+def test_every_sample_has_a_text() -> None:
+    assert {path.stem for path in SAMPLES.glob("*.bin")} == set(TEXTS)
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+def test_sample_round_trips_its_language(name: str, device: Device) -> None:
+    vocabulary = Vocabulary.load(SAMPLES / f"{name}.bin")
+    text = TEXTS[name].encode() * 20
+    ids = {}
+    for backend in (NUMPY, Backend(device, device.name)):
+        pieces = open_encoder(vocabulary, backend).encode(corpus_from_bytes(text))
+        ids[backend.description] = np.concatenate([piece.ids for piece in pieces])
+        assert vocabulary.decode(ids[backend.description]) == text
+    first, second = ids.values()
+    np.testing.assert_array_equal(first, second)
+    assert len(first) < 0.6 * len(text)  # the vocabulary knows the language
