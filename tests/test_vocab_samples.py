@@ -17,7 +17,7 @@ SAMPLES = Path(__file__).parents[1] / "vocab_samples"
 TEXTS = {
     "english-8k": "The quick measure of a good tokenizer is whether every word comes back whole.\n",
     "turkish-4k": "İyi bir sözcük parçalayıcı, şu cümledeki ğ, ı ve ç harflerini de geri verir.\n",
-    "python-8k": "def encode(self, text: bytes) -> list[int]:\n    return [self.ids[b] for b in text]\n",
+    "python-8k": "def encode(self, x: bytes) -> list[int]:\n    return [self.ids[b] for b in x]\n",
 }
 
 

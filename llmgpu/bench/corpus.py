@@ -1,7 +1,8 @@
 """The text that is measured on.
 
 By default the sources of Python's standard library, which every machine has: .py files in the order
-of their paths. Different versions of Python have different sources, so the text's hash is recorded.
+of their paths, without the few that are not UTF-8, because peers can't read those. Different
+versions of Python have different sources, so the text's hash is recorded.
 All files are one document, end to end, and the text ends with a line where its length is cut.
 """
 
@@ -34,11 +35,7 @@ class BenchText:
     @cached_property
     def is_utf8(self) -> bool:
         """Whether peers, which take text and not bytes, can read it."""
-        try:
-            self.data.decode()
-        except UnicodeDecodeError:
-            return False
-        return True
+        return _is_utf8(self.data)
 
     def first(self, limit: int) -> BenchText:
         """Return the first `limit` bytes at most, up to the end of a line if there is one."""
@@ -76,11 +73,22 @@ def _standard_library(limit: int) -> bytes:
     pieces: list[bytes] = []
     length = 0
     for path in standard_library_files():
-        pieces.append(path.read_bytes())
-        length += len(pieces[-1])
+        data = path.read_bytes()
+        if not _is_utf8(data):
+            continue
+        pieces.append(data)
+        length += len(data)
         if length > limit:
             break
     return _cut(b"".join(pieces), limit)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _read(sources: Sequence[str], limit: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bench.corpus import BenchText
 from llmgpu.bench.times import timed
+from llmgpu.errors import DeviceError
 
 ALL = "all"
 
@@ -47,24 +48,33 @@ class Job:
     runs: int
 
 
-def open_engines(devices: Sequence[str]) -> list[Engine]:
+def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     """Open what ``--device`` values name; ``all`` is NumPy and every adapter. No engine twice.
 
+    Returns the engines and, by name, why adapters that only ``all`` names could not be opened.
+
     Raises:
-        DeviceError: nothing matches, or an adapter can't be opened.
+        DeviceError: a name matches nothing, or its adapter can't be opened.
     """
-    wanted: list[str] = []
-    for device in devices:
-        if device == ALL:
-            wanted += ["cpu", *(adapter.name for adapter in list_adapters())]
-        else:
-            wanted.append(device)
+    named = [device for device in devices if device != ALL]
+    others = ["cpu", *(adapter.name for adapter in list_adapters())] if ALL in devices else []
     engines: dict[str, Engine] = {}
-    for device in dict.fromkeys(wanted):
-        seconds, backend = timed(lambda device=device: select_backend(device, "tokenize"))
-        engine = Engine(backend, 0.0 if backend is NUMPY else seconds)
-        engines.setdefault(engine.name, engine)
-    return list(engines.values())
+    failures: dict[str, str] = {}
+    for device in dict.fromkeys([*others, *named]):
+        try:
+            engine = _open(device)
+        except DeviceError as error:
+            if device in named:
+                raise
+            failures[device] = str(error)
+        else:
+            engines.setdefault(engine.name, engine)
+    return list(engines.values()), failures
+
+
+def _open(device: str) -> Engine:
+    seconds, backend = timed(lambda: select_backend(device, "tokenize"))
+    return Engine(backend, 0.0 if backend is NUMPY else seconds)
 
 
 def make_job(text: BenchText, folder: Path, vocab_size: int, runs: int) -> Job:

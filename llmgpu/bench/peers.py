@@ -23,7 +23,9 @@ from llmgpu.bpe.vocabulary import Vocabulary
 
 TOKENIZERS, TIKTOKEN = "tokenizers", "tiktoken"
 EXPRESSION = " *[A-Za-z\u0080-\U0010ffff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\u0080-\U0010ffff]+"
-PIECE_CHARACTERS = 1 << 16  # handed over at a time; cut after a newline, where a pre-token ends
+# Characters in a piece of a batch, at which each was fastest (of 2**8 to 2**20, two processors).
+TOKENIZERS_PIECE = 1 << 12
+TIKTOKEN_PIECE = 1 << 18
 
 Encode = Callable[[str], NDArray[np.uint32]]
 
@@ -79,7 +81,9 @@ def open_tokenizers(vocabulary: Vocabulary) -> Encode:
     tokenizer.pre_tokenizer = _pre_tokenizer(hf)
 
     def encode(text: str) -> NDArray[np.uint32]:
-        batch = tokenizer.encode_batch_fast(_pieces(text), add_special_tokens=False)
+        batch = tokenizer.encode_batch_fast(
+            _pieces(text, TOKENIZERS_PIECE), add_special_tokens=False
+        )
         return np.concatenate([np.array(piece.ids, np.uint32) for piece in batch])
 
     return encode
@@ -97,7 +101,7 @@ def open_tiktoken(vocabulary: Vocabulary) -> Encode:
     threads = usable_cpus()
 
     def encode(text: str) -> NDArray[np.uint32]:
-        batch = encoding.encode_ordinary_batch(_pieces(text), num_threads=threads)
+        batch = encoding.encode_ordinary_batch(_pieces(text, TIKTOKEN_PIECE), num_threads=threads)
         return np.concatenate([np.array(piece, np.uint32) for piece in batch])
 
     return encode
@@ -132,12 +136,12 @@ def _byte_characters() -> list[str]:
     return [alphabet[rank] for rank in byte_ranks("hf").tolist()]
 
 
-def _pieces(text: str) -> list[str]:
-    """Cut a text after newlines into pieces of about PIECE_CHARACTERS."""
+def _pieces(text: str, characters: int) -> list[str]:
+    """Cut a text into pieces of at least `characters`, after newlines, where pre-tokens end."""
     pieces: list[str] = []
     begin = 0
     while begin < len(text):
-        newline = text.find("\n", begin + PIECE_CHARACTERS)
+        newline = text.find("\n", begin + characters)
         end = len(text) if newline < 0 else newline + 1
         pieces.append(text[begin:end])
         begin = end

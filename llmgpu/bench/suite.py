@@ -85,7 +85,7 @@ def run_benchmark(
     """
     record.update({"format": FORMAT, "version": VERSION, "complete": False, "results": []})
     text = load_text(options.corpus, options.limit)
-    engines = open_engines(options.devices)
+    engines, record["not_opened"] = open_engines(options.devices)
     record["machine"] = describe_machine([engine.backend for engine in engines])
     record["text"] = text.describe()
     with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:

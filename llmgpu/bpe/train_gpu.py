@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.merges import TrainedMerges
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import BoundKernel, Commands, Device, Download, Kernel
+from llmgpu.gpu import MAX_TIMED, BoundKernel, Commands, Device, Download, Kernel
 from llmgpu.progress import Progress, no_progress
 
 MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
@@ -52,6 +52,7 @@ TABLE_GROWTH = 4
 BYTES_PER_TEXT_BYTE = 13  # two symbol buffers, the mask (4 each) and the text itself
 SUBMIT_SECONDS = 0.2  # aim for one submission: progress and Ctrl-C come between them
 MAX_ITERATIONS = 512  # in one submission
+DISPATCHES = 12  # of one iteration
 ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN = range(0, 72, 12)
 
 
@@ -255,6 +256,7 @@ class _RecountLoop:
         """Iterate until all merges are made or no pair is frequent enough."""
         pending: deque[Download] = deque()
         spare = [Download(self._device) for _ in range(2)]
+        most = MAX_TIMED // DISPATCHES if self._device.timing else MAX_ITERATIONS
         done, iterations, recorded = 0, 4, 0
         status, last = RUNNING, time.perf_counter()
         while True:
@@ -270,7 +272,7 @@ class _RecountLoop:
             done, status = int(state["merge_count"][0]), int(state["status"][0])
             progress("merging", done, merges)
             now = time.perf_counter()
-            iterations = _next_iterations(iterations, now - last)
+            iterations = min(_next_iterations(iterations, now - last), most)
             last = now
             if status == TABLE_FULL and not pending:
                 self._grow_table()
@@ -302,7 +304,7 @@ class _RecountLoop:
 def _next_iterations(iterations: int, seconds: float) -> int:
     """Aim for SUBMIT_SECONDS a submission, changing by a factor of two at most."""
     factor = min(2.0, max(0.5, SUBMIT_SECONDS / max(seconds, 1e-4)))
-    return max(1, min(MAX_ITERATIONS, int(iterations * factor)))
+    return max(1, int(iterations * factor))
 
 
 def gpu_bytes(text_bytes: int) -> int:

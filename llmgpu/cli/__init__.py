@@ -38,6 +38,13 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; that the reader of its output has had enough is no failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            ctx.exit(0)
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmgpu")
@@ -66,8 +73,6 @@ def main() -> None:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = _fail("interrupted", 130)
-    except BrokenPipeError:
-        code = 0  # whoever read our output has had enough
     except MemoryError:
         code = _fail("error: out of memory; use less text (--limit)", 1)
     _close_stdout()

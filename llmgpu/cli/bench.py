@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from llmgpu.bench import suite
+from llmgpu.bench.engines import ALL
 from llmgpu.cli.bench_table import print_results
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import ByteSize, output_options
@@ -22,7 +23,7 @@ from llmgpu.files import atomic_output
     "--device",
     "devices",
     multiple=True,
-    default=(suite.ALL,),
+    default=(ALL,),
     metavar="all|cpu|gpu|NAME",
     help="What to measure; all (the default) is NumPy and every adapter. Repeatable.",
 )

@@ -42,6 +42,7 @@ def _machine_lines(record: dict[str, Any]) -> list[str]:
     return [
         f"machine: {machine['cpu']}, {machine['cpus']} CPUs; {machine['platform']}",
         *(f"adapter: {a['name']} ({a['kind']}), {a['driver']}" for a in machine["adapters"]),
+        *(f"not opened: {name}: {reason}" for name, reason in record["not_opened"].items()),
         f"llmgpu {machine['llmgpu']}{commit}, Python {machine['python']}, "
         f"numpy {machine['numpy']}, wgpu {machine['wgpu']}",
         f"text: {text['source']}, {text['bytes']:,} bytes, SHA-256 {text['sha256'][:12]}",
@@ -69,7 +70,7 @@ def _row(result: dict[str, Any], is_training: bool) -> list[str]:
         cells += [
             f"{times['median']:.3f} s",
             f"{times['min']:.3f}-{times['max']:.3f}",
-            f"{result['mb_per_second']:.1f}",
+            _three_digits(result["mb_per_second"]),
         ]
     else:
         cells += ["-", "-", "-"]
@@ -78,6 +79,10 @@ def _row(result: dict[str, Any], is_training: bool) -> list[str]:
     else:
         cells += [f"{result['tokens']:,}" if "tokens" in result else "-", result.get("match", "-")]
     return [*cells, result.get("answer") or result["note"]]
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _details(result: dict[str, Any]) -> list[str]:

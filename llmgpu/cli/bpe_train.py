@@ -38,9 +38,7 @@ from llmgpu.files import atomic_output
     show_default=True,
     help="How text is cut into pre-tokens, which no token crosses.",
 )
-@click.option(
-    "--min-frequency", default=2, show_default=True, help="Rarer pairs are not merged."
-)
+@click.option("--min-frequency", default=2, show_default=True, help="Rarer pairs are not merged.")
 @click.option(
     "--special-token",
     "special_tokens",

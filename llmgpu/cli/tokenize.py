@@ -184,7 +184,7 @@ def _decode(
 
 
 def _check_fingerprint(source: str, vocabulary: Vocabulary, vocab: str) -> None:
-    made_with = read_side_file(source)["fingerprint"]
+    made_with = str(read_side_file(source)["fingerprint"])
     if made_with != vocabulary.fingerprint:
         raise VocabularyError(
             f"{source} was made with the vocabulary {made_with[:12]}, "

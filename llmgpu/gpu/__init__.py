@@ -13,12 +13,13 @@ Importing this package imports wgpu; `llmgpu.backend` is what decides whether th
 
 from llmgpu.gpu.adapters import AdapterInfo, list_adapters, select_adapter
 from llmgpu.gpu.buffers import Buffer, BufferPool
-from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.commands import MAX_TIMED, Commands
 from llmgpu.gpu.device import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.gpu.transfer import Download, Staging
 
 __all__ = [
+    "MAX_TIMED",
     "WEBGPU_DEFAULT_LIMITS",
     "AdapterInfo",
     "BoundKernel",

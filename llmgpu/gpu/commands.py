@@ -42,6 +42,7 @@ class Commands:
         self._pass: Any = None
         self._fast: native.FastPass | None = None
         self._kept: list[object] = []  # alive until the submission
+        self._finished = False
         self.staging: list[Any] = []  # mapped buffers must not be submitted
         self.timed_labels: list[str] = []
         self._queries: Any = None
@@ -82,7 +83,14 @@ class Commands:
         self._kept.append(buffer)
 
     def finish(self) -> Any:
-        """End recording and return wgpu's command buffer."""
+        """End recording and return wgpu's command buffer; submitting one twice would abort.
+
+        Raises:
+            RuntimeError: these commands were submitted before.
+        """
+        if self._finished:
+            raise RuntimeError("these commands were submitted before; record new ones")
+        self._finished = True
         self._end_pass()
         if self.timed_labels:
             self._resolve_timestamps()
