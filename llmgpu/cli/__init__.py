@@ -38,6 +38,13 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options, where --help and --version print; see `invoke`."""
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError:
+            ctx.exit(0)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run a command; that the reader of its output has had enough is no failure."""
         try:
@@ -64,7 +71,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     try:
         code = cli(standalone_mode=False)
-    except LlmgpuError as error:
+    except (LlmgpuError, OSError) as error:  # OSError: a summary that can't be printed
         if debug:
             raise
         code = _fail(f"error: {' '.join(str(error).split())}", 1)

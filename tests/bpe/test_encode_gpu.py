@@ -1,0 +1,159 @@
+"""The trie kernels against a plain longest-match loop, wherever the text is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.encode_gpu import GpuEncoder
+from llmgpu.bpe.encode_numpy import NumpyEncoder
+from llmgpu.bpe.encoding import Encoder
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.gpu import Device
+from tests.bpe.test_encode_numpy import BYTES, make_vocabulary
+from tests.bpe.test_train_gpu import words
+from tests.reference import bpe as reference
+
+LETTERS = b"ab \n0!\x00\xe4\xb8"
+TEXT = st.lists(st.sampled_from(LETTERS), max_size=400).map(bytes)
+DOCUMENTS = st.lists(TEXT, min_size=1, max_size=4)
+TOKENS = st.lists(
+    st.lists(st.sampled_from(LETTERS), min_size=2, max_size=30).map(bytes),
+    max_size=30,
+    unique=True,
+)
+
+
+def encode(encoder: Encoder, documents: bytes | list[bytes]) -> tuple[list[int], list[int]]:
+    """Return all ids and where the documents begin in them."""
+    ids: list[int] = []
+    starts: list[int] = []
+    for piece in encoder.encode(corpus_from_bytes(documents)):
+        starts += (piece.document_starts + len(ids)).tolist()
+        ids += piece.ids.tolist()
+    return ids, starts
+
+
+def expected(vocabulary: Vocabulary, documents: list[bytes]) -> tuple[list[int], list[int]]:
+    tokens = {token: number for number, token in enumerate(vocabulary.tokens)}
+    ids: list[int] = []
+    starts: list[int] = []
+    for document in documents:
+        starts.append(len(ids))
+        ids += reference.greedy(document, tokens, vocabulary.pattern)
+    return ids, starts
+
+
+@given(
+    documents=DOCUMENTS,
+    tokens=TOKENS,
+    pattern=st.sampled_from(["class", "none"]),
+    slice_bytes=st.sampled_from([40, 333, 5_000]),
+    chunk_bytes=st.sampled_from([1, 7, 64, 1024]),
+    workgroup_size=st.sampled_from([64, 256]),
+)
+def test_ids_are_those_of_a_plain_loop(
+    any_device: Device,
+    documents: list[bytes],
+    tokens: list[bytes],
+    pattern: str,
+    slice_bytes: int,
+    chunk_bytes: int,
+    workgroup_size: int,
+) -> None:
+    vocabulary = make_vocabulary(BYTES + tokens, pattern)
+    encoder = GpuEncoder(
+        any_device,
+        vocabulary,
+        slice_bytes,
+        chunk_bytes=chunk_bytes,
+        workgroup_size=workgroup_size,
+    )
+    assert encode(encoder, documents) == expected(vocabulary, documents)
+
+
+CHINESE = "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏".encode()
+LONG_TEXTS = {
+    "words": words(1, 150_000, 5_000),
+    "chinese": CHINESE * 4_000,
+    "binary": bytes(np.random.default_rng(2).integers(0, 256, 300_000, np.uint8)),
+    "spaces": b" " * 70_000 + b"x" + b"\n" * 5_000,
+}
+
+
+@pytest.mark.parametrize("name", sorted(LONG_TEXTS))
+@pytest.mark.parametrize("pattern", ["class", "none"])
+def test_numpy_gives_the_same_ids(device: Device, name: str, pattern: str) -> None:
+    text = LONG_TEXTS[name]
+    pairs = {text[i : i + length] for i in range(0, 3_000, 3) for length in (2, 3, 6, 11)}
+    vocabulary = make_vocabulary(BYTES + sorted(pair for pair in pairs if len(pair) > 1), pattern)
+    on_cpu = encode(NumpyEncoder(vocabulary), text)
+    for slice_bytes, chunk_bytes in ((None, 256), (100_000, 64)):
+        encoder = GpuEncoder(device, vocabulary, slice_bytes, chunk_bytes=chunk_bytes)
+        assert encode(encoder, text) == on_cpu
+
+
+def test_ten_megabytes_of_one_letter(device: Device) -> None:
+    vocabulary = make_vocabulary([*BYTES, b"a" * 2, b"a" * 7], "class")
+    size = 10_000_003
+    ids = np.concatenate(
+        [
+            piece.ids
+            for piece in GpuEncoder(device, vocabulary).encode(corpus_from_bytes(b"a" * size))
+        ]
+    )
+    sevens, rest = divmod(size, 7)
+    twos, ones = divmod(rest, 2)
+    assert ids.tolist() == [257] * sevens + [256] * twos + [97] * ones
+
+
+def test_tokens_longer_than_chunks_are_found(device: Device) -> None:
+    long = bytes(range(97, 123)) * 40
+    vocabulary = make_vocabulary([*BYTES, long], "class")
+    encoder = GpuEncoder(device, vocabulary, 3_000, chunk_bytes=16)
+    assert encode(encoder, b"x" + long * 5 + b"y")[0] == [120, *[256] * 5, 121]
+
+
+def test_a_byte_without_a_token_is_named(device: Device) -> None:
+    vocabulary = make_vocabulary([bytes([value]) for value in range(256) if value != 0x7A], "class")
+    encoder = GpuEncoder(device, vocabulary, 100, chunk_bytes=8)
+    with pytest.raises(InputError, match=r"0x7a at offset 1234 of the text"):
+        encode(encoder, b"ab " * 411 + b"\nz" + b"ab" * 50)
+    assert encode(encoder, b"ab")[0] == [97, 98]  # and the encoder still works
+
+
+def test_the_unknown_token_stands_for_it(device: Device) -> None:
+    tokens = [bytes([value]) for value in range(256) if value != 0x7A]
+    vocabulary = make_vocabulary([*tokens, b"<unk>"], "class", unknown_token=255)
+    documents = [b"azz", b"", b"zb"]
+    on_cpu = encode(NumpyEncoder(vocabulary), documents)
+    assert encode(GpuEncoder(device, vocabulary), documents) == on_cpu
+    assert on_cpu == ([97, 255, 255, 255, 98], [0, 3, 3])
+
+
+def test_an_abandoned_text_does_not_disturb_the_next(device: Device) -> None:
+    vocabulary = make_vocabulary(BYTES, "class")
+    encoder = GpuEncoder(device, vocabulary, 1_000)
+    pieces = encoder.encode(corpus_from_bytes(b"ab" * 20_000))
+    first = next(iter(pieces))
+    assert first.ids[0] == 97
+    pieces.close()  # type: ignore[attr-defined]
+    assert encode(encoder, b"abc")[0] == [97, 98, 99]
+
+
+def test_a_second_text_allocates_no_slots(device: Device) -> None:
+    encoder = GpuEncoder(device, make_vocabulary(BYTES, "class"), 1_000)
+    encode(encoder, b"ab" * 5_000)
+    slots = encoder.take_slots()
+    encoder.return_slots(slots)
+    encode(encoder, b"ba" * 5_000)
+    assert encoder.take_slots() is slots
+
+
+def test_chunk_size_out_of_range(device: Device) -> None:
+    with pytest.raises(ValueError, match="chunk_bytes is 4096"):
+        GpuEncoder(device, make_vocabulary(BYTES, "class"), chunk_bytes=4096)

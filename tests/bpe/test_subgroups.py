@@ -1,0 +1,55 @@
+"""The same results for subgroup sizes 4, 8 and 16, which Mesa's software driver can be told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llmgpu.gpu import Device
+
+CHILD = """
+import sys
+import numpy as np
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.training import TrainingOptions, train_vocabulary
+from llmgpu.gpu import Device
+from tests.bpe.test_train_gpu import words
+
+device = Device()
+assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size
+text = words(7, 6_000, 900) + b"a" * 3_000
+backends = NUMPY, Backend(device, device.name)
+made = [
+    train_vocabulary(corpus_from_bytes(text), TrainingOptions(356), backend).vocabulary
+    for backend in backends
+]
+assert made[0].to_bytes() == made[1].to_bytes()
+ids = [
+    np.concatenate([p.ids for p in open_encoder(made[0], b).encode(corpus_from_bytes(text))])
+    for b in backends
+]
+assert np.array_equal(*ids)
+"""
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_results_do_not_depend_on_the_subgroup_size(device: Device, size: int) -> None:
+    if "llvmpipe" not in device.name:
+        pytest.skip("only Mesa's software driver can change its subgroup size")
+    environment = os.environ | {
+        "LP_NATIVE_VECTOR_WIDTH": str(32 * size),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(size)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

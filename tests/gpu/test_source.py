@@ -1,0 +1,95 @@
+"""What is on disk: every kernel compiles, its header is true, and the host knows its structs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe import encode_gpu, train_gpu
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
+from llmgpu.gpu.source import compose, read_wgsl
+
+WGSL = Path(__file__).parents[2] / "wgsl"
+KERNELS = sorted(
+    str(path.relative_to(WGSL))
+    for path in WGSL.rglob("*.wgsl")
+    if "@compute" in path.read_text(encoding="utf-8")
+)
+HEADER_LINE = re.compile(r"^// binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\b", re.MULTILINE)
+FIELD = re.compile(r"^\s*(\w+): u32,", re.MULTILINE)
+CONSTANT = re.compile(r"const (\w+): u32 = (\w+)u;")
+
+
+def struct_fields(file: str, struct: str) -> list[str]:
+    body = read_wgsl(file).split(f"struct {struct} {{")[1].split("}")[0]
+    return FIELD.findall(body)
+
+
+@pytest.mark.parametrize("file", KERNELS)
+def test_every_kernel_compiles(any_device: Device, file: str) -> None:
+    if "probe_subgroups" in file and not any_device.subgroup_size:
+        pytest.skip("asks for subgroups")
+    kernel = any_device.kernel(file)
+    assert kernel is any_device.kernel(file)
+
+
+@pytest.mark.parametrize("file", KERNELS)
+def test_headers_list_the_bindings(file: str) -> None:
+    source = compose(file, {"scan": "common/scan_shared.wgsl"})
+    declared = [(b.index, b.name, b.access) for b in source.bindings]
+    listed = [(int(i), name, access) for i, name, access in HEADER_LINE.findall(read_wgsl(file))]
+    assert listed == declared
+    assert [index for index, _, _ in declared] == list(range(len(declared)))
+
+
+def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
+    for file in KERNELS:
+        source = compose(file, {"scan": "common/scan_shared.wgsl"})
+        assert sum(binding.access != "uniform" for binding in source.bindings) <= 8, file
+
+
+def test_structs_are_those_of_the_host() -> None:
+    assert struct_fields("bpe/iter_state.wgsl", "IterState") == list(train_gpu.STATE.names or ())
+    assert struct_fields("trie/params.wgsl", "TrieParams") == list(encode_gpu.PARAMS.names or ())
+
+
+def test_constants_are_those_of_the_host() -> None:
+    shader = dict(CONSTANT.findall(read_wgsl("bpe/iter_state.wgsl")))
+    for name in ("ARGS_COUNT", "ARGS_BLOCKS", "ARGS_SCAN", "ARGS_SINGLE", "ARGS_RUNS"):
+        assert 12 * int(shader[name]) == getattr(train_gpu, name)
+    for name in ("RUNNING", "FINISHED", "TABLE_FULL"):
+        assert int(shader[name]) == getattr(train_gpu, name)
+    shader = dict(CONSTANT.findall(read_wgsl("trie/params.wgsl")))
+    for name in ("STATE_CARRY", "STATE_TOTAL", "STATE_UNMATCHED", "STATE_UNMATCHED_BYTE"):
+        assert int(shader[name]) == getattr(encode_gpu, name)
+    assert int(shader["NO_TOKEN"], 16) == encode_gpu.NONE
+    shader = dict(CONSTANT.findall(read_wgsl("common/pretoken.wgsl")))
+    for name, code in train_gpu.PATTERN_CODES.items():
+        assert int(shader[f"PATTERN_{name.upper()}"]) == code
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"wgsl/no/such\.wgsl is missing"):
+        compose("no/such.wgsl", {})
+
+
+def test_an_unknown_constant_does_not_compile(device: Device) -> None:
+    with pytest.raises(DeviceError, match="bpe_setup_merge does not compile"):
+        device.kernel("bpe/05_setup_merge.wgsl", NO_SUCH_CONSTANT=1)
+
+
+def test_constants_beyond_the_adapter_s_limits_are_refused(portable_device: Device) -> None:
+    with pytest.raises(DeviceError, match=r"max-compute-workgroup-storage-size of 32768"):
+        portable_device.kernel("bpe/02_pair_count.wgsl", LOCAL_TABLE_SIZE=4096)
+    with pytest.raises(DeviceError, match=r"invocations-per-workgroup of 512.* has 256"):
+        portable_device.kernel("bpe/09_scan_pass1.wgsl", WORKGROUP_SIZE=512)
+
+
+def test_probe_numbers_lanes_in_order(device: Device) -> None:
+    if "subgroup" in device.features:
+        assert device.subgroup_size in (4, 8, 16, 32, 64, 128)
+        assert np.log2(device.subgroup_size) % 1 == 0
