@@ -1,0 +1,148 @@
+"""``llmgpu bpe-train`` as a process: files, streams, exit codes, interrupts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmgpu.bpe.vocabulary import Vocabulary
+from tests.cli.conftest import Run, environment
+
+
+def fails(done: subprocess.CompletedProcess[bytes], code: int, message: str) -> None:
+    """Check that a command failed with one line and left no result behind."""
+    assert done.returncode == code, done.stderr
+    stderr = done.stderr.decode()
+    assert message in stderr and "Traceback" not in stderr
+    if code == 1:
+        assert [line for line in stderr.splitlines() if line.startswith("error: ")] == [
+            stderr.splitlines()[-1]
+        ]
+
+
+def test_devices_write_the_same_file(llmgpu: Run, corpus: Path, device_name: str) -> None:
+    options = ("--vocab-size", "350", "--special-token", "<|end|>")
+    done = llmgpu("bpe-train", str(corpus), "-o", "a.bin", "--device", device_name, *options)
+    assert done.returncode == 0 and done.stdout == b""
+    assert b"training on" in done.stderr and b"of memory" in done.stderr
+    assert b"350 tokens from" in done.stderr
+    llmgpu("bpe-train", str(corpus), "-o", "b.bin", "--device", "cpu", *options)
+    folder = corpus.parent
+    assert (folder / "a.bin").read_bytes() == (folder / "b.bin").read_bytes()
+    assert Vocabulary.load(folder / "a.bin").special_tokens == {"<|end|>": 349}
+
+
+def test_stdin_and_stdout(llmgpu: Run, corpus: Path) -> None:
+    data = corpus.read_bytes()
+    arguments = ("--device", "cpu", "--vocab-size", "300")
+    done = llmgpu("bpe-train", "-", "-o", "-", "--json", *arguments, stdin=data)
+    assert done.returncode == 0
+    vocabulary = Vocabulary.from_bytes(done.stdout)
+    summary = json.loads(done.stderr.splitlines()[-1])
+    assert summary["vocab_size"] == vocabulary.size == 300
+    assert summary["fingerprint"] == vocabulary.fingerprint
+    assert summary["text_bytes"] == len(data)
+
+
+def test_quiet_and_json(llmgpu: Run, corpus: Path) -> None:
+    done = llmgpu(
+        "bpe-train", str(corpus), "-q", "--json", "--vocab-size", "260", "--device", "cpu"
+    )
+    assert done.stderr == b""
+    assert json.loads(done.stdout)["merges"] == 4
+
+
+def test_a_small_corpus_gives_a_smaller_vocabulary(llmgpu: Run, device_name: str) -> None:
+    done = llmgpu("bpe-train", "-", "--device", device_name, stdin=b"abcabcab")
+    assert done.returncode == 0
+    assert b"note: 32768 tokens asked for, 258 made: after 2 merges" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.txt"], 1, "missing.txt"),
+        (["empty.txt"], 1, "the corpus is empty"),
+        (["*.nothing"], 1, "*.nothing"),
+        (["corpus.txt", "--vocab-size", "255"], 1, "the vocabulary size is 255"),
+        (["corpus.txt", "--device", "no-such-gpu"], 1, "no-such-gpu"),
+        (["corpus.txt", "--limit", "ten"], 2, "is not a size"),
+        (["corpus.txt", "--pattern", "gpt9"], 2, "gpt9"),
+        (["bad.txt", "--encoding-errors", "strict"], 1, "bad.txt"),
+        (["corpus.txt", "-o", "no/such/folder/v.bin"], 1, "no/such/folder"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_bad_input(
+    llmgpu: Run, corpus: Path, arguments: list[str], code: int, message: str
+) -> None:
+    folder = corpus.parent
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "bad.txt").write_bytes(b"good \xff bad")
+    before = sorted(folder.iterdir())
+    options = [] if "--device" in arguments else ["--device", "cpu"]
+    fails(llmgpu("bpe-train", *arguments, *options), code, message)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_full_disk(llmgpu: Run, corpus: Path) -> None:
+    done = llmgpu("bpe-train", str(corpus), "-o", "/dev/full", "--device", "cpu")
+    fails(done, 1, "/dev/full")
+
+
+def test_debug_shows_the_traceback(llmgpu: Run) -> None:
+    done = llmgpu("bpe-train", "missing.txt", "--debug")
+    assert done.returncode == 1 and b"Traceback" in done.stderr
+
+
+def test_a_failure_keeps_the_old_file(llmgpu: Run, vocab: Path) -> None:
+    before = vocab.read_bytes()
+    fails(llmgpu("bpe-train", "-", "-o", str(vocab), "--device", "cpu"), 1, "empty")
+    assert vocab.read_bytes() == before
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, device_name: str) -> None:
+    arguments = ["bpe-train", "-", "--device", device_name, "--pattern", "none"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdin is not None and child.stderr is not None
+        child.stderr.readline()  # the line that names the device: the command is under way
+        child.stdin.write(b"text that never ends " * 1000)
+        child.stdin.flush()
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=30) == 130
+        assert b"Traceback" not in child.stderr.read()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_while_the_adapter_merges(tmp_path: Path, corpus: Path) -> None:
+    corpus.write_bytes(corpus.read_bytes() * 60)
+    with subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", "bpe-train", "corpus.txt", "--device", "gpu"],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stderr is not None
+        lines = [child.stderr.readline(), child.stderr.readline()]
+        time.sleep(1.5)
+        child.send_signal(signal.SIGINT)
+        code = child.wait(timeout=60)
+        rest = child.stderr.read()
+    if b"no GPU adapter" in lines[0]:
+        pytest.skip("no adapter")
+    assert code == 130, rest
+    assert rest.splitlines()[-1] == b"interrupted"
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

@@ -1,0 +1,163 @@
+"""``llmgpu tokenize`` as a process: formats, streams, the way back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe.token_files import FORMATS
+from llmgpu.bpe.vocabulary import Vocabulary
+from tests.cli.conftest import Run, environment
+from tests.cli.test_bpe_train import fails
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_come_back(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str, name: str
+) -> None:
+    arguments = ("--vocab", "v.bin", "--format", name)
+    done = llmgpu("tokenize", "corpus.txt", *arguments, "-o", "out", "--device", device_name)
+    assert done.returncode == 0 and done.stdout == b"", done.stderr
+    back = llmgpu("tokenize", "out", *arguments, "--decode")
+    assert back.returncode == 0 and back.stdout == corpus.read_bytes(), back.stderr
+    on_cpu = llmgpu("tokenize", "corpus.txt", *arguments, "-o", "cpu", "--device", "cpu")
+    assert on_cpu.returncode == 0
+    folder = corpus.parent
+    assert (folder / "out").read_bytes() == (folder / "cpu").read_bytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_pipes_come_back(llmgpu: Run, corpus: Path, vocab: Path, name: str) -> None:
+    arguments = ("tokenize", "--vocab", "v.bin", "--format", name, "--quiet")
+    data = corpus.read_bytes() + b"\x00\xff\xfe end"
+    ids = llmgpu(*arguments, "--device", "cpu", stdin=data)
+    assert ids.returncode == 0 and ids.stderr == b""
+    back = llmgpu(*arguments, "--decode", stdin=ids.stdout)
+    assert back.returncode == 0 and back.stdout == data, back.stderr
+
+
+def test_side_file_and_dtype(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    llmgpu("tokenize", "corpus.txt", "--vocab", "v.bin", "--format", "bin", "-o", "ids.bin")
+    side = json.loads((corpus.parent / "ids.bin.json").read_text())
+    ids = np.fromfile(corpus.parent / "ids.bin", np.uint16)
+    vocabulary = Vocabulary.load(vocab)
+    assert side["fingerprint"] == vocabulary.fingerprint
+    assert side["count"] == len(ids) and side["bytes"] == corpus.stat().st_size
+    assert vocabulary.decode(ids) == corpus.read_bytes()
+
+
+def test_count_and_json(llmgpu: Run, corpus: Path, vocab: Path, device_name: str) -> None:
+    arguments = ("tokenize", "corpus.txt", "--vocab", "v.bin", "--device", device_name)
+    counted = llmgpu(*arguments, "--count")
+    listed = llmgpu(*arguments, "--json")
+    assert int(counted.stdout) == len(listed.stdout.split())
+    summary = json.loads(listed.stderr.splitlines()[-1])
+    assert summary["tokens"] == int(counted.stdout)
+    assert json.loads(llmgpu(*arguments, "--count", "--json").stdout)["tokens"] == summary["tokens"]
+
+
+def test_documents_of_all_kinds(llmgpu: Run, vocab: Path, device_name: str) -> None:
+    folder = vocab.parent / "docs"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"body": "one two"}\n{"body": ""}\n')
+    (folder / "b.txt.gz").write_bytes(gzip.compress(b"three<|>four"))
+    (folder / "c.txt").write_bytes(b"five")
+    arguments = ("--text-field", "body", "--doc-separator", "<|>", "--format", "jsonl")
+    done = llmgpu("tokenize", "docs", "--vocab", "v.bin", "--device", device_name, *arguments)
+    vocabulary = Vocabulary.load(vocab)
+    texts = [
+        vocabulary.decode(np.array(json.loads(line)["ids"], np.int64))
+        for line in done.stdout.splitlines()
+    ]
+    assert texts == [b"one two", b"", b"three", b"four", b"five"]
+
+
+def test_lines_are_written_as_they_come(vocab: Path, device_name: str) -> None:
+    arguments = ["tokenize", "--vocab", "v.bin", "--line-documents", "--device", device_name]
+    with subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", *arguments],
+        cwd=vocab.parent,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        vocabulary = Vocabulary.load(vocab)
+        for line in (b"first line\n", b"\n", b"third\n"):
+            child.stdin.write(line)
+            child.stdin.flush()
+            ids = np.array(child.stdout.readline().split(), np.int64)  # before the next is sent
+            assert vocabulary.decode(ids) == line
+        child.stdin.close()
+        assert child.stdout.read() == b""
+        assert child.wait(timeout=30) == 0
+
+
+def test_empty_stdin(llmgpu: Run, vocab: Path, device_name: str) -> None:
+    done = llmgpu("tokenize", "--vocab", "v.bin", "--device", device_name, stdin=b"")
+    assert done.returncode == 0 and done.stdout in (b"", b"\n")
+    counted = llmgpu("tokenize", "--vocab", "v.bin", "--count", "-q", stdin=b"")
+    assert counted.stdout == b"0\n"
+
+
+def test_a_closed_pipe_is_no_error(corpus: Path, vocab: Path, device_name: str) -> None:
+    corpus.write_bytes(corpus.read_bytes() * 30)
+    command = (
+        f"cat corpus.txt | {sys.executable} -m llmgpu tokenize --vocab v.bin -q --line-documents "
+        f"--device {device_name} | head -1"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=corpus.parent,
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout.count(b"\n") == 1 and done.stderr == b""
+    assert done.returncode in (0, 141)  # 141: cat was cut off, by SIGPIPE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.txt"], 1, "missing.txt"),
+        (["corpus.txt", "-o", "/dev/full"], 1, "/dev/full"),
+        (["corpus.txt", "--vocab", "missing.bin"], 1, "missing.bin"),
+        (["corpus.txt", "--vocab", "corpus.txt"], 1, "corpus.txt"),
+        (["corpus.txt", "--vocab", "short.bin"], 1, "short.bin"),
+        (["corpus.txt", "--match", "bpe"], 2, "bpe"),
+        (["corpus.txt", "--format", "xml"], 2, "xml"),
+        (["ids.txt", "--decode"], 1, "400"),
+        (["words.txt", "--decode"], 1, "words.txt"),
+        (["ids.txt", "--decode", "--count"], 2, "--decode"),
+        (["bad.jsonl"], 1, "bad.jsonl"),
+    ],
+)
+def test_bad_input(
+    llmgpu: Run, corpus: Path, vocab: Path, arguments: list[str], code: int, message: str
+) -> None:
+    folder = corpus.parent
+    (folder / "short.bin").write_bytes(vocab.read_bytes()[:-100])
+    (folder / "ids.txt").write_text("1 2 400\n")
+    (folder / "words.txt").write_text("1 two 3\n")
+    (folder / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    before = sorted(folder.iterdir())
+    options = [] if "--vocab" in arguments else ["--vocab", "v.bin"]
+    target = [] if "-o" in arguments else ["-o", "out"]
+    fails(llmgpu("tokenize", *arguments, *options, *target), code, message)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_token_file_of_another_vocabulary(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    llmgpu("bpe-train", "corpus.txt", "-o", "other.bin", "--vocab-size", "300", "--device", "cpu")
+    llmgpu("tokenize", "corpus.txt", "--vocab", "v.bin", "--format", "bin", "-o", "ids.bin")
+    done = llmgpu("tokenize", "ids.bin", "--decode", "--format", "bin", "--vocab", "other.bin")
+    fails(done, 1, "ids.bin was made with the vocabulary")
+    assert b"other.bin" in done.stderr
