@@ -40,7 +40,7 @@ PARAMS = np.dtype(
 )  # TrieParams in wgsl/trie/params.wgsl
 # STATE_* in wgsl/trie/params.wgsl
 STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE, STATE_WORDS = range(5)
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 16 << 20
 SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = 1024  # MAX_CHUNK in wgsl/trie/01_long_exit.wgsl
