@@ -5,12 +5,15 @@
 - Devices and pipes are written directly. ``-`` is standard output; a path that names an open
   descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it stands, so that ``>>``
   of a shell still appends.
+- An interrupt may fall between the making of a temporary file and the block that would remove it,
+  so what is left of them is removed at exit.
 - An operating system's error becomes an OutputError with the path and the reason, except a broken
   pipe: whether a reader that went away matters is for the caller to say.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import re
@@ -28,6 +31,16 @@ STANDARD_OUTPUT = "-"
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
+
+_unfinished: set[tuple[int, str]] = set()  # process that made it, temporary file
+
+
+@atexit.register
+def _remove_unfinished() -> None:
+    for process, temporary in _unfinished:
+        if process == os.getpid():
+            with suppress(OSError):
+                os.unlink(temporary)
 
 
 @contextmanager
@@ -70,7 +83,7 @@ class OutputFile:
                 self.stream.close()
                 if self._temporary is not None:
                     os.replace(self._temporary, self._target)
-                    self._temporary = None
+                    self._forget()
         except BaseException:
             self.discard()
             raise
@@ -83,7 +96,11 @@ class OutputFile:
         if self._temporary is not None:
             with suppress(OSError):
                 os.unlink(self._temporary)
-            self._temporary = None
+            self._forget()
+
+    def _forget(self) -> None:
+        _unfinished.discard((os.getpid(), str(self._temporary)))
+        self._temporary = None
 
     def _open_temporary(self) -> BinaryIO:
         self._target = os.path.realpath(self.path)
@@ -92,11 +109,13 @@ class OutputFile:
         temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(6)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._temporary = temporary
+        _unfinished.add((os.getpid(), temporary))
         try:
             stream = os.fdopen(os.open(temporary, flags, 0o666), "wb")
             if mode is not None:
                 os.chmod(temporary, mode)
         except BaseException:
+            self._forget()
             with suppress(OSError):
                 os.unlink(temporary)
             raise
