@@ -20,6 +20,7 @@ from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
 from llmgpu.bpe.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.train_gpu import PATTERN_CODES
 from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
 
 NONE = 0xFFFFFFFF  # NO_TOKEN, NO_BYTE in wgsl/trie/params.wgsl
@@ -45,6 +46,7 @@ SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = 1024  # MAX_CHUNK in wgsl/trie/01_long_exit.wgsl
 COMPACT_WORKGROUP = 64
+STEPS_PER_BYTE = 9  # loop iterations of a match: the byte, and a binary search of 256 children
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 
 
@@ -62,7 +64,7 @@ class GpuEncoder:
     ) -> None:
         """Compile the kernels and upload the trie.
 
-        slice_bytes, chunk_bytes: how the text is cut; the ids depend on neither.
+        slice_bytes, chunk_bytes: how the text is cut, at most; the ids depend on neither.
 
         Raises:
             DeviceError: the adapter's limits are too small for the vocabulary.
@@ -71,12 +73,15 @@ class GpuEncoder:
             raise ValueError(f"chunk_bytes is {chunk_bytes}, not from 1 to {MAX_CHUNK_BYTES}")
         self._device = device
         self._vocabulary = vocabulary
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes = chunk_bytes = min(
+            chunk_bytes, _positions_per_thread(device, vocabulary)
+        )
         self._wg = workgroup_size
         self._lookahead = max(1, vocabulary.trie.longest)
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
-        most = device.max_binding_bytes // 4 // chunk_bytes * chunk_bytes
+        chunks = min(device.max_binding_bytes // 4 // chunk_bytes, device.max_loop_iterations)
+        most = chunks * chunk_bytes
         self._slice_bytes = min(max(slice_bytes, self._lookahead + 1), most)
         self._kernels = self._compile()
         self._nodes = self._upload("trie nodes", vocabulary.trie.nodes)
@@ -100,7 +105,7 @@ class GpuEncoder:
         match = size | {"PATTERN": PATTERN_CODES[self._vocabulary.pattern]}
         kernels = self._device.prepare(
             [
-                ("trie/00_chunk_entry.wgsl", match),
+                ("trie/00_chunk_entry.wgsl", match | {"LOOK_BACK": self._chunk_bytes}),
                 ("trie/01_long_exit.wgsl", match),
                 ("trie/02_long_chain.wgsl", size),
                 ("trie/03_tokenizer_chunked.wgsl", match),
@@ -307,3 +312,21 @@ class _Run:
         lengths = self._lengths[ids]
         token_starts = self._carry + np.cumsum(lengths) - lengths
         return np.searchsorted(token_starts, positions, side="left")
+
+
+def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
+    """Return at how many positions a thread may match tokens in one dispatch, 1 or more.
+
+    A match walks as many bytes as the longest token has, with up to 8 steps of a search for each.
+
+    Raises:
+        DeviceError: not even one position.
+    """
+    longest = max(1, vocabulary.trie.longest)
+    positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)
+    if positions < 1:
+        raise DeviceError(
+            f"the vocabulary's longest token has {longest} bytes, {device.name} matches at most "
+            f"{device.max_loop_iterations // STEPS_PER_BYTE}; use --device cpu"
+        )
+    return positions

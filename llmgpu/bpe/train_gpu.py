@@ -84,7 +84,9 @@ def train(
             f"{MAX_TOKENS} at most; ask for fewer or use --device cpu"
         )
     loop = _RecountLoop(device, len(text), pattern, workgroup_size, table_slots)
-    loop.load(text, document_starts, byte_ranks, merges, max(min_frequency, 1))
+    # No pair occurs as often as 32 bits count, so a larger minimum means the same.
+    frequency = min(max(min_frequency, 1), 0xFFFFFFFF)
+    loop.load(text, document_starts, byte_ranks, merges, frequency)
     return loop.run(merges, byte_ranks, progress)
 
 

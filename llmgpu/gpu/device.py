@@ -35,6 +35,10 @@ WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
     "max-compute-workgroup-size-x": 256,
 }
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
+# Loop iterations, nested ones and all, that one thread may need in a dispatch. Mesa's software
+# driver ends a thread's loops in silence after 65 535; elsewhere it keeps watchdogs away.
+SOFTWARE_LOOP_ITERATIONS = 60_000
+HARDWARE_LOOP_ITERATIONS = 1 << 22
 SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
 UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
 
@@ -101,6 +105,11 @@ class Device:
     def is_software(self) -> bool:
         """Whether the device computes on the CPU."""
         return self.adapter.is_software
+
+    @property
+    def max_loop_iterations(self) -> int:
+        """Loop iterations that a kernel may ask of one thread in a dispatch."""
+        return SOFTWARE_LOOP_ITERATIONS if self.is_software else HARDWARE_LOOP_ITERATIONS
 
     def kernel(self, file: str, **constants: int) -> Kernel:
         """Return the kernel in wgsl/`file` with these override constants, compiled once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from llmgpu.bpe.encode_gpu import GpuEncoder
 from llmgpu.bpe.encode_numpy import NumpyEncoder
 from llmgpu.bpe.encoding import Encoder
 from llmgpu.bpe.vocabulary import Vocabulary
-from llmgpu.errors import InputError
+from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
 from tests.bpe.test_encode_numpy import BYTES, make_vocabulary
 from tests.bpe.test_train_gpu import words
@@ -97,6 +99,76 @@ def test_numpy_gives_the_same_ids(device: Device, name: str, pattern: str) -> No
         assert encode(encoder, text) == on_cpu
 
 
+@pytest.mark.parametrize("workgroup_size", [64, 256])
+def test_more_than_65535_chunks(any_device: Device, workgroup_size: int) -> None:
+    text = words(3, 40_000, 2_000)
+    assert len(text) > 140_000
+    vocabulary = make_vocabulary([*BYTES, b"et", b" e", b"ao", b"eta"], "class")
+    encoder = GpuEncoder(
+        any_device, vocabulary, len(text) + 1_000, chunk_bytes=2, workgroup_size=workgroup_size
+    )
+    assert encode(encoder, text) == encode(NumpyEncoder(vocabulary), text)
+
+
+def test_more_than_65535_chunks_some_in_long_words(device: Device) -> None:
+    # Ten long words, so that no thread of trie_long_chain walks over very many chunks.
+    letters = np.random.default_rng(4).choice(np.frombuffer(b"ab", np.uint8), 20_000)
+    text = b"\n".join([letters.tobytes()] * 10)
+    vocabulary = make_vocabulary([*BYTES, b"ab", b"bb", b"abb", b"a" * 9], "class")
+    encoder = GpuEncoder(device, vocabulary, len(text) + 1_000, chunk_bytes=2)
+    assert encode(encoder, text) == encode(NumpyEncoder(vocabulary), text)
+
+
+@pytest.mark.parametrize(
+    ("longest", "size", "chunk_bytes"), [(200, 4_000, 256), (64, 4_000, 1024), (3, 66_000, 1)]
+)
+def test_long_walks_lose_no_ids(device: Device, longest: int, size: int, chunk_bytes: int) -> None:
+    # From every position the walk goes deep and comes back with one byte.
+    vocabulary = make_vocabulary([*BYTES, b"a" * longest + b"b"], "class")
+    encoder = GpuEncoder(device, vocabulary, 1 << 20, chunk_bytes=chunk_bytes)
+    assert encode(encoder, b"a" * size)[0] == [97] * size
+
+
+def test_two_texts_at_a_time(device: Device) -> None:
+    vocabulary = make_vocabulary([*BYTES, b"ab", b"ba"], "none")
+    encoder = GpuEncoder(device, vocabulary, 1_000)
+    texts = [b"ab" * 6_000 + b"x", b"bab" * 4_000]
+    sources = [iter(encoder.encode(corpus_from_bytes(text))) for text in texts]
+    ids: list[list[int]] = [[], []]
+    open_sources = [0, 1]
+    while open_sources:
+        for k in list(open_sources):
+            piece = next(sources[k], None)
+            if piece is None:
+                open_sources.remove(k)
+            else:
+                ids[k] += piece.ids.tolist()
+    for got, text in zip(ids, texts, strict=True):
+        assert got == encode(NumpyEncoder(vocabulary), text)[0]
+
+
+def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
+    if "timestamp-query" not in device.features:
+        pytest.skip("no timestamp queries")
+    vocabulary = make_vocabulary([*BYTES, b"ab"], "class")
+    device.gpu_seconds.clear()
+    device.timing = True
+    try:
+        ids, _ = encode(GpuEncoder(device, vocabulary, 3_000), b"ab" * 5_000)
+    finally:
+        device.timing = False
+    assert ids == [256] * 5_000
+    assert len(device.gpu_seconds) == 6
+
+
+def test_a_vocabulary_larger_than_the_adapter_takes_is_refused() -> None:
+    small = Device(limits={"max-storage-buffer-binding-size": 1 << 16})
+    pairs = [bytes([a, b]) for a in range(97, 123) for b in range(256)]
+    vocabulary = make_vocabulary([*BYTES, *pairs], "class")
+    with pytest.raises(DeviceError, match=r"trie nodes needs \d+ bytes, .* binds at most 65536"):
+        GpuEncoder(small, vocabulary)
+
+
 def test_ten_megabytes_of_one_letter(device: Device) -> None:
     vocabulary = make_vocabulary([*BYTES, b"a" * 2, b"a" * 7], "class")
     size = 10_000_003
@@ -145,15 +217,32 @@ def test_an_abandoned_text_does_not_disturb_the_next(device: Device) -> None:
     assert encode(encoder, b"abc")[0] == [97, 98, 99]
 
 
-def test_a_second_text_allocates_no_slots(device: Device) -> None:
-    encoder = GpuEncoder(device, make_vocabulary(BYTES, "class"), 1_000)
+class CountingDevice(Device):
+    """A device that counts the buffers it makes, of every kind."""
+
+    made = 0
+
+    def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
+        self.made += 1
+        return super().create_handle(label, nbytes, usage)
+
+
+def test_a_second_text_allocates_nothing(device: Device) -> None:
+    counting = CountingDevice(device.adapter)
+    encoder = GpuEncoder(counting, make_vocabulary(BYTES, "class"), 1_000)
     encode(encoder, b"ab" * 5_000)
-    slots = encoder.take_slots()
-    encoder.return_slots(slots)
+    made = counting.made
     encode(encoder, b"ba" * 5_000)
-    assert encoder.take_slots() is slots
+    assert made > 0 and counting.made == made
 
 
 def test_chunk_size_out_of_range(device: Device) -> None:
     with pytest.raises(ValueError, match="chunk_bytes is 4096"):
         GpuEncoder(device, make_vocabulary(BYTES, "class"), chunk_bytes=4096)
+
+
+def test_a_token_too_long_for_a_thread_is_refused(device: Device) -> None:
+    most = device.max_loop_iterations // 9
+    vocabulary = make_vocabulary([*BYTES, b"a" * (most + 1)], "class")
+    with pytest.raises(DeviceError, match=rf"longest token has {most + 1} bytes.*--device cpu"):
+        GpuEncoder(device, vocabulary)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llmgpu.bpe import train_gpu, train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
@@ -37,6 +38,32 @@ def train(
         byte_ranks=byte_ranks(tie),
         **options,  # type: ignore[arg-type]
     )
+
+
+def replay(
+    documents: list[bytes], merges: list[tuple[int, int]], pattern: str
+) -> tuple[list[int], int]:
+    """Return how often each pair occurs when it is merged, and the symbols left at the end."""
+    pieces = [tuple(piece) for text in documents for piece in reference.pre_tokens(text, pattern)]
+    counts = []
+    for number, pair in enumerate(merges):
+        counts.append(sum(list(itertools.pairwise(piece)).count(pair) for piece in pieces))
+        pieces = [reference.merge_word(piece, pair, 256 + number) for piece in pieces]
+    return counts, sum(map(len, pieces))
+
+
+def merge_everywhere(
+    symbols: NDArray[np.int64], left: int, right: int, new: int
+) -> NDArray[np.int64]:
+    """Merge a pair in a text without pre-tokens, from the left in runs of one symbol."""
+    first = np.flatnonzero((symbols[:-1] == left) & (symbols[1:] == right))
+    if left == right:
+        begins = np.flatnonzero(np.diff(first, prepend=-2) != 1)  # in first
+        place = np.arange(len(first)) - np.repeat(begins, np.diff(begins, append=len(first)))
+        first = first[place % 2 == 0]
+    merged = symbols.copy()
+    merged[first] = new
+    return np.delete(merged, first + 1)
 
 
 def words(seed: int, count: int, distinct: int) -> bytes:
@@ -77,6 +104,8 @@ def test_merges_are_those_of_the_sequential_algorithm(
     )
     expected = reference.train(documents, 20, pattern, tie, min_frequency)
     assert [tuple(pair) for pair in trained.merges.tolist()] == expected
+    counts = trained.counts.tolist()
+    assert (counts, trained.symbols) == replay(documents, expected, pattern)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 255, 256, 257, 511, 513, 4097, 66_000])
@@ -129,16 +158,15 @@ def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
     trained = train_gpu.train(
         device, text, starts, pattern="none", merges=2, byte_ranks=byte_ranks("bytes")
     )
-    # (a, a) comes first: a run of n makes n // 2 tokens, then (b, a) or the like.
+    symbols = text.astype(np.int64)
+    for new, pair, count in zip((256, 257), trained.merges, trained.counts, strict=True):
+        pairs = np.bincount(symbols[:-1] * 258 + symbols[1:])
+        best = int(pairs.argmax())  # the first of equals, which is the lowest pair
+        assert pair.tolist() == list(divmod(best, 258))
+        assert count == pairs[best]
+        symbols = merge_everywhere(symbols, *divmod(best, 258), new)
     assert trained.merges[0].tolist() == [97, 97]
-    is_a = text == 97
-    assert trained.counts[0] == np.count_nonzero(is_a[1:] & is_a[:-1])
-    changes = np.flatnonzero(np.diff(np.concatenate([[False], is_a, [False]]).astype(np.int8)))
-    runs = changes[1::2] - changes[::2]
-    symbols = size - int(np.sum(runs // 2))
-    left, right = trained.merges[1].tolist()
-    assert trained.symbols < symbols and max(left, right) <= 256
-    assert symbols - trained.symbols <= trained.counts[1]
+    assert trained.symbols == len(symbols)
 
 
 def test_a_second_training_of_the_same_size_allocates_nothing(device: Device) -> None:
@@ -159,6 +187,43 @@ def test_a_text_larger_than_the_adapter_takes_is_refused() -> None:
     small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
     with pytest.raises(DeviceError, match=r"more than 262144 bytes.*--limit 262144"):
         train(small, [b"a" * 262_145], merges=1, pattern="none")
+
+
+def test_a_minimum_frequency_of_more_than_32_bits(device: Device) -> None:
+    trained = train(device, [b"ababab"], merges=3, pattern="none", min_frequency=1 << 33)
+    assert (len(trained.merges), trained.symbols) == (0, 6)
+
+
+def test_an_interrupted_training_does_not_disturb_the_next(device: Device) -> None:
+    text = words(8, 3_000, 500)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    first = train(device, [text], merges=40, pattern="class")
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            train(device, [text[::-1]], merges=40, pattern="class", progress=interrupt)
+    again = train(device, [text], merges=40, pattern="class")
+    np.testing.assert_array_equal(first.merges, again.merges)
+    np.testing.assert_array_equal(first.counts, again.counts)
+
+
+def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
+    if "timestamp-query" not in device.features:
+        pytest.skip("no timestamp queries")
+    text = words(9, 2_000, 300)
+    plain = train(device, [text], merges=30, pattern="class")
+    device.gpu_seconds.clear()
+    device.timing = True
+    try:
+        timed = train(device, [text], merges=30, pattern="class")
+    finally:
+        device.timing = False
+    np.testing.assert_array_equal(plain.merges, timed.merges)
+    assert len(device.gpu_seconds) == train_gpu.DISPATCHES + 1
+    assert all(seconds >= 0 for seconds in device.gpu_seconds.values())
+    assert device.gpu_seconds["bpe_pair_count_b"] > 0
 
 
 def test_progress_is_reported(device: Device) -> None:

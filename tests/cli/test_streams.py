@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -151,7 +152,8 @@ def test_interrupted_tokenizing_leaves_nothing(vocab: Path, name: str) -> None:
         child.stdin.write(b"text that never ends ")
         child.stdin.flush()
         while sorted(folder.iterdir()) == before and child.poll() is None:
-            pass  # until the temporary file is there: the command is under way
+            time.sleep(0.01)
+        time.sleep(0.5)  # the temporary file is there; now it waits for more text
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=30) == 130
         assert child.stderr.read().splitlines()[-1] == b"interrupted"

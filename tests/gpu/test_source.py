@@ -11,6 +11,7 @@ import pytest
 from llmgpu.bpe import encode_gpu, train_gpu
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
+from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.source import compose, read_wgsl
 
 WGSL = Path(__file__).parents[2] / "wgsl"
@@ -59,14 +60,22 @@ def test_structs_are_those_of_the_host() -> None:
 
 def test_constants_are_those_of_the_host() -> None:
     shader = dict(CONSTANT.findall(read_wgsl("bpe/iter_state.wgsl")))
-    for name in ("ARGS_COUNT", "ARGS_BLOCKS", "ARGS_SCAN", "ARGS_SINGLE", "ARGS_RUNS"):
+    byte_offsets = [name for name in shader if name.startswith("ARGS_") and name != "ARGS_COUNT_OF"]
+    assert len(byte_offsets) == int(shader["ARGS_COUNT_OF"]) == 6
+    for name in byte_offsets:
         assert 12 * int(shader[name]) == getattr(train_gpu, name)
+    for file in ("bpe/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
+        assert int(dict(CONSTANT.findall(read_wgsl(file)))["MAX_GROUPS"]) == MAX_GROUPS
     for name in ("RUNNING", "FINISHED", "TABLE_FULL"):
         assert int(shader[name]) == getattr(train_gpu, name)
     shader = dict(CONSTANT.findall(read_wgsl("trie/params.wgsl")))
     for name in ("STATE_CARRY", "STATE_TOTAL", "STATE_UNMATCHED", "STATE_UNMATCHED_BYTE"):
         assert int(shader[name]) == getattr(encode_gpu, name)
-    assert int(shader["NO_TOKEN"], 16) == encode_gpu.NONE
+    assert sum(name.startswith("STATE_") for name in shader) == encode_gpu.STATE_WORDS
+    for name in ("NO_TOKEN", "NO_BYTE"):
+        assert int(shader[name], 16) == encode_gpu.NONE
+    shader = dict(CONSTANT.findall(read_wgsl("trie/01_long_exit.wgsl")))
+    assert int(shader["MAX_CHUNK"]) == encode_gpu.MAX_CHUNK_BYTES
     shader = dict(CONSTANT.findall(read_wgsl("common/pretoken.wgsl")))
     for name, code in train_gpu.PATTERN_CODES.items():
         assert int(shader[f"PATTERN_{name.upper()}"]) == code
