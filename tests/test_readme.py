@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -39,3 +40,23 @@ def test_examples_run_and_print_what_they_show(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         if shown:
             assert done.stdout.rstrip("\n") == shown.rstrip("\n"), command
+
+
+def test_numbers_are_those_of_the_recorded_runs() -> None:
+    text = README.read_text(encoding="utf-8")
+    records = sorted((README.parent / "llmgpu" / "bench" / "recorded").glob("*.json"))
+    expected = {
+        (
+            result["what"],
+            result["engine"].split(" (")[0],
+            f"{result['text_bytes'] / 1e6:.1f}",
+            str(result["vocab_size"]),
+            f"{result['seconds']['median']:.3f}",
+            f"{result['mb_per_second']:.2f}",
+        )
+        for record in records
+        for result in json.loads(record.read_text())["results"]
+    }
+    rows = [line.strip("| ").split(" | ")[1:] for line in text.splitlines() if line.count("|") == 8]
+    assert len(records) == 2
+    assert {tuple(row) for row in rows[2:]} == expected

@@ -19,7 +19,7 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "tiktoken")
 def describe_machine(backends: Sequence[Backend]) -> dict[str, Any]:
     """Return a record of this machine and of the adapters among `backends`, fit for JSON."""
     return {
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cpus": usable_cpus(),
         "adapters": [_describe_adapter(backend) for backend in backends if backend.device],
