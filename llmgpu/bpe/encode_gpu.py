@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
 from llmgpu.bpe.slices import Slice, SliceReader, TextSource
-from llmgpu.bpe.train_gpu import PATTERN_CODES
+from llmgpu.bpe.train_recount import PATTERN_CODES
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging

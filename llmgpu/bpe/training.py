@@ -96,7 +96,7 @@ def train_vocabulary(
         InputError: the corpus is empty or can't be read.
         DeviceError: it does not fit into the adapter's memory.
     """
-    train = _train_numpy if backend.device is None else _train_gpu
+    train = _train_numpy if backend.device is None else _train_recount
     seconds: dict[str, float] = {}
     trained = train(corpus, options, backend, progress, seconds)
     count = len(trained.merges)
@@ -125,7 +125,7 @@ def estimate_memory(text_bytes: int, backend: Backend) -> tuple[int, int]:
     if backend.device is None:
         # The distinct words of a text grow slower than it; this is the rate of a small one.
         return NUMPY_BYTES + min(text_bytes, 64 << 20) * 12 + text_bytes, 0
-    from llmgpu.bpe.train_gpu import gpu_bytes
+    from llmgpu.bpe.train_recount import gpu_bytes
 
     on_device = gpu_bytes(text_bytes)
     staging = 64 << 20
@@ -168,23 +168,25 @@ def _train_numpy(
     return trained
 
 
-def _train_gpu(
+def _train_recount(
     corpus: Corpus,
     options: TrainingOptions,
     backend: Backend,
     progress: Progress,
     seconds: dict[str, float],
 ) -> TrainedMerges:
-    from llmgpu.bpe import train_gpu
+    from llmgpu.bpe import train_recount
 
     assert backend.device is not None
     start = time.perf_counter()
-    text, document_starts = _read_all(corpus, train_gpu.most_text_bytes(backend.device), progress)
+    text, document_starts = _read_all(
+        corpus, train_recount.most_text_bytes(backend.device), progress
+    )
     _require_text(corpus)
-    train_gpu.check_fits(backend.device, len(text))
+    train_recount.check_fits(backend.device, len(text))
     seconds["read"] = time.perf_counter() - start
     start = time.perf_counter()
-    trained = train_gpu.train(
+    trained = train_recount.train(
         backend.device,
         text,
         document_starts,

@@ -17,7 +17,7 @@ from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
 from tests.bpe.test_encode_numpy import BYTES, make_vocabulary
-from tests.bpe.test_train_gpu import words
+from tests.bpe.test_train_recount import words
 from tests.reference import bpe as reference
 
 LETTERS = b"ab \n0!\x00\xe4\xb8"

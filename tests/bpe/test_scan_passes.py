@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.bpe.train_gpu import SCAN_TILE, STATE
+from llmgpu.bpe.train_recount import SCAN_TILE, STATE
 from llmgpu.gpu import Device
 
 BLOCK = 256
@@ -27,9 +27,9 @@ def test_offsets_and_total_are_those_of_numpy(any_device: Device, symbols: int) 
     any_device.write(buffers["state"], state)
     commands = any_device.record()
     for file, groups in (
-        ("bpe/09_scan_pass1.wgsl", tiles),
-        ("bpe/10_scan_pass2.wgsl", 1),
-        ("bpe/11_scan_pass3.wgsl", tiles),
+        ("recount/09_scan_pass1.wgsl", tiles),
+        ("recount/10_scan_pass2.wgsl", 1),
+        ("recount/11_scan_pass3.wgsl", tiles),
     ):
         kernel = any_device.kernel(file, WORKGROUP_SIZE=BLOCK, SCAN_TILE=SCAN_TILE)
         names = {binding.name for binding in kernel.bindings}

@@ -18,7 +18,7 @@ from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.encoding import open_encoder
 from llmgpu.bpe.training import TrainingOptions, train_vocabulary
 from llmgpu.gpu import Device
-from tests.bpe.test_train_gpu import words
+from tests.bpe.test_train_recount import words
 
 device = Device()
 assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size

@@ -9,7 +9,7 @@ from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.training import TrainingOptions, estimate_memory, train_vocabulary
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device
-from tests.bpe.test_train_gpu import words
+from tests.bpe.test_train_recount import words
 
 
 @pytest.mark.parametrize("pattern", ["class", "none"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.bpe.train_gpu import STATE
+from llmgpu.bpe.train_recount import STATE
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, BufferPool, Device, Download, Staging, select_adapter
 from llmgpu.gpu.commands import MAX_GROUPS, split_groups
@@ -24,7 +24,7 @@ def boundary_kernel(device: Device, size: int) -> BoundKernel:
     }
     device.write(buffers["state"], state)
     device.write(buffers["byte_ranks"], np.arange(256, dtype=np.uint32) + 7)
-    kernel = device.kernel("bpe/00_word_boundary.wgsl", WORKGROUP_SIZE=64, PATTERN=0)
+    kernel = device.kernel("recount/00_word_boundary.wgsl", WORKGROUP_SIZE=64, PATTERN=0)
     return kernel.bind(**buffers)
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_adapter_lists_those_there_are(device: Device) -> None:
 
 
 def test_bind_checks_names(device: Device) -> None:
-    kernel = device.kernel("bpe/07_run_scan.wgsl")
+    kernel = device.kernel("recount/07_run_scan.wgsl")
     with pytest.raises(TypeError, match=r"binds \['run_starts', 'state'\]"):
         kernel.bind(run_starts=device.create_buffer("x", 4))
 

@@ -12,7 +12,7 @@ from llmgpu.gpu.source import compose, read_wgsl
 
 
 def test_a_kernel_is_compiled_once_for_each_set_of_constants(any_device: Device) -> None:
-    file = "bpe/09_scan_pass1.wgsl"
+    file = "recount/09_scan_pass1.wgsl"
     one = any_device.kernel(file, WORKGROUP_SIZE=64, SCAN_TILE=256)
     assert any_device.kernel(file, SCAN_TILE=256, WORKGROUP_SIZE=64) is one
     other = any_device.kernel(file, WORKGROUP_SIZE=128, SCAN_TILE=256)
@@ -21,14 +21,14 @@ def test_a_kernel_is_compiled_once_for_each_set_of_constants(any_device: Device)
 
 
 def test_threads_get_the_same_kernels(any_device: Device) -> None:
-    request = ("bpe/03_find_max.wgsl", {"WORKGROUP_SIZE": 32})
+    request = ("recount/03_find_max.wgsl", {"WORKGROUP_SIZE": 32})
     kernels = any_device.prepare([request] * 8)
     assert len({id(kernel) for kernel in kernels}) == 1
-    assert kernels[0] is any_device.kernel("bpe/03_find_max.wgsl", WORKGROUP_SIZE=32)
+    assert kernels[0] is any_device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=32)
 
 
 def test_bind_refuses_a_name_too_many(device: Device) -> None:
-    kernel = device.kernel("bpe/07_run_scan.wgsl")
+    kernel = device.kernel("recount/07_run_scan.wgsl")
     buffers = {name: device.create_buffer(name, 64) for name in ("run_starts", "state", "symbols")}
     with pytest.raises(TypeError, match=r"bpe_run_scan binds .*, not .*'symbols'\]"):
         kernel.bind(**buffers)
@@ -37,9 +37,14 @@ def test_bind_refuses_a_name_too_many(device: Device) -> None:
 @pytest.mark.parametrize(
     ("file", "of", "right", "wrong"),
     [
-        ("bpe/05_setup_merge.wgsl", "bpe/05_setup_merge.wgsl", "halt(TABLE_FULL)", "halt(NOTHING)"),
         (
-            "bpe/00_word_boundary.wgsl",
+            "recount/05_setup_merge.wgsl",
+            "recount/05_setup_merge.wgsl",
+            "halt(TABLE_FULL)",
+            "halt(NOTHING)",
+        ),
+        (
+            "recount/00_word_boundary.wgsl",
             "common/workgroup.wgsl",
             "return workgroup.y",
             "return nix.y",

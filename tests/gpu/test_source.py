@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe import encode_gpu, train_gpu
+from llmgpu.bpe import encode_gpu, train_recount
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
@@ -54,20 +54,22 @@ def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
 
 
 def test_structs_are_those_of_the_host() -> None:
-    assert struct_fields("bpe/iter_state.wgsl", "IterState") == list(train_gpu.STATE.names or ())
+    assert struct_fields("recount/iter_state.wgsl", "IterState") == list(
+        train_recount.STATE.names or ()
+    )
     assert struct_fields("trie/params.wgsl", "TrieParams") == list(encode_gpu.PARAMS.names or ())
 
 
 def test_constants_are_those_of_the_host() -> None:
-    shader = dict(CONSTANT.findall(read_wgsl("bpe/iter_state.wgsl")))
+    shader = dict(CONSTANT.findall(read_wgsl("recount/iter_state.wgsl")))
     byte_offsets = [name for name in shader if name.startswith("ARGS_") and name != "ARGS_COUNT_OF"]
     assert len(byte_offsets) == int(shader["ARGS_COUNT_OF"]) == 6
     for name in byte_offsets:
-        assert 12 * int(shader[name]) == getattr(train_gpu, name)
-    for file in ("bpe/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
+        assert 12 * int(shader[name]) == getattr(train_recount, name)
+    for file in ("recount/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
         assert int(dict(CONSTANT.findall(read_wgsl(file)))["MAX_GROUPS"]) == MAX_GROUPS
     for name in ("RUNNING", "FINISHED", "TABLE_FULL"):
-        assert int(shader[name]) == getattr(train_gpu, name)
+        assert int(shader[name]) == getattr(train_recount, name)
     shader = dict(CONSTANT.findall(read_wgsl("trie/params.wgsl")))
     for name in ("STATE_CARRY", "STATE_TOTAL", "STATE_UNMATCHED", "STATE_UNMATCHED_BYTE"):
         assert int(shader[name]) == getattr(encode_gpu, name)
@@ -77,7 +79,7 @@ def test_constants_are_those_of_the_host() -> None:
     shader = dict(CONSTANT.findall(read_wgsl("trie/01_long_exit.wgsl")))
     assert int(shader["MAX_CHUNK"]) == encode_gpu.MAX_CHUNK_BYTES
     shader = dict(CONSTANT.findall(read_wgsl("common/pretoken.wgsl")))
-    for name, code in train_gpu.PATTERN_CODES.items():
+    for name, code in train_recount.PATTERN_CODES.items():
         assert int(shader[f"PATTERN_{name.upper()}"]) == code
 
 
@@ -88,14 +90,14 @@ def test_a_missing_file_is_named() -> None:
 
 def test_an_unknown_constant_does_not_compile(device: Device) -> None:
     with pytest.raises(DeviceError, match="bpe_setup_merge does not compile"):
-        device.kernel("bpe/05_setup_merge.wgsl", NO_SUCH_CONSTANT=1)
+        device.kernel("recount/05_setup_merge.wgsl", NO_SUCH_CONSTANT=1)
 
 
 def test_constants_beyond_the_adapter_s_limits_are_refused(portable_device: Device) -> None:
     with pytest.raises(DeviceError, match=r"max-compute-workgroup-storage-size of 32768"):
-        portable_device.kernel("bpe/02_pair_count.wgsl", LOCAL_TABLE_SIZE=4096)
+        portable_device.kernel("recount/02_pair_count.wgsl", LOCAL_TABLE_SIZE=4096)
     with pytest.raises(DeviceError, match=r"invocations-per-workgroup of 512.* has 256"):
-        portable_device.kernel("bpe/09_scan_pass1.wgsl", WORKGROUP_SIZE=512)
+        portable_device.kernel("recount/09_scan_pass1.wgsl", WORKGROUP_SIZE=512)
 
 
 def test_probe_numbers_lanes_in_order(device: Device) -> None:

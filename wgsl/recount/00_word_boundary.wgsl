@@ -13,7 +13,7 @@
 // dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread a byte
 //!include common/workgroup.wgsl
 //!include common/pretoken.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read> text: array<u32>;
 @group(0) @binding(1) var<storage, read> document_bits: array<u32>;

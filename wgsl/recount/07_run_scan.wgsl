@@ -4,7 +4,7 @@
 // binding 1  state       read        IterState
 // dispatch: ARGS_RUN_SCAN = 1 workgroup or none
 //!include common/scan_max.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read_write> run_starts: array<u32>;
 @group(0) @binding(1) var<storage, read> state: IterState;

@@ -5,7 +5,7 @@
 // binding 2  state       read        IterState
 // dispatch: ARGS_SCAN = ceil(blocks / SCAN_TILE)
 //!include common/workgroup.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 override SCAN_TILE: u32 = 1024u;
 

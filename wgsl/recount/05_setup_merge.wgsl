@@ -8,7 +8,7 @@
 // binding 3  merge_log      read_write  (merge_limit) first rank, second rank, count, symbols before
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
 // dispatch: 1 workgroup of one thread
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 const FIRST_NEW_SYMBOL: u32 = 256u;
 

@@ -1,7 +1,7 @@
 """The recount trainer: one whole pass over the text for every merge, all of it on the device.
 
 This is the plain reading of BPE training: count all adjacent pairs, take the best, merge it
-everywhere, compact the text, again. The kernels are in wgsl/bpe, numbered in the order in which an
+everywhere, compact the text, again. The kernels are in wgsl/recount, numbered in the order in which an
 iteration runs them. Many iterations are recorded into one submission; nothing is read back between
 them, because the state of the loop, the merge log and the workgroup counts of the shrinking text
 stay on the device. Two submissions are in flight, so the device never waits for the host.
@@ -43,7 +43,7 @@ STATE = np.dtype(
             "used_slots",
         )
     ]
-)  # IterState in wgsl/bpe/iter_state.wgsl
+)  # IterState in wgsl/recount/iter_state.wgsl
 RUNNING, FINISHED, TABLE_FULL = range(3)
 COUNT_TILE = 4096  # symbols that one workgroup counts
 SCAN_TILE = 1024  # block sums that one workgroup scans
@@ -132,19 +132,19 @@ class _RecountLoop:
         size = {"WORKGROUP_SIZE": self._wg}
         count, scan = {"COUNT_TILE": COUNT_TILE}, {"SCAN_TILE": SCAN_TILE}
         requests: list[tuple[str, dict[str, int]]] = [
-            ("bpe/00_word_boundary.wgsl", size | {"PATTERN": pattern}),
-            ("bpe/01_clear_table.wgsl", size | count | scan),
-            ("bpe/02_pair_count.wgsl", size | count),
-            ("bpe/03_find_max.wgsl", size),
-            ("bpe/04_find_max_final.wgsl", size),
-            ("bpe/05_setup_merge.wgsl", {}),
-            ("bpe/06_run_reduce.wgsl", size),
-            ("bpe/07_run_scan.wgsl", size),
-            ("bpe/08_merge_reduce.wgsl", size),
-            ("bpe/09_scan_pass1.wgsl", size | scan),
-            ("bpe/10_scan_pass2.wgsl", size | scan),
-            ("bpe/11_scan_pass3.wgsl", size | scan),
-            ("bpe/12_finalize_compact.wgsl", size),
+            ("recount/00_word_boundary.wgsl", size | {"PATTERN": pattern}),
+            ("recount/01_clear_table.wgsl", size | count | scan),
+            ("recount/02_pair_count.wgsl", size | count),
+            ("recount/03_find_max.wgsl", size),
+            ("recount/04_find_max_final.wgsl", size),
+            ("recount/05_setup_merge.wgsl", {}),
+            ("recount/06_run_reduce.wgsl", size),
+            ("recount/07_run_scan.wgsl", size),
+            ("recount/08_merge_reduce.wgsl", size),
+            ("recount/09_scan_pass1.wgsl", size | scan),
+            ("recount/10_scan_pass2.wgsl", size | scan),
+            ("recount/11_scan_pass3.wgsl", size | scan),
+            ("recount/12_finalize_compact.wgsl", size),
         ]
         kernels = self._device.prepare(requests)
         self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}

@@ -4,8 +4,8 @@
 // binding 1  best_pair   read_write  (1) count and packed pair
 // binding 2  state       read        IterState
 // dispatch: 1 workgroup
-//!include bpe/best_pair.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/best_pair.wgsl
+//!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read> candidates: array<vec2<u32>>;
 @group(0) @binding(1) var<storage, read_write> best_pair: array<vec2<u32>>;

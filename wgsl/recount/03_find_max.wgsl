@@ -5,8 +5,8 @@
 // binding 2  candidates   read_write  (workgroups) count and packed pair
 // binding 3  state        read        IterState
 // dispatch: ceil(table_size / (4 * WORKGROUP_SIZE))
-//!include bpe/best_pair.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/best_pair.wgsl
+//!include recount/iter_state.wgsl
 
 const SLOTS_PER_THREAD: u32 = 4u;
 

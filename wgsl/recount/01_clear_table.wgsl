@@ -8,7 +8,7 @@
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
 // dispatch: ceil(table_size / WORKGROUP_SIZE), one thread a slot
 //!include common/workgroup.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 override COUNT_TILE: u32 = 4096u; // symbols a workgroup of bpe_pair_count_b counts
 override SCAN_TILE: u32 = 1024u;  // block sums a workgroup of bpe_scan_pass1 scans

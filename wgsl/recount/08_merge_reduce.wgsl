@@ -14,7 +14,7 @@
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread a symbol
 //!include scan
 //!include common/scan_max.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read> symbols: array<u32>;
 @group(0) @binding(1) var<storage, read_write> valid_mask: array<u32>;
@@ -22,7 +22,7 @@
 @group(0) @binding(3) var<storage, read> state: IterState;
 @group(0) @binding(4) var<storage, read> run_starts: array<u32>;
 
-//!include bpe/runs.wgsl
+//!include recount/runs.wgsl
 
 const STAYS: u32 = 1u;
 const MERGES: u32 = 2u;

@@ -16,7 +16,7 @@
 //                                      drops what doesn't fit
 // dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
 //!include common/workgroup.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 override COUNT_TILE: u32 = 4096u;
 override LOCAL_TABLE_SIZE: u32 = 1024u; // a power of two

@@ -4,7 +4,7 @@
 // binding 1  state      read_write  IterState: next_symbol_count
 // dispatch: ARGS_SINGLE = 1 workgroup
 //!include scan
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 override SCAN_TILE: u32 = 1024u;
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import train_gpu, train_numpy
+from llmgpu.bpe import train_recount, train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.merges import TrainedMerges
 from llmgpu.bpe.tie import byte_ranks
@@ -30,7 +30,7 @@ def train(
     lengths = [len(document) for document in documents]
     starts = np.array([0, *itertools.accumulate(lengths)][:-1], np.int64)
     text = np.frombuffer(b"".join(documents), np.uint8)
-    return train_gpu.train(
+    return train_recount.train(
         device,
         text,
         starts,
@@ -155,7 +155,7 @@ def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
     size = (1 << 24) + 300_001
     text = rng.choice(np.frombuffer(b"abcd", np.uint8), size, p=[0.4, 0.3, 0.2, 0.1])
     starts = np.zeros(1, np.int64)
-    trained = train_gpu.train(
+    trained = train_recount.train(
         device, text, starts, pattern="none", merges=2, byte_ranks=byte_ranks("bytes")
     )
     symbols = text.astype(np.int64)
@@ -221,7 +221,7 @@ def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
     finally:
         device.timing = False
     np.testing.assert_array_equal(plain.merges, timed.merges)
-    assert len(device.gpu_seconds) == train_gpu.DISPATCHES + 1
+    assert len(device.gpu_seconds) == train_recount.DISPATCHES + 1
     assert all(seconds >= 0 for seconds in device.gpu_seconds.values())
     assert device.gpu_seconds["bpe_pair_count_b"] > 0
 

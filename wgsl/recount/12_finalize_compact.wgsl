@@ -7,7 +7,7 @@
 // binding 4  state           read        IterState
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread a symbol
 //!include scan
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read> valid_mask: array<u32>;
 @group(0) @binding(1) var<storage, read> block_sums: array<u32>;

@@ -6,13 +6,13 @@
 // binding 2  state       read        IterState
 // dispatch: ARGS_RUNS = ceil(symbol_count / WORKGROUP_SIZE) or none
 //!include common/scan_max.wgsl
-//!include bpe/iter_state.wgsl
+//!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read> symbols: array<u32>;
 @group(0) @binding(1) var<storage, read_write> run_starts: array<u32>;
 @group(0) @binding(2) var<storage, read> state: IterState;
 
-//!include bpe/runs.wgsl
+//!include recount/runs.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn bpe_run_reduce(
