@@ -1,0 +1,236 @@
+// batched_select_batch: finds the longest prefix of the ranking that can be merged at once.
+//
+// No pair's left symbol may be the right symbol of another, and a pair of equal symbols is merged
+// alone. The best CANDIDATES of the hot list, or fewer, are found digit by digit, ranked by
+// comparing each with each, and cut at the first that chains or that buffers have no room for.
+//
+// binding 0  hot_list     read        (HOT_CAPACITY) slot, left, right, occurrences listed
+// binding 1  pair_counts  read        (pair_capacity)
+// binding 2  pairs        read        (pair_capacity)
+// binding 3  lengths      read_write  (symbols) bytes of each symbol
+// binding 4  merge_log    read_write  (merge_limit) left, right, count, weight taken if they are equal
+// binding 5  state        read_write  BatchState
+// dispatch: 1 workgroup
+//!include batched/state.wgsl
+//!include batched/crossing.wgsl
+
+const CANDIDATES: u32 = 256u; // ranked by comparing each with each
+const ENOUGH: u32 = 64u;
+
+@group(0) @binding(0) var<storage, read> hot_list: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> pair_counts: array<u32>;
+@group(0) @binding(2) var<storage, read> pairs: array<Pair>;
+@group(0) @binding(3) var<storage, read_write> lengths: array<u32>;
+@group(0) @binding(4) var<storage, read_write> merge_log: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> state: BatchState;
+
+var<workgroup> sh_bins: array<atomic<u32>, 1024>;
+var<workgroup> sh_best: atomic<u32>;   // highest count
+var<workgroup> sh_found: atomic<u32>;
+var<workgroup> sh_pair: array<vec4<u32>, 256>; // candidates: slot, left, right, occurrences listed
+var<workgroup> sh_count: array<u32, 256>;
+var<workgroup> sh_order: array<u32, 256>;      // candidates by rank
+var<workgroup> sh_length: atomic<u32>;         // of the batch
+var<workgroup> sh_stop: u32;
+
+fn bin_value(bin: u32) -> u32 {
+    return atomicLoad(&sh_bins[bin]);
+}
+
+fn hot_threshold() -> vec3<u32> {
+    return vec3<u32>(state.threshold_count, state.threshold_left, state.threshold_right);
+}
+
+// The rank of a listed pair; a count of 0 says that it is behind the threshold or too rare.
+fn hot_rank(listed: vec4<u32>, threshold: vec3<u32>) -> vec3<u32> {
+    let count = pair_counts[listed.x];
+    let rank = rank_of(count, listed.y, listed.z);
+    if (count < state.min_frequency || !at_least(rank, threshold)) { return vec3<u32>(0u); }
+    return rank;
+}
+
+// Whether there is a batch to select; if not, why the rest of the submission does nothing.
+fn begin() -> bool {
+    if (state.status == REFILL && state.digit_width == 0u) {
+        state.status = RUNNING; // the refill before this dispatch is done
+    }
+    if (state.status != RUNNING) { return false; }
+    state.resumed = select(0u, 1u, atomicLoad(&state.unfinished) != 0u);
+    atomicStore(&state.unfinished, 0u);
+    if (state.resumed != 0u) { return false; }
+    let taken = atomicExchange(&state.taken, 0u);
+    if (taken != 0u) {
+        merge_log[state.merged - 1u].w = taken;
+    }
+    state.batch_size = 0u;
+    state.candidates = 0u;
+    if (state.merged >= state.merge_limit) {
+        state.status = FINISHED;
+        return false;
+    }
+    if (atomicLoad(&state.hot_count) > HOT_CAPACITY) {
+        ask_for_refill();
+        return false;
+    }
+    return true;
+}
+
+fn ask_for_refill() {
+    state.status = REFILL;
+    state.digit_width = NONE;
+}
+
+// The rank from which on there are CANDIDATES pairs or fewer, and not too few.
+fn best_threshold(scan_input: ScanInput) -> vec3<u32> {
+    let local_index = scan_input.local_index;
+    let listed = atomicLoad(&state.hot_count);
+    let threshold = hot_threshold();
+    for (var i = local_index; i < listed; i += WORKGROUP_SIZE) {
+        atomicMax(&sh_best, hot_rank(hot_list[i], threshold).x);
+    }
+    workgroupBarrier();
+    var digit = first_digit(atomicLoad(&sh_best));
+    var prefix = vec3<u32>(0u);
+    var accepted = 0u;
+    for (var step = 0u; step < MAX_DIGITS; step++) {
+        for (var bin = local_index; bin < BINS; bin += WORKGROUP_SIZE) {
+            atomicStore(&sh_bins[bin], 0u);
+        }
+        workgroupBarrier();
+        for (var i = local_index; i < listed; i += WORKGROUP_SIZE) {
+            let rank = hot_rank(hot_list[i], threshold);
+            if (rank.x > 0u && in_prefix(rank, prefix, digit)) {
+                atomicAdd(&sh_bins[digit_of(rank, digit)], 1u);
+            }
+        }
+        workgroupBarrier();
+        let crossing = find_crossing(CANDIDATES - accepted, scan_input);
+        if (crossing.bin == NO_BIN) { break; }
+        accepted += crossing.above;
+        if (accepted >= ENOUGH) {
+            prefix = with_digit(prefix, digit, crossing.bin + 1u);
+            break;
+        }
+        prefix = with_digit(prefix, digit, crossing.bin);
+        digit = next_digit(digit);
+    }
+    return prefix;
+}
+
+fn collect(scan_input: ScanInput, best: vec3<u32>) {
+    let threshold = hot_threshold();
+    let listed = atomicLoad(&state.hot_count);
+    for (var i = scan_input.local_index; i < listed; i += WORKGROUP_SIZE) {
+        let pair = hot_list[i];
+        let rank = hot_rank(pair, threshold);
+        if (rank.x > 0u && at_least(rank, best)) {
+            let place = atomicAdd(&sh_found, 1u);
+            sh_pair[place] = pair;
+            sh_count[place] = rank.x;
+        }
+    }
+}
+
+fn candidate_rank(i: u32) -> vec3<u32> {
+    return rank_of(sh_count[i], sh_pair[i].y, sh_pair[i].z);
+}
+
+fn sort(local_index: u32, found: u32) {
+    for (var i = local_index; i < found; i += WORKGROUP_SIZE) {
+        let own = candidate_rank(i);
+        var before = 0u;
+        for (var j = 0u; j < found; j++) {
+            before += select(0u, 1u, j != i && at_least(candidate_rank(j), own));
+        }
+        sh_order[before] = i;
+    }
+}
+
+// Whether the batch of ranks 0 .. r can be merged at once as far as pair r is concerned, and whether
+// there is room for all that it may make.
+fn fits(r: u32) -> bool {
+    let own = sh_pair[sh_order[r]];
+    if (own.y == own.z && r > 0u) { return false; }
+    var occurrences = own.w;
+    for (var j = 0u; j < r; j++) {
+        let other = sh_pair[sh_order[j]];
+        if (other.y == own.z || other.z == own.y || other.y == other.z) { return false; }
+        // Saturates: a sum beyond any capacity must not wrap around.
+        occurrences = select(0xFFFFFFFFu, occurrences + other.w, occurrences <= 0xFFFFFFFFu - other.w);
+    }
+    if (occurrences > state.candidate_capacity) { return false; }
+    let symbols = state.first_symbol + state.merged + MAX_BATCH;
+    let changes = 2u * occurrences;
+    let new_pairs = min(changes, 2u * (r + 1u) * symbols);
+    return new_pairs <= state.entry_capacity / 2u
+        && atomicLoad(&state.pair_count) + new_pairs <= state.pair_capacity
+        && atomicLoad(&state.list_length) + changes <= state.list_capacity;
+}
+
+fn write_member(r: u32) {
+    let pair = sh_pair[sh_order[r]];
+    var start = 0u;
+    for (var j = 0u; j < r; j++) {
+        start += sh_pair[sh_order[j]].w;
+    }
+    let merge = state.merged + r;
+    let symbol = state.first_symbol + merge;
+    state.batch[r] = Member(pair.x, pairs[pair.x].first, start, symbol);
+    lengths[symbol] = lengths[pair.y] + lengths[pair.z];
+    merge_log[merge] = vec4<u32>(pair.y, pair.z, sh_count[sh_order[r]], 0u);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn batched_select_batch(scan_input: ScanInput) {
+    let local_index = scan_input.local_index;
+    if (local_index == 0u) {
+        sh_stop = select(1u, 0u, begin());
+        atomicStore(&sh_best, 0u);
+        atomicStore(&sh_found, 0u);
+    }
+    storageBarrier();
+    if (workgroupUniformLoad(&sh_stop) != 0u) { return; }
+
+    let best = best_threshold(scan_input);
+    collect(scan_input, best);
+    workgroupBarrier();
+    let found = atomicLoad(&sh_found);
+    sort(local_index, found);
+    let most = min(min(found, MAX_BATCH), state.merge_limit - state.merged);
+    if (local_index == 0u) {
+        atomicStore(&sh_length, most);
+    }
+    workgroupBarrier();
+    for (var r = local_index; r < most; r += WORKGROUP_SIZE) {
+        if (!fits(r)) {
+            atomicMin(&sh_length, r);
+        }
+    }
+    workgroupBarrier();
+    let length = atomicLoad(&sh_length);
+    for (var r = local_index; r < length; r += WORKGROUP_SIZE) {
+        write_member(r);
+    }
+    storageBarrier();
+    workgroupBarrier();
+    if (local_index != 0u) { return; }
+    if (found == 0u) {
+        let all_listed = all(hot_threshold() == vec3<u32>(0u));
+        if (all_listed) {
+            state.status = FINISHED;
+        } else {
+            ask_for_refill();
+        }
+    } else if (length == 0u) {
+        state.status = FULL;
+        state.needed = sh_pair[sh_order[0]].w;
+    } else {
+        let last = sh_order[length - 1u];
+        state.candidates = state.batch[length - 1u].start + sh_pair[last].w;
+        state.last_count = sh_count[last];
+        state.batch_size = length;
+        state.equal_parts = select(0u, 1u, sh_pair[last].y == sh_pair[last].z);
+        state.merged += length;
+        state.used_before = atomicExchange(&state.used, 0u);
+    }
+}

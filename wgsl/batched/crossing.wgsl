@@ -1,0 +1,42 @@
+// Of bins that count pairs by digit: from the highest bin down, the first that would pass a limit.
+//!include scan
+//!include batched/rank.wgsl
+
+const NO_BIN: u32 = 0xFFFFFFFFu;
+
+var<workgroup> sh_crossing: u32;
+var<workgroup> sh_above: u32;
+
+struct Crossing {
+    bin: u32,   // NO_BIN: all bins together stay within the limit
+    above: u32, // pairs in the bins above it
+}
+
+// To be called by all threads; own_bins(r) is what a thread reads for the r-th bin from the top.
+// Each thread looks at BINS / WORKGROUP_SIZE neighbouring bins.
+fn find_crossing(limit: u32, scan_input: ScanInput) -> Crossing {
+    let share = BINS / WORKGROUP_SIZE;
+    let first = scan_input.local_index * share;
+    var own = 0u;
+    for (var r = first; r < first + share; r++) {
+        own += bin_value(BINS - 1u - r);
+    }
+    if (scan_input.local_index == 0u) {
+        sh_crossing = NO_BIN;
+        sh_above = 0u;
+    }
+    let scan = workgroup_scan(own, scan_input);
+    var running = scan.exclusive;
+    for (var r = first; r < first + share; r++) {
+        let value = bin_value(BINS - 1u - r);
+        if (running <= limit && running + value > limit) {
+            sh_crossing = BINS - 1u - r;
+            sh_above = running;
+        }
+        running += value;
+    }
+    workgroupBarrier();
+    let crossing = Crossing(sh_crossing, select(sh_above, scan.total, sh_crossing == NO_BIN));
+    workgroupBarrier();
+    return crossing;
+}

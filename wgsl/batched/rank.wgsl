@@ -1,0 +1,76 @@
+// The order in which pairs are merged: count descending, then left and right symbol ascending.
+//
+// A rank is (count, LAST - left, LAST - right), compared from the first component on: higher comes
+// first. Digits of up to 10 bits, from the highest down, serve to find the best n of many pairs
+// without sorting them: count by digit, take the digits that fit whole, look into the next one.
+
+const LAST_SYMBOL: u32 = 0xFFFFFu;
+const SYMBOL_BITS: u32 = 20u;
+const DIGIT_BITS: u32 = 10u;
+const BINS: u32 = 1024u; // 1 << DIGIT_BITS
+const MAX_DIGITS: u32 = 8u; // 4 for a count of 32 bits, 2 for each symbol
+
+fn rank_of(count: u32, left: u32, right: u32) -> vec3<u32> {
+    return vec3<u32>(count, LAST_SYMBOL - left, LAST_SYMBOL - right);
+}
+
+// Whether rank a is that of b or comes before it.
+fn at_least(a: vec3<u32>, b: vec3<u32>) -> bool {
+    if (a.x != b.x) { return a.x > b.x; }
+    if (a.y != b.y) { return a.y > b.y; }
+    return a.z >= b.z;
+}
+
+// Bits shift .. shift + width of a component of a rank.
+struct Digit {
+    field: u32,
+    shift: u32,
+    width: u32,
+}
+
+// The first digit where no count is above `most`.
+fn first_digit(most: u32) -> Digit {
+    let bits = 32u - countLeadingZeros(most);
+    let shift = bits - min(bits, DIGIT_BITS);
+    return Digit(0u, shift, DIGIT_BITS);
+}
+
+fn next_digit(digit: Digit) -> Digit {
+    if (digit.shift > 0u) {
+        let width = min(digit.shift, DIGIT_BITS);
+        return Digit(digit.field, digit.shift - width, width);
+    }
+    return Digit(digit.field + 1u, SYMBOL_BITS - DIGIT_BITS, DIGIT_BITS);
+}
+
+fn component(rank: vec3<u32>, field: u32) -> u32 {
+    if (field == 0u) { return rank.x; }
+    if (field == 1u) { return rank.y; }
+    return rank.z;
+}
+
+fn above_digit(value: u32, digit: Digit) -> u32 {
+    let end = digit.shift + digit.width;
+    if (end >= 32u) { return 0u; }
+    return value >> end;
+}
+
+// Whether a rank agrees with `prefix` in all digits before this one.
+fn in_prefix(rank: vec3<u32>, prefix: vec3<u32>, digit: Digit) -> bool {
+    if (digit.field > 0u && rank.x != prefix.x) { return false; }
+    if (digit.field > 1u && rank.y != prefix.y) { return false; }
+    let own = component(rank, digit.field);
+    return above_digit(own, digit) == above_digit(component(prefix, digit.field), digit);
+}
+
+fn digit_of(rank: vec3<u32>, digit: Digit) -> u32 {
+    return (component(rank, digit.field) >> digit.shift) & ((1u << digit.width) - 1u);
+}
+
+// The prefix with `value` in this digit.
+fn with_digit(prefix: vec3<u32>, digit: Digit, value: u32) -> vec3<u32> {
+    let bits = value << digit.shift;
+    if (digit.field == 0u) { return vec3<u32>(prefix.x | bits, prefix.y, prefix.z); }
+    if (digit.field == 1u) { return vec3<u32>(prefix.x, prefix.y | bits, prefix.z); }
+    return vec3<u32>(prefix.x, prefix.y, prefix.z | bits);
+}
