@@ -20,11 +20,13 @@ class SymbolMerges:
     pairs: uint32 (M, 2), the symbols merged, first merge first.
     counts: int64 (M,), how often each pair occurred when it was merged.
     symbols: length of the text in symbols after the last merge.
+    batches: passes that made them; None if that is not known.
     """
 
     pairs: NDArray[np.uint32]
     counts: NDArray[np.int64]
     symbols: int
+    batches: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,25 +15,33 @@ Decisions:
 
 - Words are counted once and weighted. Their symbols lie end to end with a separator around each
   word, and are linked forwards and backwards, so a merge touches nothing but its neighbours.
-- A symbol is a number that says how it ranks: rank of a byte, or 256 + k for merge k.
+- A merge that spells a token which is there already, but which no merge has made (see
+  `llmgpu.bpe.symbols.Spellings`), makes a symbol that is not new: its pairs may outrank what
+  follows in the prefix, so the prefix ends with it. Apart from that it is as good as new, because
+  it is nowhere in the words yet.
 - Every pair has a slot, and every position has the slot of the pair that starts there. A pair
   gains occurrences only in the batch that makes it, as its newer symbol is made there. So its
   positions are one range of a list; those whose slot has changed since are stale.
-- A pair that is too rare when it is made stays too rare: it gets no slot of its own.
+- A pair that is too rare when it is made stays too rare, and one that is too long stays too long:
+  it gets no slot of its own. What it would be merged to is longer yet, so pairs left out for their
+  length change nothing of the above.
 - Candidates for the next batch are taken from a short list of the best-ranked pairs, which is
   filled again from all pairs when it runs empty.
+- Replaying known merges is the same work without the ranking: only pairs that are to be merged get
+  slots, and consecutive merges that share no symbols as the above demands are one pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import GrowableArray
-from llmgpu.bpe.merges import TrainedMerges
-from llmgpu.bpe.words import DistinctWords
+from llmgpu.bpe.merges import OnMerges, SymbolMerges
+from llmgpu.bpe.symbols import Spellings, SymbolWords, offsets_of
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress, no_progress
 
@@ -48,50 +56,95 @@ _NO_SLOT = 0  # slot of positions at which no pair worth counting starts
 _MERGING = -1  # slot of the positions that the batch at hand merges
 
 
+Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+
+
 def train(
-    words: DistinctWords,
+    words: SymbolWords,
     *,
     merges: int,
-    tie_ranks: NDArray[np.uint32],
     min_frequency: int = 2,
+    max_token_length: int | None = None,
     progress: Progress = no_progress,
-) -> TrainedMerges:
-    """Learn up to `merges` merges from counted words.
+    on_merges: OnMerges | None = None,
+    spellings: Spellings | None = None,
+) -> SymbolMerges:
+    """Learn merges that make up to `merges` new symbols.
 
-    tie_ranks: uint32 (256,), a permutation: the rank of each byte among equally frequent pairs.
     min_frequency: rarer pairs are not merged; 0 counts as 1.
+    max_token_length: pairs of more bytes are not merged. Hugging Face's trainer compares otherwise:
+        its max_token_length is one more than this, and never keeps two bytes apart.
+    on_merges: takes the merges of each batch.
+    spellings: symbols that merging may still reach; what is merged is added to it. A merge that
+        reaches one makes no new symbol.
 
-    Memory: about 60 bytes for each byte of the distinct words, half of it for the positions of
-    pairs, and up to 60 for each distinct pair.
+    Memory: about 60 bytes for each symbol of the words, half of it for the positions of pairs, and
+    up to 60 for each distinct pair.
 
     Raises:
         LlmgpuError: more tokens or more positions than the trainer can number.
     """
     _check_limits(words, merges)
     least = max(min_frequency, 1)
-    symbols = _Symbols(words, tie_ranks)
-    pairs = _Pairs(least)
+    lengths = GrowableArray(np.int64, len(words.lengths) + merges)
+    lengths.append(words.lengths)
+    symbols = _Symbols(words)
+    pairs = _Pairs(_worth_merging(least, max_token_length, lengths))
     _count_pairs(symbols, pairs)
-    short_list = _ShortList(pairs)
-    batches: list[_Batch] = []
-    done = 0
-    while done < merges:
-        batch = short_list.next_batch(min(merges - done, MAX_BATCH))
+    short_list = _ShortList(pairs, least, spellings)
+    log = _Log(on_merges)
+    while len(lengths) < len(words.lengths) + merges:
+        missing = len(words.lengths) + merges - len(lengths)
+        batch = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
         if len(batch.slots) == 0:
             break
-        _merge_batch(symbols, pairs, batch, 256 + done)
-        batches.append(batch)
-        done += len(batch.slots)
-        progress("merging", done, merges)
-    return _translate(batches, symbols, tie_ranks)
+        keys, counts = pairs.keys.values[batch.slots], pairs.counts.values[batch.slots]
+        left, right = _split(keys)
+        new = batch.results >= len(lengths)
+        lengths.append((lengths.values[left] + lengths.values[right])[new])
+        _merge_batch(symbols, pairs, batch)
+        log.add(keys, counts)
+        progress("merging", len(lengths) - len(words.lengths), merges)
+    return SymbolMerges(*log.merges(), symbols.total, log.batches)
 
 
-def _check_limits(words: DistinctWords, merges: int) -> None:
-    if 256 + merges > MAX_SYMBOLS:
+def apply_merges(words: SymbolWords, merges: NDArray[np.uint32]) -> SymbolWords:
+    """Merge given pairs everywhere, one after the other, and return what becomes of the words.
+
+    merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
+        may be absent; results may be symbols that are there already.
+
+    Raises:
+        LlmgpuError: more tokens or more positions than the trainer can number.
+    """
+    results = merges[:, 2].astype(np.int64)
+    size = max(len(words.lengths), int(results.max(initial=0)) + 1)
+    _check_limits(words, size - len(words.lengths))
+    keys = _keys(merges[:, 0], merges[:, 1])
+    symbols = _Symbols(words)
+    pairs = _Pairs(_one_of(np.unique(keys)))
+    _count_pairs(symbols, pairs)
+    slots_of: dict[int, list[int]] = {}
+    known = 1  # slots below are in slots_of
+    for first, last in _independent_groups(merges):
+        for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
+            slots_of.setdefault(key, []).append(slot)
+        known = len(pairs.keys)
+        slots = [slots_of.get(key, []) for key in keys[first:last].tolist()]
+        counted = np.fromiter(map(len, slots), np.int64, last - first)
+        if counted.any():
+            together = np.array([slot for some in slots for slot in some], np.int64)
+            _merge_batch(symbols, pairs, _Batch(together, np.repeat(results[first:last], counted)))
+    return replace(symbols.words(), lengths=_lengths_of(words.lengths, merges, size))
+
+
+def _check_limits(words: SymbolWords, new_symbols: int) -> None:
+    tokens = len(words.lengths) + new_symbols
+    if tokens > MAX_SYMBOLS:
         raise LlmgpuError(
-            f"{256 + merges} tokens asked for, the trainer can number {MAX_SYMBOLS}; ask for fewer"
+            f"{tokens} tokens asked for, the trainer can number {MAX_SYMBOLS}; ask for fewer"
         )
-    positions = len(words.data) + len(words.counts) + 1
+    positions = len(words.symbols) + len(words.counts) + 1
     if positions > MAX_POSITIONS:
         raise LlmgpuError(
             f"the distinct pre-tokens take {positions} positions, the trainer can number "
@@ -99,56 +152,161 @@ def _check_limits(words: DistinctWords, merges: int) -> None:
         )
 
 
+def _worth_merging(
+    least: int, max_token_length: int | None, lengths: GrowableArray[np.int64]
+) -> Keep:
+    """Return what says which pairs, by keys and counts, may be merged now or later."""
+
+    def keep(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        kept = counts >= least
+        if max_token_length is not None:
+            left, right = _split(keys)
+            kept &= lengths.values[left] + lengths.values[right] <= max_token_length
+        return kept
+
+    return keep
+
+
+def _one_of(wanted: NDArray[np.int64]) -> Keep:
+    """Return what says which pairs are among `wanted`, ascending keys."""
+
+    def keep(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        found = np.searchsorted(wanted, keys)
+        inside = found < len(wanted)
+        inside[inside] = wanted[found[inside]] == keys[inside]
+        return inside
+
+    return keep
+
+
+def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
+    """Cut merges into ranges [first, last) that can be merged in one pass each.
+
+    In a group no left symbol is a right one, no result is a part, and no pair comes twice; a pair
+    of equal symbols is alone.
+    """
+    first = 0
+    lefts: set[int] = set()
+    rights: set[int] = set()
+    results: set[int] = set()
+    pairs: set[tuple[int, int]] = set()
+    for index, (left, right, result) in enumerate(merges.tolist()):
+        # Lefts and rights are the same where a pair of equal symbols is in the group.
+        runs = left == right or lefts == rights
+        chains = left in rights or right in lefts or (left, right) in pairs
+        touches = {left, right} & results or result in lefts or result in rights
+        if index > first and (runs or chains or touches):
+            yield first, index
+            first = index
+            for some in (lefts, rights, results, pairs):
+                some.clear()
+        lefts.add(left)
+        rights.add(right)
+        results.add(result)
+        pairs.add((left, right))
+    if first < len(merges):
+        yield first, len(merges)
+
+
+def _lengths_of(
+    lengths: NDArray[np.uint32], merges: NDArray[np.uint32], size: int
+) -> NDArray[np.uint32]:
+    """Return the bytes of `size` symbols, of which those behind `lengths` are made by merges."""
+    known = lengths.tolist() + [0] * (size - len(lengths))
+    for left, right, result in merges.tolist():
+        known[result] = known[left] + known[right]
+    return np.array(known, np.uint32)
+
+
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Pairs to merge in one pass, in rank order: slots (int64), keys and counts of each."""
+    """Pairs to merge in one pass: their slots (int64), and the symbols they become (int64).
+
+    A pair of equal symbols has no other pair with it.
+    """
 
     slots: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    results: NDArray[np.int64]
+
+
+class _Log:
+    """The merges made: their keys and counts, batch by batch."""
+
+    def __init__(self, on_merges: OnMerges | None) -> None:
+        self._keys = GrowableArray(np.int64)
+        self._counts = GrowableArray(np.int64)
+        self._on_merges = on_merges
+        self.batches = 0
+
+    def add(self, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        self.batches += 1
+        self._keys.append(keys)
+        self._counts.append(counts)
+        if self._on_merges is not None:
+            self._on_merges(_pairs_of(keys), counts)
+
+    def merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        return _pairs_of(self._keys.values), self._counts.values
 
 
 class _Symbols:
-    """The symbols of all words of two bytes or more.
+    """The symbols of all words.
 
     All arrays have one entry for each position: a separator, then the symbols of the first word, a
     separator, and so on. Of a merged symbol only the first position stays linked.
-    symbol: int32, as ranks; the separator is -1.
+    symbol: int32; the separator is -1.
     following, preceding: int32, the neighbours' positions.
     slot: int32, that of the pair that starts here.
-    weight: int64, how often the word occurs.
-    total: number of symbols in the whole text, single bytes included.
+    weight: int64, how often the word occurs; a separator has that of the word before it.
+    total: number of symbols in the whole text.
     """
 
-    def __init__(self, words: DistinctWords, ranks: NDArray[np.uint32]) -> None:
-        lengths = np.diff(words.offsets)
-        self.total = int(np.dot(lengths, words.counts))
-        kept = lengths > 1
-        counts, spans = words.counts[kept], lengths[kept] + 1
+    def __init__(self, words: SymbolWords) -> None:
+        self.total = words.total
+        spans = np.diff(words.offsets) + 1
         size = int(spans.sum()) + 1
         inside = np.ones(size, np.bool_)
         inside[0] = False
         inside[np.cumsum(spans)] = False
         self.symbol = np.full(size, _SEPARATOR, np.int32)
-        self.symbol[inside] = ranks[words.data[np.repeat(kept, lengths)]]
+        self.symbol[inside] = words.symbols
         self.weight = np.zeros(size, np.int64)
-        self.weight[1:] = np.repeat(counts, spans)
+        self.weight[1:] = np.repeat(words.counts, spans)
         self.following = np.arange(1, size + 1, dtype=np.int32)
         self.preceding = np.arange(-1, size - 1, dtype=np.int32)
         self.slot = np.full(size, _NO_SLOT, np.int32)
 
+    def words(self) -> SymbolWords:
+        """Return the words as they are now, without lengths."""
+        # The neighbours of a position that is no longer linked don't know it any more.
+        last = len(self.symbol) - 1
+        linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
+        linked = np.append(linked, last)
+        symbols = self.symbol[linked]
+        separators = np.flatnonzero(symbols == _SEPARATOR)
+        lengths = np.diff(separators) - 1
+        kept = lengths > 1
+        taken = np.append(False, np.repeat(kept, lengths + 1)) & (symbols != _SEPARATOR)
+        return SymbolWords(
+            symbols=symbols[taken].astype(np.uint32),
+            offsets=offsets_of(lengths[kept]),
+            counts=self.weight[linked[separators[1:]]][kept],
+            lengths=np.empty(0, np.uint32),
+            total=self.total,
+        )
+
 
 class _Pairs:
-    """All pairs that ever were frequent enough, by slot.
+    """All pairs that were worth keeping when they were made, by slot.
 
     keys: int64, left symbol << 20 | right symbol.
     counts: int64, weighted occurrences; 0 after the merge.
     first, size: where the positions are in `positions`, stale ones included.
     """
 
-    def __init__(self, least: int) -> None:
-        """Keep pairs that occur `least` times or more."""
-        self.least = least
+    def __init__(self, keep: Keep) -> None:
+        """Give slots to the pairs that `keep` chooses."""
+        self._keep = keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)
         self.first = GrowableArray(np.int64)
@@ -164,13 +322,13 @@ class _Pairs:
 
         keys, positions, weights: one for each occurrence.
 
-        Returns the slot of each occurrence, 0 where the pair is too rare to have one.
+        Returns the slot of each occurrence, 0 where the pair has none.
         """
         starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
         counts = np.add.reduceat(weights, starts)
-        kept = counts >= self.least
+        kept = self._keep(keys[starts], counts)
         slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), _NO_SLOT)
         of_occurrence = np.repeat(slots, sizes)
         sizes = sizes[kept]
@@ -183,20 +341,32 @@ class _Pairs:
 
 
 def _count_pairs(symbols: _Symbols, pairs: _Pairs) -> None:
-    """Count the pairs of bytes that the words start out with."""
+    """Count the pairs that the words start out with."""
     symbol = symbols.symbol
     positions = np.flatnonzero((symbol[:-1] >= 0) & (symbol[1:] >= 0)).astype(np.int32)
     if len(positions) == 0:
         return
-    # A stable sort of 16-bit numbers is a radix sort.
-    byte_pairs = (symbol[positions] << 8 | symbol[positions + 1]).astype(np.uint16)
-    positions = positions[np.argsort(byte_pairs, kind="stable")]
+    if symbol.max() < 256:
+        # A stable sort of 16-bit numbers is a radix sort.
+        byte_pairs = (symbol[positions] << 8 | symbol[positions + 1]).astype(np.uint16)
+        order = np.argsort(byte_pairs, kind="stable")
+    else:
+        order = _sorted_order(_keys(symbol[positions], symbol[positions + 1]))
+    positions = positions[order]
     keys = _keys(symbol[positions], symbol[positions + 1])
     symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
 
-def _keys(left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int64]:
+def _keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
     return left.astype(np.int64) << _SYMBOL_BITS | right
+
+
+def _split(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return keys >> _SYMBOL_BITS, keys & (MAX_SYMBOLS - 1)
+
+
+def _pairs_of(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
+    return np.column_stack(_split(keys)).astype(np.uint32)
 
 
 class _ShortList:
@@ -205,17 +375,20 @@ class _ShortList:
     The threshold is a count and a key. Pairs whose count falls behind it are left out.
     """
 
-    def __init__(self, pairs: _Pairs) -> None:
+    def __init__(self, pairs: _Pairs, least: int, spellings: Spellings | None) -> None:
         self._pairs = pairs
+        self._least = least
+        self._spellings = spellings
         self._slots = np.empty(0, np.int64)
         self._known = 1  # slots below were looked at
         self._count = np.iinfo(np.int64).max
         self._key = -1
 
-    def next_batch(self, limit: int) -> _Batch:
+    def next_batch(self, limit: int, next_symbol: int) -> _Batch:
         """Return the longest prefix of the ranking that can be merged at once; empty at the end.
 
         limit: merges at most.
+        next_symbol: the first that is new.
         """
         self._update()
         if len(self._slots) == 0:
@@ -224,7 +397,19 @@ class _ShortList:
         counts, keys = self._pairs.counts.values[slots], self._pairs.keys.values[slots]
         best = _best_ranked(counts, keys, limit)
         best = best[: _independent_prefix(keys[best])]
-        return _Batch(slots[best], keys[best], counts[best])
+        results = self._results(keys[best], next_symbol)
+        return _Batch(slots[best[: len(results)]], results)
+
+    def _results(self, keys: NDArray[np.int64], next_symbol: int) -> NDArray[np.int64]:
+        """Return what the pairs become, up to the first that becomes a symbol there is already."""
+        results = np.arange(next_symbol, next_symbol + len(keys))
+        if self._spellings is None:
+            return results
+        for index, (left, right) in enumerate(_pairs_of(keys).tolist()):
+            results[index] = self._spellings.merge(left, right)
+            if results[index] < next_symbol:
+                return results[: index + 1]
+        return results
 
     def _update(self) -> None:
         """Take new pairs in and leave out what ranks behind the threshold."""
@@ -242,7 +427,7 @@ class _ShortList:
 
     def _refill(self) -> None:
         """Lower the threshold so that the list has as many pairs as it should, if there are."""
-        live = np.flatnonzero(self._pairs.counts.values >= self._pairs.least)
+        live = np.flatnonzero(self._pairs.counts.values >= self._least)
         if len(live) == 0:
             return
         counts, keys = self._pairs.counts.values[live], self._pairs.keys.values[live]
@@ -283,9 +468,9 @@ def _independent_prefix(keys: NDArray[np.int64]) -> int:
     return len(keys)
 
 
-def _merge_batch(symbols: _Symbols, pairs: _Pairs, batch: _Batch, first_symbol: int) -> None:
-    """Merge the pairs of a batch everywhere; the k-th becomes the symbol first_symbol + k."""
-    positions, merged = _occurrences(symbols, pairs, batch, first_symbol)
+def _merge_batch(symbols: _Symbols, pairs: _Pairs, batch: _Batch) -> None:
+    """Merge the pairs of a batch everywhere."""
+    positions, merged = _occurrences(symbols, pairs, batch)
     seconds = symbols.following[positions]
     before, behind = symbols.preceding[positions], symbols.following[seconds]
     weights = symbols.weight[positions]
@@ -313,7 +498,7 @@ def _merge_batch(symbols: _Symbols, pairs: _Pairs, batch: _Batch, first_symbol: 
 
 
 def _occurrences(
-    symbols: _Symbols, pairs: _Pairs, batch: _Batch, first_symbol: int
+    symbols: _Symbols, pairs: _Pairs, batch: _Batch
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the positions at which pairs of the batch are merged, and what they become."""
     firsts = pairs.first.values[batch.slots].tolist()
@@ -323,9 +508,9 @@ def _occurrences(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
     current = symbols.slot[positions] == np.repeat(batch.slots, sizes)
-    merged = np.repeat(np.arange(first_symbol, first_symbol + len(sizes), dtype=np.int32), sizes)
+    merged = np.repeat(batch.results.astype(np.int32), sizes)
     positions, merged = positions[current], merged[current]
-    left, right = divmod(int(batch.keys[0]), MAX_SYMBOLS)
+    left, right = divmod(int(pairs.keys.values[batch.slots[0]]), MAX_SYMBOLS)
     if left == right:
         positions = _every_other(np.sort(positions), symbols.following)
         merged = merged[: len(positions)]
@@ -366,16 +551,3 @@ def _sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()
     return (packed & np.uint64((1 << _INDEX_BITS) - 1)).view(np.int64)
-
-
-def _translate(
-    batches: list[_Batch], symbols: _Symbols, ranks: NDArray[np.uint32]
-) -> TrainedMerges:
-    """Turn the merged pairs of symbols into pairs of ids."""
-    empty = np.empty(0, np.int64)
-    keys = np.concatenate([empty, *(batch.keys for batch in batches)])
-    counts = np.concatenate([empty, *(batch.counts for batch in batches)])
-    ids = np.arange(256 + len(keys), dtype=np.uint32)
-    ids[ranks] = np.arange(256, dtype=np.uint32)
-    pairs = np.stack([keys >> _SYMBOL_BITS, keys & (MAX_SYMBOLS - 1)], axis=1)
-    return TrainedMerges(ids[pairs], counts, symbols.total)

@@ -2,8 +2,9 @@
 
 - Decided once, never changed: a Vocabulary that exists is consistent, whoever made it.
 - A token is its bytes. The tokens of a vocabulary trained here are the 256 bytes (the value is the
-  id), the merges in the order they were made, and the special tokens; one that was imported may
-  have any order, gaps (empty tokens) and repeats.
+  id), the merges in the order they were made, and the special tokens; where it extends another one,
+  all tokens of that come first. One that was imported may have any order, gaps (empty tokens) and
+  repeats.
 - Special tokens are not in the trie: text that spells one is text, unless a caller asks otherwise.
 - The fingerprint covers what changes the ids of some text, or the bytes of some ids, and nothing
   else. Files made with a vocabulary carry it. How ties were broken and how the training went are
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -194,6 +195,20 @@ class Vocabulary:
         return [token for i, token in enumerate(self.tokens) if i not in special]
 
 
+def byte_vocabulary(pattern: str, tie: str) -> Vocabulary:
+    """Return the vocabulary of the 256 bytes, which matches greedily: what training starts from.
+
+    Raises LlmgpuError for an unknown pattern, VocabularyError for an unknown tie rule.
+    """
+    return Vocabulary(
+        tokens=tuple(bytes([value]) for value in range(256)),
+        merges=np.empty((0, 3), np.uint32),
+        pattern=pattern,
+        expression=get_pattern(pattern).expression,
+        tie=tie,
+    )
+
+
 def build_vocabulary(
     merges: ArrayLike,
     *,
@@ -202,40 +217,64 @@ def build_vocabulary(
     special_tokens: Sequence[str],
     training: dict[str, int | float | str],
 ) -> Vocabulary:
-    """Make the vocabulary of a training run; it matches greedily.
+    """Make the vocabulary of merges that start from bytes; it matches greedily.
 
     merges: integers (M, 2), ids of the left and the right part. A byte's id is its value, merge k
         makes id 256 + k; the special tokens get the ids after the last merge.
 
-    Raises VocabularyError for a merge of an id that does not exist yet, and for a special token
-    that is empty, repeated or what an ordinary token spells; LlmgpuError for an unknown pattern.
+    Raises VocabularyError as `extend_vocabulary` does; LlmgpuError for an unknown pattern.
     """
     pairs = np.asarray(merges)
-    pairs = pairs.astype(np.int64) if pairs.size else np.empty((0, 2), np.int64)
-    results = np.arange(256, 256 + len(pairs))
-    early = (pairs < 0) | (pairs >= results[:, None])
-    if early.any():
-        k = int(early.any(axis=1).argmax())
-        raise VocabularyError(f"merge {k} of {pairs[k].tolist()}: ids below {256 + k} exist then")
-    tokens = [bytes([value]) for value in range(256)]
-    for left, right in pairs.tolist():
-        tokens.append(tokens[left] + tokens[right])
+    pairs = pairs if pairs.size else np.empty((0, 2), np.int64)
+    return extend_vocabulary(
+        byte_vocabulary(pattern, tie),
+        np.column_stack([pairs, np.arange(256, 256 + len(pairs))]),
+        special_tokens=special_tokens,
+        training=training,
+    )
+
+
+def extend_vocabulary(
+    seed: Vocabulary,
+    merges: ArrayLike,
+    *,
+    special_tokens: Sequence[str],
+    training: dict[str, int | float | str],
+) -> Vocabulary:
+    """Put merges behind those of a vocabulary, and special tokens last; all its ids stay.
+
+    merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
+        next free id, or the id of a token that is there already and spells the same.
+
+    Raises VocabularyError for a merge of an id that does not exist yet, or with another result than
+    these; and for a special token that is empty, repeated or what a token spells.
+    """
+    triples = np.asarray(merges)
+    triples = triples.astype(np.int64) if triples.size else np.empty((0, 3), np.int64)
+    tokens = list(seed.tokens)
+    for k, (left, right, result) in enumerate(triples.tolist()):
+        if not (0 <= left < len(tokens) and 0 <= right < len(tokens)):
+            raise VocabularyError(
+                f"merge {k} of {[left, right]}: ids below {len(tokens)} exist then"
+            )
+        if result == len(tokens):
+            tokens.append(tokens[left] + tokens[right])
+        elif not 0 <= result < len(tokens):
+            raise VocabularyError(f"merge {k} makes id {result}, but the next one is {len(tokens)}")
     special = _number_special_tokens(special_tokens, tokens)
-    return Vocabulary(
+    return replace(
+        seed,
         tokens=(*tokens, *(text.encode() for text in special)),
-        merges=np.column_stack([pairs, results]).astype(np.uint32),
-        pattern=pattern,
-        expression=get_pattern(pattern).expression,
-        special_tokens=special,
-        tie=tie,
+        merges=np.concatenate([seed.merges, triples.astype(np.uint32)]),
+        special_tokens=seed.special_tokens | special,
         training=dict(training),
     )
 
 
-def _number_special_tokens(texts: Sequence[str], ordinary: Sequence[bytes]) -> dict[str, int]:
-    """Give special tokens the ids behind the ordinary ones."""
+def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dict[str, int]:
+    """Give special tokens the ids behind all other tokens."""
     numbered: dict[str, int] = {}
-    taken = set(ordinary)
+    taken = set(tokens)
     for text in texts:
         try:
             spelled = text.encode()
@@ -245,5 +284,5 @@ def _number_special_tokens(texts: Sequence[str], ordinary: Sequence[bytes]) -> d
             reason = "is a token already" if spelled else "is empty"
             raise VocabularyError(f"special token {text!r} {reason}: choose another text")
         taken.add(spelled)
-        numbered[text] = len(ordinary) + len(numbered)
+        numbered[text] = len(tokens) + len(numbered)
     return numbered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe import train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.merges import TrainedMerges
+from llmgpu.bpe.merges import SymbolMerges, byte_ids, translate
+from llmgpu.bpe.symbols import SymbolWords, byte_symbols
 from llmgpu.bpe.tie import byte_ranks
 from llmgpu.bpe.words import count_words
 from llmgpu.errors import LlmgpuError
@@ -33,11 +35,21 @@ TIES = st.sampled_from(["hf", "bytes"])
 
 def train(
     documents: list[bytes], merges: int, pattern: str, tie: str, min_frequency: int
-) -> TrainedMerges:
-    words = count_words(corpus_from_bytes(documents), pattern)
+) -> SymbolMerges:
     return train_numpy.train(
-        words, merges=merges, tie_ranks=byte_ranks(tie), min_frequency=min_frequency
+        symbol_words(documents, pattern, tie), merges=merges, min_frequency=min_frequency
     )
+
+
+def symbol_words(documents: list[bytes], pattern: str, tie: str = "hf") -> SymbolWords:
+    words = count_words(corpus_from_bytes(documents), pattern)
+    return byte_symbols(words, byte_ranks(tie))
+
+
+def id_pairs(merges: SymbolMerges, tie: str) -> list[tuple[int, int]]:
+    results = np.arange(256, 256 + len(merges.pairs), dtype=np.uint32)
+    ids = translate(merges.pairs, results, byte_ids(byte_ranks(tie)))
+    return [(left, right) for left, right, _ in ids.tolist()]
 
 
 def recount(
@@ -61,10 +73,10 @@ def recount(
 def check(documents: list[bytes], merges: int, pattern: str, tie: str, min_frequency: int) -> None:
     trained = train(documents, merges, pattern, tie, min_frequency)
     expected = reference.train(documents, merges, pattern, tie, min_frequency)
-    assert [tuple(pair) for pair in trained.merges.tolist()] == expected
+    assert id_pairs(trained, tie) == expected
     assert (trained.counts.tolist(), trained.symbols) == recount(documents, expected, pattern)
-    assert trained.merges.dtype == np.uint32
-    assert trained.merges.shape == (len(expected), 2)
+    assert trained.pairs.dtype == np.uint32
+    assert trained.pairs.shape == (len(expected), 2)
     assert trained.counts.dtype == np.int64
 
 
@@ -126,32 +138,29 @@ def test_the_last_merge_is_frequent_enough() -> None:
 
 
 def test_counts_have_64_bits() -> None:
-    words = count_words(corpus_from_bytes(b"abab"), "class")
-    object.__setattr__(words, "counts", np.array([1 << 40]))
-    trained = train_numpy.train(words, merges=9, tie_ranks=byte_ranks("hf"))
-    assert trained.merges.tolist() == [[97, 98], [256, 256]]
+    words = replace(symbol_words([b"abab"], "class"), counts=np.array([1 << 40]), total=4 << 40)
+    trained = train_numpy.train(words, merges=9)
+    assert id_pairs(trained, "hf") == [(97, 98), (256, 256)]
     assert trained.counts.tolist() == [2 << 40, 1 << 40]
     assert trained.symbols == 1 << 40
 
 
 def test_progress_counts_merges() -> None:
     seen: list[tuple[str, int, int | None]] = []
-    words = count_words(corpus_from_bytes(make_text(4, 100)), "class")
-    train_numpy.train(
-        words, merges=20, tie_ranks=byte_ranks("hf"), progress=lambda *call: seen.append(call)
-    )
+    words = symbol_words([make_text(4, 100)], "class")
+    train_numpy.train(words, merges=20, progress=lambda *call: seen.append(call))
     assert seen[-1] == ("merging", 20, 20)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
 
 
 def test_too_many_merges_are_refused() -> None:
-    words = count_words(corpus_from_bytes(b"abab"), "class")
+    words = symbol_words([b"abab"], "class")
     with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
-        train_numpy.train(words, merges=(1 << 20) - 255, tie_ranks=byte_ranks("hf"))
+        train_numpy.train(words, merges=(1 << 20) - 255)
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_numpy, "MAX_POSITIONS", 8)
-    assert len(train([b"abcdef"], 9, "none", "hf", 1).merges) == 5  # and a separator at each end
+    assert len(train([b"abcdef"], 9, "none", "hf", 1).pairs) == 5  # and a separator at each end
     with pytest.raises(LlmgpuError, match="9 positions, the trainer can number 8"):
         train([b"abcdefg"], 9, "none", "hf", 1)

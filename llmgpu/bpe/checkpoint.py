@@ -1,0 +1,198 @@
+"""A checkpoint of training: a folder from which a run that was killed goes on.
+
+- ``run.json`` says what is trained on what; a run with anything else is refused by name.
+- ``counts`` is the word counts file, there once counting is done.
+- ``merges`` is a log, appended to as merges are made. A block is a head (number of merges, CRC-32
+  of the rest) and the rest: the pairs as symbols, then their counts. What a kill or a full disk
+  left behind the last whole block is cut off.
+- Appended blocks reach the disk about once a second, so losing power costs little more than that.
+- The folder is made by a run, belongs to it, and is removed when its results are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError, OutputError
+from llmgpu.files import atomic_output, output_errors
+
+FORMAT_NAME = "llmgpu training checkpoint"
+FORMAT_VERSION = 1
+SYNC_SECONDS = 1.0
+
+_RUN, _COUNTS, _MERGES = "run.json", "counts", "merges"
+_OWN_FILES = re.compile(rf"{_RUN}|{_COUNTS}|{_MERGES}|\.({_RUN}|{_COUNTS})\.[0-9a-f]+\.tmp")
+_HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
+_PAIR_BYTES, _COUNT_BYTES = 8, 8
+
+Run = dict[str, Any]  # what JSON holds: what a run is called with, by names that people know
+
+
+class Checkpoint:
+    """The folder of one run.
+
+    counts_path: where the word counts belong.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Take a folder that `begin` or `resume` has made sure of."""
+        self.folder = folder
+        self.counts_path = folder / _COUNTS
+        self._log: BinaryIO | None = None
+        self._synced = 0.0
+
+    @classmethod
+    def begin(cls, path: str | Path, run: Run) -> Checkpoint:
+        """Make the folder of a new run.
+
+        Raises OutputError if `path` is there already, or can't be made.
+        """
+        folder = Path(path)
+        if os.path.lexists(folder):
+            raise OutputError(
+                f"{folder} is there already: use --resume to go on from it, or remove it"
+            )
+        with output_errors(str(folder)):
+            folder.mkdir()
+        checkpoint = cls(folder)
+        checkpoint._write_run(run)
+        return checkpoint
+
+    @classmethod
+    def resume(cls, path: str | Path, run: Run) -> Checkpoint | None:
+        """Open the folder of a run that ended too early; None if there is none.
+
+        Raises InputError if it is no checkpoint, or that of another run: the message says what
+        differs.
+        """
+        folder = Path(path)
+        if not os.path.lexists(folder):
+            return None
+        checkpoint = cls(folder)
+        if checkpoint._is_unused():
+            checkpoint._write_run(run)
+            return checkpoint
+        _check_run(folder, _read_run(folder / _RUN), run)
+        return checkpoint
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether counting is done."""
+        return self.counts_path.exists()
+
+    def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the merges logged so far, and cut off what is behind the last whole block.
+
+        Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in their order.
+        """
+        path = self.folder / _MERGES
+        if not path.exists():
+            return np.empty((0, 2), np.uint32), np.empty(0, np.int64)
+        with output_errors(str(path)), open(path, "r+b") as log:
+            data = log.read()
+            pairs, counts, length = _parse_log(data)
+            log.truncate(length)
+        return pairs, counts
+
+    def add_merges(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
+        """Append merges to the log: pairs of symbols (k, 2), and counts (k,)."""
+        content = pairs.astype("<u4").tobytes() + counts.astype("<i8").tobytes()
+        head = np.array([(len(counts), zlib.crc32(content))], _HEAD).tobytes()
+        path = self.folder / _MERGES
+        with output_errors(str(path)):
+            if self._log is None:
+                self._log = open(path, "ab")  # noqa: SIM115 (closed by `close`)
+            self._log.write(head + content)
+            self._log.flush()
+            if time.monotonic() - self._synced >= SYNC_SECONDS:
+                os.fsync(self._log.fileno())
+                self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Close the log; what is in the folder stays."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def remove(self) -> None:
+        """Remove the folder, except for files in it that are none of a checkpoint."""
+        self.close()
+        for name in os.listdir(self.folder):
+            if _OWN_FILES.fullmatch(name):
+                (self.folder / name).unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _write_run(self, run: Run) -> None:
+        content = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "run": run}
+        with atomic_output(self.folder / _RUN) as stream:
+            stream.write(json.dumps(content, indent=1).encode() + b"\n")
+
+    def _is_unused(self) -> bool:
+        """Whether the run was killed before it said what it is."""
+        if not self.folder.is_dir():
+            return False
+        names = os.listdir(self.folder)
+        return _RUN not in names and all(map(_OWN_FILES.fullmatch, names))
+
+
+def _read_run(path: Path) -> Run:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path.parent} is no checkpoint of training: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
+        raise InputError(f"{path.parent} is no checkpoint of training")
+    if content.get("version") != FORMAT_VERSION or not isinstance(content.get("run"), dict):
+        raise InputError(
+            f"{path.parent}: version {content.get('version')} of the format, this llmgpu reads "
+            f"version {FORMAT_VERSION}"
+        )
+    run: Run = content["run"]
+    return run
+
+
+def _check_run(folder: Path, begun: Run, asked: Run) -> None:
+    asked = json.loads(json.dumps(asked))
+    names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
+    if names:
+        name = names[0]
+        others = f" (and {', '.join(names[1:])})" if names[1:] else ""
+        raise InputError(
+            f"{folder} is the checkpoint of another run: {name} was {_show(begun.get(name))} and "
+            f"is {_show(asked.get(name))} now{others}"
+        )
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _parse_log(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
+    """Return the pairs and counts of all whole blocks, and where the last of them ends."""
+    pairs = [np.empty((0, 2), np.uint32)]
+    counts = [np.empty(0, np.int64)]
+    position = 0
+    while len(data) - position >= _HEAD.itemsize:
+        head = np.frombuffer(data, _HEAD, 1, position)[0]
+        number = int(head["merges"])
+        first = position + _HEAD.itemsize
+        middle = first + number * _PAIR_BYTES
+        end = middle + number * _COUNT_BYTES
+        if number == 0 or end > len(data) or zlib.crc32(data[first:end]) != head["crc"]:
+            break
+        pairs.append(np.frombuffer(data[first:middle], "<u4").astype(np.uint32).reshape(-1, 2))
+        counts.append(np.frombuffer(data[middle:end], "<i8").astype(np.int64))
+        position = end
+    return np.concatenate(pairs), np.concatenate(counts), position
