@@ -62,34 +62,88 @@ def merge_word(word: Sequence[int], pair: tuple[int, int], new: int) -> tuple[in
 
 
 def train(
-    documents: Iterable[bytes], merges: int, pattern: str, tie: str, min_frequency: int
+    documents: Iterable[bytes],
+    merges: int,
+    pattern: str,
+    tie: str,
+    min_frequency: int,
+    max_token_length: int | None = None,
 ) -> list[tuple[int, int]]:
-    """Learn up to `merges` merges, one after the other, counting all pairs again for each."""
-    words = Counter(
-        tuple(piece) for document in documents for piece in pre_tokens(document, pattern)
+    """Learn up to `merges` merges of bytes; merge k makes id 256 + k."""
+    tokens = [bytes([value]) for value in range(256)]
+    learned, _ = extend(
+        documents, tokens, [], set(), merges, pattern, tie, min_frequency, max_token_length
     )
-    ranks = {byte: symbol_rank(byte, tie) for byte in range(256)}
-    learned: list[tuple[int, int]] = []
-    while len(learned) < merges:
+    return [(left, right) for left, right, _ in learned]
+
+
+def extend(
+    documents: Iterable[bytes],
+    tokens: Sequence[bytes],
+    merges: Sequence[tuple[int, int, int]],
+    special: set[int],
+    new_tokens: int,
+    pattern: str,
+    tie: str,
+    min_frequency: int,
+    max_token_length: int | None = None,
+) -> tuple[list[tuple[int, int, int]], int]:
+    """Replay merges, then learn more, one after the other, counting all pairs again for each.
+
+    tokens: what there is, by id. merges: (left, right, result). special: ids no merge makes.
+    A new merge that spells an ordinary token gives its id; the others give the next free ones,
+    of which there are up to `new_tokens`.
+
+    Returns the new merges, and the length of the text in tokens.
+    """
+    byte_id: dict[int, int] = {}
+    known: dict[bytes, int] = {}
+    for i, token in enumerate(tokens):
+        if i not in special:
+            known.setdefault(token, i)
+            if len(token) == 1:
+                byte_id.setdefault(token[0], i)
+    words = Counter(
+        tuple(byte_id[byte] for byte in piece)
+        for document in documents
+        for piece in pre_tokens(document, pattern)
+    )
+    for left, right, result in merges:
+        words = _merge_words(words, (left, right), result)
+    ranks = {byte_id[byte]: symbol_rank(byte, tie) for byte in range(256)}
+    spelled = list(tokens)
+    learned: list[tuple[int, int, int]] = []
+    while len(spelled) < len(tokens) + new_tokens:
         counts: Counter[tuple[int, int]] = Counter()
         for word, weight in words.items():
             for pair in pairwise(word):
-                counts[pair] += weight
+                length = len(spelled[pair[0]]) + len(spelled[pair[1]])
+                if max_token_length is None or length <= max_token_length:
+                    counts[pair] += weight
         if not counts:
             break
         best = min(
             counts,
-            key=lambda pair: (-counts[pair], *(ranks.get(symbol, symbol) for symbol in pair)),
+            key=lambda pair: (-counts[pair], *((i not in ranks, ranks.get(i, i)) for i in pair)),
         )
         if counts[best] < max(min_frequency, 1):
             break
-        new = 256 + len(learned)
-        learned.append(best)
-        merged: Counter[tuple[int, ...]] = Counter()
-        for word, weight in words.items():
-            merged[merge_word(word, best, new)] += weight
-        words = merged
-    return learned
+        new = spelled[best[0]] + spelled[best[1]]
+        result = known.setdefault(new, len(spelled))
+        if result == len(spelled):
+            spelled.append(new)
+        learned.append((*best, result))
+        words = _merge_words(words, best, result)
+    return learned, sum(len(word) * weight for word, weight in words.items())
+
+
+def _merge_words(
+    words: Counter[tuple[int, ...]], pair: tuple[int, int], new: int
+) -> Counter[tuple[int, ...]]:
+    merged: Counter[tuple[int, ...]] = Counter()
+    for word, weight in words.items():
+        merged[merge_word(word, pair, new)] += weight
+    return merged
 
 
 def spell(merges: Iterable[tuple[int, int]]) -> list[bytes]:
