@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llmgpu.bpe import train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
@@ -164,3 +166,121 @@ def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(train([b"abcdef"], 9, "none", "hf", 1).pairs) == 5  # and a separator at each end
     with pytest.raises(LlmgpuError, match="9 positions, the trainer can number 8"):
         train([b"abcdefg"], 9, "none", "hf", 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(DOCUMENTS, PATTERNS, TIES, st.integers(0, 3), st.integers(1, 7))
+def test_no_token_is_longer_than_allowed(
+    documents: list[bytes], pattern: str, tie: str, min_frequency: int, longest: int
+) -> None:
+    trained = train_numpy.train(
+        symbol_words(documents, pattern, tie),
+        merges=30,
+        min_frequency=min_frequency,
+        max_token_length=longest,
+    )
+    expected = reference.train(documents, 30, pattern, tie, min_frequency, longest)
+    assert id_pairs(trained, tie) == expected
+
+
+@pytest.mark.parametrize("longest", [2, 3, 5])
+def test_the_longest_token_is_one_byte_shorter_than_that_of_tokenizers(longest: int) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    text = make_text(5, 400)
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = level
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=356,
+        min_frequency=2,
+        initial_alphabet=level.alphabet(),
+        max_token_length=longest + 1,
+        show_progress=False,
+    )
+    pieces = [piece.decode() for piece in reference.pre_tokens(text, "class")]
+    tokenizer.train_from_iterator(pieces, trainer)
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    words = symbol_words([text], "class")
+    trained = train_numpy.train(words, merges=100, max_token_length=longest)
+    shown = reference.bytes_to_unicode()
+    tokens = [
+        "".join(shown[byte] for byte in token) for token in reference.spell(id_pairs(trained, "hf"))
+    ]
+    expected = [(tokens[left], tokens[right]) for left, right in id_pairs(trained, "hf")]
+    assert [tuple(pair) for pair in merges] == expected
+
+
+def triples_of(pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return np.column_stack([pairs, np.arange(256, 256 + len(pairs))]).astype(np.uint32)
+
+
+@settings(deadline=None, max_examples=200)
+@given(DOCUMENTS, PATTERNS, st.integers(0, 40), st.integers(0, 3))
+def test_training_goes_on_from_replayed_merges(
+    documents: list[bytes], pattern: str, replayed: int, min_frequency: int
+) -> None:
+    words = symbol_words(documents, pattern)
+    whole = train_numpy.train(words, merges=40, min_frequency=min_frequency)
+    first = triples_of(whole.pairs)[:replayed]
+    rest = train_numpy.train(
+        train_numpy.apply_merges(words, first),
+        merges=40 - len(first),
+        min_frequency=min_frequency,
+    )
+    assert np.concatenate([first[:, :2], rest.pairs]).tolist() == whole.pairs.tolist()
+    assert rest.counts.tolist() == whole.counts[replayed:].tolist()
+    assert rest.symbols == whole.symbols
+
+
+def spelled_words(words: SymbolWords) -> Counter[tuple[int, ...]]:
+    found: Counter[tuple[int, ...]] = Counter()
+    for k, count in enumerate(words.counts.tolist()):
+        found[tuple(words.symbols[words.offsets[k] : words.offsets[k + 1]].tolist())] += count
+    return found
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
+    """Absent pairs, repeated ones, runs, and results that are there already."""
+    letters = st.lists(st.integers(0, 3), max_size=12).map(bytes)
+    counted = Counter(data.draw(st.lists(letters, max_size=12)))
+    pieces = [list(piece) for piece in counted]
+    lengths = np.array([len(piece) for piece in pieces], np.int64)
+    words = SymbolWords(
+        np.array([symbol for piece in pieces for symbol in piece], np.uint32),
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        np.array(list(counted.values()), np.int64),
+        np.ones(4, np.uint32),
+        sum(len(piece) * weight for piece, weight in counted.items()),
+    )
+    merges: list[tuple[int, int, int]] = []
+    size = 4
+    for _ in range(data.draw(st.integers(0, 12))):
+        part = st.integers(0, size - 1)
+        result = data.draw(st.one_of(st.just(size), part))
+        merges.append((data.draw(part), data.draw(part), result))
+        size = max(size, result + 1)
+    replayed = train_numpy.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
+    expected: Counter[tuple[int, ...]] = Counter()
+    total = 0
+    for piece, weight in counted.items():
+        word = tuple(piece)
+        for left, right, result in merges:
+            word = reference.merge_word(word, (left, right), result)
+        total += len(word) * weight
+        if len(word) > 1:
+            expected[word] += weight
+    assert spelled_words(replayed) == expected
+    assert (replayed.total, len(replayed.lengths)) == (total, size)
+
+
+def test_merges_are_handed_over_in_their_order() -> None:
+    words = symbol_words([make_text(6, 300)], "class")
+    pieces: list[tuple[NDArray[np.uint32], NDArray[np.int64]]] = []
+    trained = train_numpy.train(
+        words, merges=50, on_merges=lambda pairs, counts: pieces.append((pairs, counts))
+    )
+    assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
+    assert np.concatenate([counts for _, counts in pieces]).tolist() == trained.counts.tolist()
+    assert len(pieces) == trained.batches
