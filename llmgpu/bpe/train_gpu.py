@@ -171,11 +171,12 @@ def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uin
 
 
 def _highest_count(words: SymbolWords) -> int:
-    """Return an upper bound, hardly above it, of how often any pair occurs."""
-    numbers, _ = _first_pairs(words)
-    numbers[words.offsets[1:] - 1] = 0 if len(words.lengths) == 256 else numbers[0]
+    """Return how often the most frequent pair occurs."""
+    numbers, pairs = _first_pairs(words)
+    numbers[words.offsets[1:] - 1] = len(pairs)  # no pair begins at the end of a word
     weights = np.repeat(words.counts, np.diff(words.offsets))
-    return int(np.bincount(numbers, weights=weights).max())
+    # Sums of floats are exact up to 2^53, far beyond what is asked.
+    return int(np.bincount(numbers, weights=weights, minlength=len(pairs) + 1)[:-1].max())
 
 
 class _BatchedLoop:
@@ -365,7 +366,7 @@ class _BatchedLoop:
         self._stages = [bound(name) for name in stages]
 
     def _record_round(self, commands: Commands) -> None:
-        """Record a refill of the hot list, which does nothing unless it is asked for, and batches."""
+        """Record a refill of the hot list, idle unless it is asked for, and batches."""
         commands.dispatch(self._lower_threshold, 1)
         for _ in range(MAX_DIGITS):
             commands.dispatch(self._count_ranks, self._groups)

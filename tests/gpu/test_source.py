@@ -13,6 +13,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.source import compose, read_wgsl
+from tests.gpu.wgsl import shader_constants, struct_fields
 
 WGSL = Path(__file__).parents[2] / "wgsl"
 KERNELS = sorted(
@@ -21,13 +22,6 @@ KERNELS = sorted(
     if "@compute" in path.read_text(encoding="utf-8")
 )
 HEADER_LINE = re.compile(r"^// binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\b", re.MULTILINE)
-FIELD = re.compile(r"^\s*(\w+): u32,", re.MULTILINE)
-CONSTANT = re.compile(r"const (\w+): u32 = (\w+)u;")
-
-
-def struct_fields(file: str, struct: str) -> list[str]:
-    body = read_wgsl(file).split(f"struct {struct} {{")[1].split("}")[0]
-    return FIELD.findall(body)
 
 
 @pytest.mark.parametrize("file", KERNELS)
@@ -61,26 +55,26 @@ def test_structs_are_those_of_the_host() -> None:
 
 
 def test_constants_are_those_of_the_host() -> None:
-    shader = dict(CONSTANT.findall(read_wgsl("recount/iter_state.wgsl")))
+    shader = shader_constants("recount/iter_state.wgsl")
     byte_offsets = [name for name in shader if name.startswith("ARGS_") and name != "ARGS_COUNT_OF"]
-    assert len(byte_offsets) == int(shader["ARGS_COUNT_OF"]) == 6
+    assert len(byte_offsets) == shader["ARGS_COUNT_OF"] == 6
     for name in byte_offsets:
-        assert 12 * int(shader[name]) == getattr(train_recount, name)
+        assert 12 * shader[name] == getattr(train_recount, name)
     for file in ("recount/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
-        assert int(dict(CONSTANT.findall(read_wgsl(file)))["MAX_GROUPS"]) == MAX_GROUPS
+        assert shader_constants(file)["MAX_GROUPS"] == MAX_GROUPS
     for name in ("RUNNING", "FINISHED", "TABLE_FULL"):
-        assert int(shader[name]) == getattr(train_recount, name)
-    shader = dict(CONSTANT.findall(read_wgsl("trie/params.wgsl")))
+        assert shader[name] == getattr(train_recount, name)
+    shader = shader_constants("trie/params.wgsl")
     for name in ("STATE_CARRY", "STATE_TOTAL", "STATE_UNMATCHED", "STATE_UNMATCHED_BYTE"):
-        assert int(shader[name]) == getattr(encode_gpu, name)
+        assert shader[name] == getattr(encode_gpu, name)
     assert sum(name.startswith("STATE_") for name in shader) == encode_gpu.STATE_WORDS
     for name in ("NO_TOKEN", "NO_BYTE"):
-        assert int(shader[name], 16) == encode_gpu.NONE
-    shader = dict(CONSTANT.findall(read_wgsl("trie/01_long_exit.wgsl")))
-    assert int(shader["MAX_CHUNK"]) == encode_gpu.MAX_CHUNK_BYTES
-    shader = dict(CONSTANT.findall(read_wgsl("common/pretoken.wgsl")))
+        assert shader[name] == encode_gpu.NONE
+    shader = shader_constants("trie/01_long_exit.wgsl")
+    assert shader["MAX_CHUNK"] == encode_gpu.MAX_CHUNK_BYTES
+    shader = shader_constants("common/pretoken.wgsl")
     for name, code in train_recount.PATTERN_CODES.items():
-        assert int(shader[f"PATTERN_{name.upper()}"]) == code
+        assert shader[f"PATTERN_{name.upper()}"] == code
 
 
 def test_a_missing_file_is_named() -> None:

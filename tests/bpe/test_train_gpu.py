@@ -1,0 +1,176 @@
+"""The batched trainer on an adapter against the sequential oracle and the NumPy trainer."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.bpe import train_gpu, train_numpy
+from llmgpu.bpe.merges import SymbolMerges, byte_ids, translate
+from llmgpu.bpe.symbols import SymbolWords, byte_symbols
+from llmgpu.bpe.tie import byte_ranks
+from llmgpu.bpe.train_gpu import Capacities
+from llmgpu.bpe.words import DistinctWords
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
+from tests.gpu.wgsl import shader_constants, struct_fields
+from tests.reference import bpe as reference
+
+TINY = Capacities(pairs=4, listed=8, entries=2, candidates=1)  # everything has to grow
+# Counts full of ties; words that are runs, single letters, or hold byte 0.
+WORD = st.one_of(
+    st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12).map(bytes),
+    st.lists(st.sampled_from(b"abcdef\x00"), min_size=1, max_size=6).map(bytes),
+    st.integers(1, 30).map(lambda n: b"a" * n),
+)
+WORDS = st.dictionaries(WORD, st.sampled_from([1, 1, 2, 3, 100]), max_size=30)
+
+
+def distinct(words: dict[bytes, int]) -> DistinctWords:
+    offsets = np.cumsum([0, *map(len, words)]).astype(np.int64)
+    data = np.frombuffer(b"".join(words), np.uint8)
+    return DistinctWords(data, offsets, np.array(list(words.values()), np.int64))
+
+
+def documents_of(words: dict[bytes, int]) -> list[bytes]:
+    return [word for word, count in words.items() for _ in range(count)]
+
+
+def id_pairs(merges: SymbolMerges, tie: str) -> list[tuple[int, int]]:
+    results = np.arange(256, 256 + len(merges.pairs), dtype=np.uint32)
+    ids = translate(merges.pairs, results, byte_ids(byte_ranks(tie)))
+    return [(left, right) for left, right, _ in ids.tolist()]
+
+
+def assert_same(trained: SymbolMerges, expected: SymbolMerges) -> None:
+    np.testing.assert_array_equal(trained.pairs, expected.pairs)
+    np.testing.assert_array_equal(trained.counts, expected.counts)
+    assert trained.symbols == expected.symbols
+    assert trained.pairs.dtype == np.uint32
+    assert trained.counts.dtype == np.int64
+
+
+@given(
+    words=WORDS,
+    merges=st.sampled_from([0, 1, 7, 60]),
+    tie=st.sampled_from(["hf", "bytes"]),
+    min_frequency=st.sampled_from([0, 1, 2, 5]),
+    max_token_length=st.sampled_from([None, 1, 2, 5]),
+    sizes=st.sampled_from([None, TINY]),
+    workgroup_size=st.sampled_from([64, 256]),
+)
+def test_merges_are_those_of_the_sequential_algorithm(
+    any_device: Device,
+    words: dict[bytes, int],
+    merges: int,
+    tie: str,
+    min_frequency: int,
+    max_token_length: int | None,
+    sizes: Capacities | None,
+    workgroup_size: int,
+) -> None:
+    symbols = byte_symbols(distinct(words), byte_ranks(tie))
+    trained = train_gpu.train(
+        any_device,
+        symbols,
+        merges=merges,
+        min_frequency=min_frequency,
+        max_token_length=max_token_length,
+        first_capacities=sizes,
+        workgroup_size=workgroup_size,
+    )
+    assert id_pairs(trained, tie) == reference.train(
+        documents_of(words), merges, "none", tie, min_frequency, max_token_length
+    )
+    options = {"min_frequency": min_frequency, "max_token_length": max_token_length}
+    assert_same(trained, train_numpy.train(symbols, merges=merges, **options))  # type: ignore[arg-type]
+
+
+def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
+    rng = random.Random(seed)
+    words: dict[bytes, int] = {}
+    for _ in range(count):
+        word = bytes(rng.choices(letters, k=rng.randrange(1, 12)))
+        words[word] = words.get(word, 0) + rng.choice([1, 1, 1, 2, 40])
+    return byte_symbols(distinct(words), byte_ranks("hf"))
+
+
+@pytest.mark.parametrize("letters", [b"ab", bytes(range(97, 123)), bytes(range(256))])
+def test_thousands_of_equal_counts_are_told_apart(device: Device, letters: bytes) -> None:
+    words = random_words(1, 20_000, letters)
+    trained = train_gpu.train(device, words, merges=3000, min_frequency=1)
+    assert_same(trained, train_numpy.train(words, merges=3000, min_frequency=1))
+
+
+def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
+    words = random_words(2, 2000, b"abcd")
+    first = train_numpy.train(words, merges=50)
+    results = np.arange(256, 306, dtype=np.uint32)
+    halfway = train_numpy.apply_merges(words, np.column_stack([first.pairs, results]))
+    trained = train_gpu.train(any_device, halfway, merges=40)
+    whole = train_numpy.train(words, merges=90)
+    np.testing.assert_array_equal(trained.pairs, whole.pairs[50:])
+    assert trained.symbols == whole.symbols
+
+
+def run_words(lengths: list[int]) -> SymbolWords:
+    return byte_symbols(distinct({b"a" * n: 1 for n in lengths}), byte_ranks("hf"))
+
+
+@pytest.mark.parametrize("length", [2 * 16384 - 1, 2 * 16384, 2 * 16384 + 1, 200_001])
+def test_a_run_longer_than_one_walk(device: Device, length: int) -> None:
+    words = run_words([length, 7])
+    assert_same(
+        train_gpu.train(device, words, merges=30, min_frequency=1),
+        train_numpy.train(words, merges=30, min_frequency=1),
+    )
+
+
+def test_finished_merges_are_handed_over_in_order(device: Device) -> None:
+    words = random_words(3, 3000, b"abcdefgh")
+    pieces: list[tuple[NDArray[np.uint32], NDArray[np.int64]]] = []
+    trained = train_gpu.train(
+        device, words, merges=500, on_merges=lambda pairs, counts: pieces.append((pairs, counts))
+    )
+    np.testing.assert_array_equal(np.concatenate([pairs for pairs, _ in pieces]), trained.pairs)
+    np.testing.assert_array_equal(np.concatenate([counts for _, counts in pieces]), trained.counts)
+
+
+def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
+    """Room for hardly more positions than the words have: merged pairs have to give theirs up."""
+    words = random_words(4, 5000, b"abcdef")
+    sizes = Capacities(listed=len(words.symbols) + 10)
+    assert_same(
+        train_gpu.train(device, words, merges=2000, min_frequency=1, first_capacities=sizes),
+        train_numpy.train(words, merges=2000, min_frequency=1),
+    )
+
+
+def test_counts_of_32_bits_are_exact_up_to_the_last(device: Device) -> None:
+    most = (1 << 32) - 1
+    words = byte_symbols(distinct({b"ab": most - 5, b"xab": 5, b"cd": most}), byte_ranks("hf"))
+    trained = train_gpu.train(device, words, merges=3)
+    assert trained.counts.tolist() == [most, most, 5]
+
+
+def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
+    words = byte_symbols(distinct({b"ab": 1 << 32}), byte_ranks("hf"))
+    with pytest.raises(DeviceError, match="more than 4294967295 times; use --device cpu"):
+        train_gpu.train(portable_device, words, merges=1)
+    with pytest.raises(DeviceError, match="1048577 tokens asked for"):
+        train_gpu.train(portable_device, run_words([3]), merges=(1 << 20) - 255)
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    names = struct_fields("batched/state.wgsl", "BatchState")
+    assert [*train_gpu.STATE_FIELDS, "batch"] == names
+    constants = shader_constants("batched/state.wgsl") | shader_constants("batched/rank.wgsl")
+    for name in ("RUNNING", "FINISHED", "REFILL", "FULL", "MAX_BATCH", "HOT_CAPACITY", "BINS"):
+        assert getattr(train_gpu, name) == constants[name]
+    assert constants["MAX_DIGITS"] == train_gpu.MAX_DIGITS
+    assert 1 << constants["SYMBOL_BITS"] == train_gpu.MAX_SYMBOLS
