@@ -90,6 +90,11 @@ class Checkpoint:
         """Whether counting is done."""
         return self.counts_path.exists()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is done yet that a run could go on from."""
+        return not (self.has_counts or (self.folder / _MERGES).exists())
+
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the merges logged so far, and cut off what is behind the last whole block.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,18 @@ class TrainingOptions:
     def start(self) -> Vocabulary:
         """The vocabulary that training goes on from."""
         return self.seed or byte_vocabulary(self.pattern, self.tie)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the vocabulary, by names for people, as JSON can hold it."""
+        return {
+            "vocabulary sizes": list(self.sizes),
+            "pattern": get_pattern(self.pattern).expression,
+            "minimum frequency": self.min_frequency,
+            "special tokens": list(self.special_tokens),
+            "tie rule": self.tie,
+            "longest token": self.max_token_length,
+            "seed vocabulary": None if self.seed is None else self.seed.fingerprint,
+        }
 
     def new_tokens(self, size: int) -> int:
         """Return how many tokens merges make until the vocabulary has `size` ids."""

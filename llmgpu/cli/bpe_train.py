@@ -2,43 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import click
 
-from llmgpu.backend import Backend, select_backend
+from llmgpu.backend import select_backend
+from llmgpu.bpe.checkpoint import Checkpoint
 from llmgpu.bpe.corpus import Corpus
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.bpe.tie import TIE_RULES
 from llmgpu.bpe.training import (
+    ENGINES,
+    Plan,
     TrainingOptions,
     TrainingResult,
     estimate_memory,
+    make_plan,
     train_vocabulary,
 )
+from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
+    VocabularySizes,
     corpus_options,
     device_option,
     make_corpus_options,
     output_options,
 )
-from llmgpu.files import atomic_output
+from llmgpu.files import STANDARD_OUTPUT, atomic_output
 
 
 @click.command("bpe-train")
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--output", "-o", default="v.bin", show_default=True, metavar="FILE")
 @click.option(
-    "--vocab-size", default=32768, show_default=True, help="Ids at most, special tokens included."
+    "--vocab-size",
+    "sizes",
+    type=VocabularySizes(),
+    default="32768",
+    show_default=True,
+    metavar="N[,N...]",
+    help="Ids at most, special tokens and those of a seed included. Several sizes are written to "
+    "v-8192.bin, v-32768.bin and so on.",
 )
 @click.option(
     "--pattern",
-    type=click.Choice(["class", "none"]),
-    default="class",
-    show_default=True,
+    type=click.Choice(list(PATTERNS)),
+    show_default="that of the seed, or class",
     help="How text is cut into pre-tokens, which no token crosses.",
 )
 @click.option("--min-frequency", default=2, show_default=True, help="Rarer pairs are not merged.")
+@click.option(
+    "--max-token-length",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Make no longer tokens. (One less than what Hugging Face calls max_token_length.)",
+)
 @click.option(
     "--special-token",
     "special_tokens",
@@ -48,28 +73,42 @@ from llmgpu.files import atomic_output
 )
 @click.option(
     "--tie",
-    type=click.Choice(["hf", "bytes"]),
-    default="hf",
-    show_default=True,
+    type=click.Choice(list(TIE_RULES)),
+    show_default="that of the seed, or hf",
     help="Order of equally frequent pairs: as Hugging Face tokenizers, or by byte value.",
 )
+@click.option(
+    "--seed-vocab",
+    metavar="FILE",
+    help="Go on from this vocabulary: its tokens keep their ids, its merges come first.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(list(ENGINES)),
+    default="batched",
+    show_default=True,
+    help="Merge distinct words, many pairs at a time, or count the whole text again for each merge "
+    "(on a GPU only). The merges are the same.",
+)
+@click.option(
+    "--checkpoint",
+    metavar="FOLDER",
+    help="Keep what is done in this folder until the end, so that --resume can go on from it.",
+)
+@click.option("--resume", is_flag=True, help="Go on from --checkpoint where a run was ended.")
 @corpus_options
 @device_option
 @output_options
 def bpe_train(
     corpus: tuple[str, ...],
     output: str,
-    vocab_size: int,
-    pattern: str,
-    min_frequency: int,
-    special_tokens: tuple[str, ...],
-    tie: str,
     device: str,
-    doc_separators: tuple[str, ...],
+    checkpoint: str | None,
+    resume: bool,
     as_json: bool,
     quiet: bool,
     debug: bool,
-    **reading: Any,
+    **settings: Any,
 ) -> None:
     """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or - for stdin.
 
@@ -78,78 +117,196 @@ def bpe_train(
       llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
       zcat corpus.txt.gz | llmgpu bpe-train - --special-token '<|endoftext|>'
       llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
+      llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run --resume
     """
-    options = TrainingOptions(vocab_size, pattern, min_frequency, special_tokens, tie)
     report = Reporter(quiet=quiet)
-    separators = doc_separators + special_tokens
+    options, reading = _take_options(settings)
+    outputs = _name_outputs(output, options.sizes)
+    _check_checkpoint_options(checkpoint, resume, options)
     start = time.perf_counter()
-    with Corpus(corpus, make_corpus_options(doc_separators=separators, **reading)) as text:
+    with Corpus(corpus, make_corpus_options(**reading)) as text:
         backend = select_backend(device, "train")
         opened = time.perf_counter() - start
-        _announce(report, backend, text, reading["limit"])
-        try:
-            with atomic_output(output) as file:
-                result = train_vocabulary(text, options, backend, report)
-                file.write(result.vocabulary.to_bytes())
-        finally:
-            report.close()
-        summary = _summary(result, backend, text, output, time.perf_counter() - start, opened)
-    _print_summary(report, result, summary)
+        plan = make_plan(options, backend)
+        _announce(report, plan, text, reading["limit"], options.engine)
+        run = {**options.facts(), **_reading_facts(corpus, reading)}
+        with _open_checkpoint(checkpoint, resume, run, report) as kept, _open_all(outputs) as files:
+            try:
+                result = train_vocabulary(text, options, backend, report, checkpoint=kept)
+            finally:
+                report.close()
+            for size, vocabulary in result.vocabularies.items():
+                files[size].write(vocabulary.to_bytes())
+        seconds = {"total": time.perf_counter() - start, "open device": opened}
+        summary = _summary(result, plan, text, outputs, seconds)
+    _print_summary(report, summary)
     if as_json:
-        print_json(summary, to_stderr=output == "-")
+        print_json(summary, to_stderr=output == STANDARD_OUTPUT)
 
 
-def _announce(report: Reporter, backend: Backend, text: Corpus, limit: int | None) -> None:
-    report.line(f"training on {backend.description}")
+def _take_options(settings: dict[str, Any]) -> tuple[TrainingOptions, dict[str, Any]]:
+    """Return what to train, and the values of `corpus_options`."""
+    path = settings.pop("seed_vocab")
+    seed = Vocabulary.load(path) if path else None
+    *smaller, largest = settings.pop("sizes")
+    options = TrainingOptions(
+        largest,
+        pattern=settings.pop("pattern") or (seed.pattern if seed else "class"),
+        min_frequency=settings.pop("min_frequency"),
+        special_tokens=settings.pop("special_tokens"),
+        tie=settings.pop("tie") or (seed.tie if seed else "hf"),
+        max_token_length=settings.pop("max_token_length"),
+        smaller_sizes=tuple(smaller),
+        seed=seed,
+        engine=settings.pop("engine"),
+    )
+    special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
+    return options, settings | {"doc_separators": settings["doc_separators"] + special}
+
+
+def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
+    """Return the file of each size."""
+    if len(sizes) == 1:
+        return {sizes[0]: output}
+    if output == STANDARD_OUTPUT:
+        raise click.UsageError("several vocabulary sizes don't go to standard output: use -o FILE")
+    path = Path(output)
+    return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
+
+
+def _check_checkpoint_options(
+    checkpoint: str | None, resume: bool, options: TrainingOptions
+) -> None:
+    if resume and not checkpoint:
+        raise click.UsageError("--resume needs --checkpoint FOLDER, which it goes on from")
+    if checkpoint and options.engine == "recount":
+        raise click.UsageError("--checkpoint does not go with --engine recount")
+
+
+def _reading_facts(corpus: tuple[str, ...], reading: dict[str, Any]) -> dict[str, Any]:
+    """Return what is read and how, for a checkpoint to compare."""
+    sources, _ = resolve_sources(corpus)
+    files = [_file_facts(source.path) for source in sources]
+    return {"corpus files (name, bytes, time of change)": files, **reading}
+
+
+def _file_facts(path: str) -> list[str | int]:
+    if path == STANDARD_INPUT:
+        return [path]
+    status = os.stat(path)
+    return [path, status.st_size, status.st_mtime_ns]
+
+
+@contextmanager
+def _open_checkpoint(
+    path: str | None, resume: bool, run: dict[str, Any], report: Reporter
+) -> Iterator[Checkpoint | None]:
+    """Begin or resume a checkpoint; remove it when the block ends well, or did nothing."""
+    if path is None:
+        yield None
+        return
+    checkpoint = Checkpoint.resume(path, run) if resume else None
+    if resume:
+        report.line(
+            f"going on from {path}"
+            if checkpoint
+            else f"note: there is no {path} to resume from: starting anew"
+        )
+    checkpoint = checkpoint or Checkpoint.begin(path, run)
+    try:
+        yield checkpoint
+    except BaseException:
+        checkpoint.close()
+        if checkpoint.is_empty:
+            checkpoint.remove()
+        raise
+    checkpoint.remove()
+
+
+@contextmanager
+def _open_all(outputs: dict[int, str]) -> Iterator[dict[int, BinaryIO]]:
+    """Open the file of each size; all of them get their names at the end, or none does."""
+    with ExitStack() as stack:
+        yield {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
+
+
+def _announce(report: Reporter, plan: Plan, text: Corpus, limit: int | None, engine: str) -> None:
+    report.line(f"training on {plan.merging.description}")
     known = [size for size in (text.total_bytes, limit) if size is not None]
     if known:
-        host, device = estimate_memory(min(known), backend)
+        host, device = estimate_memory(min(known), plan.merging, engine)
         on_device = f", {human_bytes(device)} on the device" if device else ""
         report.line(f"needs up to about {human_bytes(host)} of memory{on_device}")
+    for note in plan.notes:
+        report.line(f"note: {note}")
 
 
 def _summary(
     result: TrainingResult,
-    backend: Backend,
+    plan: Plan,
     text: Corpus,
-    output: str,
-    seconds: float,
-    opened: float,
+    outputs: dict[int, str],
+    seconds: dict[str, float],
 ) -> dict[str, Any]:
-    vocabulary = result.vocabulary
+    vocabularies = [
+        {
+            "output": outputs[size],
+            "vocab_size": vocabulary.size,
+            "merges": len(vocabulary.merges),
+            "fingerprint": vocabulary.fingerprint,
+            "bytes_per_token": vocabulary.training["bytes_per_token"],
+        }
+        for size, vocabulary in result.vocabularies.items()
+    ]
+    *smaller, largest = vocabularies
     return {
-        "output": output,
-        "device": backend.description,
-        "vocab_size": vocabulary.size,
-        "merges": len(vocabulary.merges),
-        "fingerprint": vocabulary.fingerprint,
+        **largest,
+        "smaller": smaller,
+        "device": plan.merging.description,
         "text_bytes": result.text_bytes,
-        "documents": text.documents,
+        "documents": result.documents,
+        "distinct_words": result.distinct_words,
+        "new_merges": len(result.merge_counts),
+        "batches": result.batches,
         "invalid_sequences": text.invalid_sequences,
         "left_out_files": text.left_out,
-        "bytes_per_token": vocabulary.training["bytes_per_token"],
         "stop_reason": result.stop_reason,
-        "seconds": {
-            "total": round(seconds, 3),
-            "open device": round(opened, 3),
-            **{phase: round(value, 3) for phase, value in result.seconds.items()},
-        },
+        "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
     }
 
 
-def _print_summary(report: Reporter, result: TrainingResult, summary: dict[str, Any]) -> None:
-    if result.stop_reason:
-        report.line(f"note: {result.stop_reason}")
+def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
+    if summary["stop_reason"]:
+        report.line(f"note: {summary['stop_reason']}")
     if summary["invalid_sequences"]:
         report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
     if summary["left_out_files"]:
         report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
-    seconds = summary["seconds"]
-    phases = ", ".join(f"{name} {value:.1f} s" for name, value in seconds.items())
-    rate = summary["merges"] / max(seconds.get("merge", 0.0), 1e-9)
-    report.line(
-        f"{summary['output']}: {summary['vocab_size']:,} tokens from "
-        f"{human_bytes(result.text_bytes)} in {summary['documents']:,} documents, "
-        f"{summary['bytes_per_token']:.2f} bytes a token"
-    )
-    report.line(f"{phases}; {rate:,.0f} merges/s")
+    for made in (*summary["smaller"], summary):
+        report.line(
+            f"{made['output']}: {made['vocab_size']:,} tokens from "
+            f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents, "
+            f"{made['bytes_per_token']:.2f} bytes a token"
+        )
+    if summary["distinct_words"] is not None:
+        report.line(
+            f"{summary['distinct_words']:,} distinct pre-tokens{_describe_batches(summary)}"
+        )
+    report.line(", ".join(_describe_phase(name, summary) for name in summary["seconds"]))
+
+
+def _describe_batches(summary: dict[str, Any]) -> str:
+    if summary["batches"] is None:
+        return ""
+    return f", {summary['new_merges']:,} merges in {summary['batches']:,} batches"
+
+
+def _describe_phase(name: str, summary: dict[str, Any]) -> str:
+    """Say how long a phase took, and how fast it was."""
+    seconds = summary["seconds"][name]
+    text = f"{name} {seconds:.1f} s"
+    if name in ("count words", "read"):
+        return f"{text} ({human_bytes(summary['text_bytes'] / max(seconds, 1e-3))}/s)"
+    if name == "merge":
+        return f"{text} ({summary['new_merges'] / max(seconds, 1e-3):,.0f} merges/s)"
+    return text

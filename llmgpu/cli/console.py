@@ -12,17 +12,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 LINE_SECONDS = 5.0  # between plain progress lines
+BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others count things
 
 
 class Reporter:
@@ -34,7 +27,8 @@ class Reporter:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._phase, self._started, self._printed = "", 0.0, 0.0
+        self._started: dict[str, float] = {}  # when each phase was first heard of
+        self._printed = 0.0
 
     def line(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
@@ -42,13 +36,18 @@ class Reporter:
             self._console.print(text, markup=False)
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
-        """Show how far a phase is."""
+        """Show how far a phase is, how fast it goes and how long it still takes."""
         if self._quiet:
             return
+        now = time.monotonic()
+        if phase not in self._started:
+            self._started[phase] = self._printed = now
+        seconds = now - self._started[phase]
         if self._console.is_terminal:
-            self._update_bar(phase, done, total)
-        else:
-            self._print_now_and_then(phase, done, total)
+            self._update_bar(phase, done, total, seconds)
+        elif now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            self.line(f"{phase} {progress_text(phase, done, total, seconds)}")
 
     def close(self) -> None:
         """Take the bars away."""
@@ -57,34 +56,30 @@ class Reporter:
             self._bars = None
             self._tasks.clear()
 
-    def _update_bar(self, phase: str, done: int, total: int | None) -> None:
+    def _update_bar(self, phase: str, done: int, total: int | None, seconds: float) -> None:
         if self._bars is None:
             self._bars = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                TaskProgressColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[text]}"),
                 console=self._console,
                 transient=True,
             )
             self._bars.start()
         if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(phase, total=total)
-        self._bars.update(self._tasks[phase], completed=done, total=total)
+            self._tasks[phase] = self._bars.add_task(phase, total=total, text="")
+        text = progress_text(phase, done, total, seconds)
+        self._bars.update(self._tasks[phase], completed=done, total=total, text=text)
 
-    def _print_now_and_then(self, phase: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if phase != self._phase:
-            self._phase, self._started, self._printed = phase, now, now
-        if now - self._printed < LINE_SECONDS:
-            return
-        self._printed = now
-        text = f"{phase}: {done:,}"
-        if total:
-            left = (now - self._started) * (total - done) / max(done, 1)
-            text += f" of {total:,} ({done / total:.0%}), about {left:.0f} s left"
-        self.line(text)
+
+def progress_text(phase: str, done: int, total: int | None, seconds: float) -> str:
+    """Say how far a phase is after `seconds`: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left"."""
+    show = human_bytes if phase in BYTE_PHASES else human_count
+    text = show(done) if total is None else f"{show(done)} of {show(total)}"
+    if seconds <= 0 or done <= 0:
+        return text
+    text += f", {show(done / seconds)}/s"
+    return text if total is None else f"{text}, {human_time(seconds * (total - done) / done)} left"
 
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
@@ -99,3 +94,18 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def human_count(count: float) -> str:
+    """Return a number of things for people."""
+    return f"{count:,.0f}"
+
+
+def human_time(seconds: float) -> str:
+    """Return a time for people: 42 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,23 @@ class ByteSize(click.ParamType[int]):
         return size
 
 
+class VocabularySizes(click.ParamType[tuple[int, ...]]):
+    """One number of ids, or several with commas between them: 8192,32768."""
+
+    name = "sizes"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Parse the sizes, and return them ascending."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(re.fullmatch(r"\s*[0-9]+\s*", part) for part in parts):
+            self.fail(f"{value!r} is no number of ids; write 32768, or 8192,32768", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
 def device_option(command: Decorated) -> Decorated:
     """Add --device."""
     return click.option(
@@ -56,6 +74,25 @@ def device_option(command: Decorated) -> Decorated:
         help="Where to compute: NumPy (cpu), the best adapter (gpu), a part of an adapter's name, "
         "or what is fastest here (auto). Also LLMGPU_DEVICE.",
     )(command)
+
+
+def threads_option(command: Decorated) -> Decorated:
+    """Add --threads."""
+    return click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        default=usable_processors,
+        show_default="processors this process may use",
+        metavar="N",
+        help="Threads that work on the host.",
+    )(command)
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def output_options(command: Decorated) -> Decorated:

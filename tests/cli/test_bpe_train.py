@@ -129,8 +129,9 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, device_name: str) -> None:
 
 def test_an_interrupt_while_the_adapter_merges(tmp_path: Path, corpus: Path) -> None:
     corpus.write_bytes(corpus.read_bytes() * 60)
+    arguments = ["bpe-train", "corpus.txt", "--device", "gpu", "--engine", "recount"]
     with subprocess.Popen(
-        [sys.executable, "-m", "llmgpu", "bpe-train", "corpus.txt", "--device", "gpu"],
+        [sys.executable, "-m", "llmgpu", *arguments],
         cwd=tmp_path,
         env=environment(),
         stderr=subprocess.PIPE,
