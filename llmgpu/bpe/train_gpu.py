@@ -28,7 +28,7 @@ from llmgpu.progress import Progress, no_progress
 
 MAX_SYMBOLS = 1 << 20  # SYMBOL_BITS in wgsl/batched/rank.wgsl
 MAX_BATCH = 128  # MAX_BATCH in wgsl/batched/state.wgsl
-HOT_CAPACITY = 8192
+HOT_CAPACITY = 4096
 BINS = 1024
 MAX_DIGITS = 8
 STATE_FIELDS = (
@@ -194,9 +194,7 @@ class _BatchedLoop:
         self._capacities = capacities
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._wg = workgroup_size
-        largest = device.limits["max-compute-invocations-per-workgroup"]
-        single = min(largest, MAX_SELECT_WORKGROUP) if workgroup_size == 256 else workgroup_size
-        self._compile(workgroup_size, single)
+        self._compile(workgroup_size)
         self._positions_used = len(words.symbols) + len(words.counts) + 1
         get = device.pool.get
         self._units = get("units", UNIT_BYTES * self._positions_used)
@@ -208,9 +206,10 @@ class _BatchedLoop:
         self._hot_list = get("hot list", 16 * HOT_CAPACITY)
         self._state = get("batch state", STATE.itemsize + MEMBER_BYTES * MAX_BATCH)
 
-    def _compile(self, workgroup_size: int, single: int) -> None:
+    def _compile(self, workgroup_size: int) -> None:
         size = {"WORKGROUP_SIZE": workgroup_size}
-        one = {"WORKGROUP_SIZE": single}
+        largest = self._device.limits["max-compute-invocations-per-workgroup"]
+        one = {"WORKGROUP_SIZE": min(largest, MAX_SELECT_WORKGROUP)}
         requests: list[tuple[str, dict[str, int]]] = [
             ("batched/00_lay_out.wgsl", size),
             ("batched/01_first_pairs.wgsl", size),

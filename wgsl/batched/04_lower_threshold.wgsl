@@ -10,8 +10,8 @@
 //!include batched/state.wgsl
 //!include batched/crossing.wgsl
 
-const MOST: u32 = 4096u;  // pairs that a refill takes
-const LEAST: u32 = 1024u; // and how many are enough
+const MOST: u32 = 2048u;  // pairs that a refill takes
+const LEAST: u32 = 512u;  // and how many are enough
 
 @group(0) @binding(0) var<storage, read_write> bins: array<u32>;
 @group(0) @binding(1) var<storage, read_write> state: BatchState;

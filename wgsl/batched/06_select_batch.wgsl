@@ -10,7 +10,7 @@
 // binding 3  lengths      read_write  (symbols) bytes of each symbol
 // binding 4  merge_log    read_write  (merge_limit) left, right, count, weight taken if they are equal
 // binding 5  state        read_write  BatchState
-// dispatch: 1 workgroup
+// dispatch: 1 workgroup of CANDIDATES threads or a multiple
 //!include batched/state.wgsl
 //!include batched/crossing.wgsl
 
@@ -25,11 +25,12 @@ const ENOUGH: u32 = 64u;
 @group(0) @binding(5) var<storage, read_write> state: BatchState;
 
 var<workgroup> sh_bins: array<atomic<u32>, 1024>;
-var<workgroup> sh_best: atomic<u32>;   // highest count
 var<workgroup> sh_found: atomic<u32>;
 var<workgroup> sh_pair: array<vec4<u32>, 256>; // candidates: slot, left, right, occurrences listed
 var<workgroup> sh_count: array<u32, 256>;
-var<workgroup> sh_order: array<u32, 256>;      // candidates by rank
+var<workgroup> sh_before: array<atomic<u32>, 256>; // candidates that rank before this one
+var<workgroup> sh_ranked: array<vec4<u32>, MAX_BATCH>; // the best candidates in their order
+var<workgroup> sh_ranked_count: array<u32, MAX_BATCH>;
 var<workgroup> sh_length: atomic<u32>;         // of the batch
 var<workgroup> sh_stop: u32;
 
@@ -85,11 +86,7 @@ fn best_threshold(scan_input: ScanInput) -> vec3<u32> {
     let local_index = scan_input.local_index;
     let listed = atomicLoad(&state.hot_count);
     let threshold = hot_threshold();
-    for (var i = local_index; i < listed; i += WORKGROUP_SIZE) {
-        atomicMax(&sh_best, hot_rank(hot_list[i], threshold).x);
-    }
-    workgroupBarrier();
-    var digit = first_digit(atomicLoad(&sh_best));
+    var digit = first_digit(state.last_count);
     var prefix = vec3<u32>(0u);
     var accepted = 0u;
     for (var step = 0u; step < MAX_DIGITS; step++) {
@@ -135,49 +132,61 @@ fn candidate_rank(i: u32) -> vec3<u32> {
     return rank_of(sh_count[i], sh_pair[i].y, sh_pair[i].z);
 }
 
-fn sort(local_index: u32, found: u32) {
-    for (var i = local_index; i < found; i += WORKGROUP_SIZE) {
-        let own = candidate_rank(i);
-        var before = 0u;
-        for (var j = 0u; j < found; j++) {
-            before += select(0u, 1u, j != i && at_least(candidate_rank(j), own));
-        }
-        sh_order[before] = i;
+// Puts the best MAX_BATCH candidates in order. Several threads share the comparisons of one.
+fn rank_candidates(local_index: u32, found: u32) {
+    if (local_index < CANDIDATES) {
+        atomicStore(&sh_before[local_index], 0u);
     }
+    workgroupBarrier();
+    let own = local_index % CANDIDATES;
+    if (own < found) {
+        let rank = candidate_rank(own);
+        var before = 0u;
+        for (var j = local_index / CANDIDATES; j < found; j += WORKGROUP_SIZE / CANDIDATES) {
+            before += select(0u, 1u, j != own && at_least(candidate_rank(j), rank));
+        }
+        atomicAdd(&sh_before[own], before);
+    }
+    workgroupBarrier();
+    if (local_index < found) {
+        let place = atomicLoad(&sh_before[local_index]);
+        if (place < MAX_BATCH) {
+            sh_ranked[place] = sh_pair[local_index];
+            sh_ranked_count[place] = sh_count[local_index];
+        }
+    }
+    workgroupBarrier();
 }
 
-// Whether the batch of ranks 0 .. r can be merged at once as far as pair r is concerned, and whether
-// there is room for all that it may make.
-fn fits(r: u32) -> bool {
-    let own = sh_pair[sh_order[r]];
-    if (own.y == own.z && r > 0u) { return false; }
-    var occurrences = own.w;
-    for (var j = 0u; j < r; j++) {
-        let other = sh_pair[sh_order[j]];
-        if (other.y == own.z || other.z == own.y || other.y == other.z) { return false; }
-        // Saturates: a sum beyond any capacity must not wrap around.
-        occurrences = select(0xFFFFFFFFu, occurrences + other.w, occurrences <= 0xFFFFFFFFu - other.w);
+// Whether pair r chains with one before it; `share` of `shares` looks at some of those.
+fn chains(r: u32, share: u32, shares: u32) -> bool {
+    let own = sh_ranked[r];
+    if (own.y == own.z && r > 0u) { return true; }
+    for (var j = share; j < r; j += shares) {
+        let other = sh_ranked[j];
+        if (other.y == own.z || other.z == own.y || other.y == other.z) { return true; }
     }
+    return false;
+}
+
+// Whether there is room for all that a batch of these pairs may make.
+fn has_room(members: u32, occurrences: u32) -> bool {
     if (occurrences > state.candidate_capacity) { return false; }
     let symbols = state.first_symbol + state.merged + MAX_BATCH;
     let changes = 2u * occurrences;
-    let new_pairs = min(changes, 2u * (r + 1u) * symbols);
+    let new_pairs = min(changes, 2u * members * symbols);
     return new_pairs <= state.entry_capacity / 2u
         && atomicLoad(&state.pair_count) + new_pairs <= state.pair_capacity
         && atomicLoad(&state.list_length) + changes <= state.list_capacity;
 }
 
-fn write_member(r: u32) {
-    let pair = sh_pair[sh_order[r]];
-    var start = 0u;
-    for (var j = 0u; j < r; j++) {
-        start += sh_pair[sh_order[j]].w;
-    }
+fn write_member(r: u32, start: u32) {
+    let pair = sh_ranked[r];
     let merge = state.merged + r;
     let symbol = state.first_symbol + merge;
     state.batch[r] = Member(pair.x, pairs[pair.x].first, start, symbol);
     lengths[symbol] = lengths[pair.y] + lengths[pair.z];
-    merge_log[merge] = vec4<u32>(pair.y, pair.z, sh_count[sh_order[r]], 0u);
+    merge_log[merge] = vec4<u32>(pair.y, pair.z, sh_ranked_count[r], 0u);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -185,7 +194,6 @@ fn batched_select_batch(scan_input: ScanInput) {
     let local_index = scan_input.local_index;
     if (local_index == 0u) {
         sh_stop = select(1u, 0u, begin());
-        atomicStore(&sh_best, 0u);
         atomicStore(&sh_found, 0u);
     }
     storageBarrier();
@@ -195,41 +203,48 @@ fn batched_select_batch(scan_input: ScanInput) {
     collect(scan_input, best);
     workgroupBarrier();
     let found = atomicLoad(&sh_found);
-    sort(local_index, found);
+    rank_candidates(local_index, found);
     let most = min(min(found, MAX_BATCH), state.merge_limit - state.merged);
     if (local_index == 0u) {
         atomicStore(&sh_length, most);
     }
-    workgroupBarrier();
-    for (var r = local_index; r < most; r += WORKGROUP_SIZE) {
-        if (!fits(r)) {
-            atomicMin(&sh_length, r);
-        }
+    var size = 0u;
+    if (local_index < most) {
+        size = sh_ranked[local_index].w;
+    }
+    // Ranges of the position list don't overlap, so their sum does not wrap around.
+    let start = workgroup_scan(size, scan_input).exclusive;
+    let member = local_index % MAX_BATCH;
+    let misfit = member < most
+        && (chains(member, local_index / MAX_BATCH, WORKGROUP_SIZE / MAX_BATCH)
+            || (member == local_index && !has_room(member + 1u, start + size)));
+    if (misfit) {
+        atomicMin(&sh_length, member);
     }
     workgroupBarrier();
     let length = atomicLoad(&sh_length);
-    for (var r = local_index; r < length; r += WORKGROUP_SIZE) {
-        write_member(r);
+    if (local_index < length) {
+        write_member(local_index, start);
     }
-    storageBarrier();
-    workgroupBarrier();
+    if (length > 0u && local_index == length - 1u) {
+        state.candidates = start + size;
+    }
+    workgroupBarrier(); // all have read what the first thread changes
     if (local_index != 0u) { return; }
     if (found == 0u) {
-        let all_listed = all(hot_threshold() == vec3<u32>(0u));
-        if (all_listed) {
-            state.status = FINISHED;
+        if (all(hot_threshold() == vec3<u32>(0u))) {
+            state.status = FINISHED; // all pairs are listed, and none is frequent enough
         } else {
             ask_for_refill();
         }
     } else if (length == 0u) {
         state.status = FULL;
-        state.needed = sh_pair[sh_order[0]].w;
+        state.needed = sh_ranked[0].w;
     } else {
-        let last = sh_order[length - 1u];
-        state.candidates = state.batch[length - 1u].start + sh_pair[last].w;
-        state.last_count = sh_count[last];
+        let last = sh_ranked[length - 1u];
+        state.last_count = sh_ranked_count[length - 1u];
         state.batch_size = length;
-        state.equal_parts = select(0u, 1u, sh_pair[last].y == sh_pair[last].z);
+        state.equal_parts = select(0u, 1u, last.y == last.z);
         state.merged += length;
         state.used_before = atomicExchange(&state.used, 0u);
     }

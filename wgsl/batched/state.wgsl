@@ -94,7 +94,7 @@ const SEPARATOR: u32 = 0xFFFFFFFFu; // symbol between words
 const NO_SLOT: u32 = 0u;            // no pair starts here, or one that is too rare
 const MARK: u32 = 0x80000000u;      // slot of a position that member k of the batch merges: MARK | k
 const NONE: u32 = 0xFFFFFFFFu;
-const HOT_CAPACITY: u32 = 8192u;
+const HOT_CAPACITY: u32 = 4096u;
 
 // Pairs of up to 20 bits a symbol, in a batch of 128: 1 + 28 bits.
 const LEFT_IS_NEW: u32 = 0u;
