@@ -108,7 +108,9 @@ def train(
     return SymbolMerges(*log.merges(), symbols.total, log.batches)
 
 
-def apply_merges(words: SymbolWords, merges: NDArray[np.uint32]) -> SymbolWords:
+def apply_merges(
+    words: SymbolWords, merges: NDArray[np.uint32], progress: Progress = no_progress
+) -> SymbolWords:
     """Merge given pairs everywhere, one after the other, and return what becomes of the words.
 
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
@@ -130,6 +132,7 @@ def apply_merges(words: SymbolWords, merges: NDArray[np.uint32]) -> SymbolWords:
         for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
             slots_of.setdefault(key, []).append(slot)
         known = len(pairs.keys)
+        progress("replaying merges", last, len(merges))
         slots = [slots_of.get(key, []) for key in keys[first:last].tolist()]
         counted = np.fromiter(map(len, slots), np.int64, last - first)
         if counted.any():

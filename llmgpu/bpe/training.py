@@ -26,7 +26,7 @@ from llmgpu.bpe.checkpoint import Checkpoint
 from llmgpu.bpe.corpus import Corpus
 from llmgpu.bpe.merges import SymbolMerges, translate
 from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.symbols import Spellings, SymbolWords, seed_symbols
+from llmgpu.bpe.symbols import SeedSymbols, Spellings, SymbolWords, seed_symbols
 from llmgpu.bpe.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.words import DistinctWords
@@ -56,7 +56,8 @@ class TrainingOptions:
         text again for each merge, on a GPU.
 
     Raises:
-        LlmgpuError: an option is out of range.
+        LlmgpuError: an option is out of range, or doesn't go with the seed.
+        VocabularyError: training can't go on from the seed.
     """
 
     vocab_size: int
@@ -87,6 +88,7 @@ class TrainingOptions:
             raise LlmgpuError("special tokens must differ from one another and not be empty")
         if self.seed is not None:
             self._check_seed(self.seed)
+            _ = self.symbols  # which checks more of it
 
     @property
     def merges(self) -> int:
@@ -102,6 +104,11 @@ class TrainingOptions:
     def start(self) -> Vocabulary:
         """The vocabulary that training goes on from."""
         return self.seed or byte_vocabulary(self.pattern, self.tie)
+
+    @cached_property
+    def symbols(self) -> SeedSymbols:
+        """The tokens of `start` as symbols."""
+        return seed_symbols(self.start, byte_ranks(self.tie))
 
     def facts(self) -> dict[str, Any]:
         """Return what decides the vocabulary, by names for people, as JSON can hold it."""
@@ -314,20 +321,21 @@ def _count(corpus: Corpus, run: _Run) -> CountedWords:
 
 def _merge_words(counted: CountedWords, run: _Run, checkpoint: Checkpoint | None) -> _Trained:
     """Turn words into symbols, replay what was merged before, and merge on from there."""
-    ranks = byte_ranks(run.options.tie)
-    seed = seed_symbols(run.options.start, ranks)
+    seed = run.options.symbols
     pairs, counts = checkpoint.read_merges() if checkpoint else _no_merges()
     spellings = seed.spellings()
     with run.phase("make symbols"):
-        words = _replay(seed.words(counted.words, ranks), seed.merges)
-        rest = _replay(words, np.column_stack([pairs, spellings.results(pairs)]))
+        words = seed.words(counted.words, byte_ranks(run.options.tie))
+        words = _replay(words, seed.merges, run.progress)
+        merges = np.column_stack([pairs, spellings.results(pairs)])
+        rest = _replay(words, merges, run.progress)
     with run.phase("merge"):
         merged = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
     pairs = np.concatenate([pairs, merged.pairs])
     results = seed.spellings().results(pairs)
     with run.phase("measure smaller sizes"):
         merges = np.column_stack([pairs, results])
-        sizes = _measure_sizes(words, merges, merged.symbols, run.options)
+        sizes = _measure_sizes(words, merges, merged.symbols, run)
     return _Trained(
         translate(pairs, results, seed.ids),
         np.concatenate([counts, merged.counts]),
@@ -343,10 +351,10 @@ def _no_merges() -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     return np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
-def _replay(words: SymbolWords, merges: NDArray[np.uint32]) -> SymbolWords:
+def _replay(words: SymbolWords, merges: NDArray[np.uint32], progress: Progress) -> SymbolWords:
     from llmgpu.bpe.train_numpy import apply_merges
 
-    return apply_merges(words, merges) if len(merges) else words
+    return apply_merges(words, merges, progress) if len(merges) else words
 
 
 def _merge(
@@ -368,23 +376,23 @@ def _merge(
 
 
 def _measure_sizes(
-    words: SymbolWords, merges: NDArray[np.uint32], symbols: int, options: TrainingOptions
+    words: SymbolWords, merges: NDArray[np.uint32], symbols: int, run: _Run
 ) -> dict[int, tuple[int, int]]:
     """Return, for each size, how many merges it has and how many symbols they leave of the text.
 
     words: before the merges. merges: uint32 (M, 3), in symbols. symbols: left by all of them.
     """
     # Occurrences of a pair (a, a) overlap, so the counts of merges don't tell what they leave.
-    made = np.cumsum(merges[:, 2] >= options.start.size)
+    made = np.cumsum(merges[:, 2] >= run.options.start.size)
     measured: dict[int, tuple[int, int]] = {}
     done = 0
-    for size in options.sizes:
-        wanted = options.new_tokens(size)
+    for size in run.options.sizes:
+        wanted = run.options.new_tokens(size)
         count = int(np.searchsorted(made, wanted)) + 1 if wanted else 0
         if count >= len(merges):
             measured[size] = len(merges), symbols
         else:
-            words = _replay(words, merges[done:count])
+            words = _replay(words, merges[done:count], run.progress)
             measured[size], done = (count, words.total), count
     return measured
 

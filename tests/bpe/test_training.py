@@ -134,23 +134,40 @@ def seeds(draw: st.DrawFn) -> Vocabulary:
     )
 
 
+@st.composite
+def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
+    """Documents, and a vocabulary with tokens that merging of them is likely to reach."""
+    documents = draw(
+        st.lists(
+            st.lists(st.sampled_from(b"ab"), min_size=10, max_size=40).map(bytes),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    tie = draw(TIES)
+    spelled = reference.spell(reference.train(documents, 12, "none", tie, 1))[256:]
+    others = [b"aab", b"bba", b"aaaa"]
+    tokens = draw(st.lists(st.sampled_from([*spelled, *others]), max_size=6, unique=True))
+    start = byte_vocabulary("none", tie)
+    return replace(start, tokens=(*start.tokens, *tokens)), documents
+
+
 @settings(deadline=None, max_examples=200)
 @given(
-    seed=seeds(),
-    documents=DOCUMENTS,
+    seeded=st.one_of(st.tuples(seeds(), DOCUMENTS), seeds_to_reach()),
     new_tokens=st.integers(0, 25),
     min_frequency=st.sampled_from([0, 1, 2, 5]),
     max_token_length=st.sampled_from([None, None, 1, 2, 3, 5]),
     special_tokens=st.sampled_from([(), ("<new>",)]),
 )
 def test_training_goes_on_from_a_seed(
-    seed: Vocabulary,
-    documents: list[bytes],
+    seeded: tuple[Vocabulary, list[bytes]],
     new_tokens: int,
     min_frequency: int,
     max_token_length: int | None,
     special_tokens: tuple[str, ...],
 ) -> None:
+    seed, documents = seeded
     documents = [*documents, b"a"]
     options = TrainingOptions(
         seed.size + new_tokens + len(special_tokens),
