@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,25 +73,6 @@ def device_option(command: Decorated) -> Decorated:
         help="Where to compute: NumPy (cpu), the best adapter (gpu), a part of an adapter's name, "
         "or what is fastest here (auto). Also LLMGPU_DEVICE.",
     )(command)
-
-
-def threads_option(command: Decorated) -> Decorated:
-    """Add --threads."""
-    return click.option(
-        "--threads",
-        type=click.IntRange(min=1),
-        default=usable_processors,
-        show_default="processors this process may use",
-        metavar="N",
-        help="Threads that work on the host.",
-    )(command)
-
-
-def usable_processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def output_options(command: Decorated) -> Decorated:

@@ -1,0 +1,168 @@
+"""The options of ``llmgpu bpe-train`` that say what is trained, and what is shown meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.cli import console
+from llmgpu.cli.console import Reporter, human_time, progress_text
+from tests.cli.conftest import Run
+from tests.cli.test_bpe_train import fails
+
+CPU = ("--device", "cpu")
+
+
+def test_several_sizes(llmgpu: Run, corpus: Path) -> None:
+    folder = corpus.parent
+    special = ("--special-token", "<|end|>")
+    done = llmgpu("bpe-train", "corpus.txt", *CPU, *special, "--vocab-size", "400,300", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["output"], summary["vocab_size"]) == ("v-400.bin", 400)
+    assert [made["output"] for made in summary["smaller"]] == ["v-300.bin"]
+    assert summary["smaller"][0]["bytes_per_token"] < summary["bytes_per_token"]
+    for size in (300, 400):
+        alone = llmgpu("bpe-train", "corpus.txt", *CPU, *special, "--vocab-size", str(size), "-q")
+        assert alone.returncode == 0
+        assert (folder / f"v-{size}.bin").read_bytes() == (folder / "v.bin").read_bytes()
+    fails(
+        llmgpu("bpe-train", "corpus.txt", *CPU, "--vocab-size", "300,400", "-o", "-"),
+        2,
+        "several vocabulary sizes don't go to standard output",
+    )
+
+
+def test_a_seed_vocabulary(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    options = ("--seed-vocab", "v.bin", "--special-token", "<|new|>", "--vocab-size", "500")
+    done = llmgpu("bpe-train", "corpus.txt", *CPU, *options, "-o", "more.bin", "--json")
+    assert done.returncode == 0, done.stderr
+    seed, more = Vocabulary.load(vocab), Vocabulary.load(corpus.parent / "more.bin")
+    assert more.size == 500 and more.tokens[: seed.size] == seed.tokens
+    assert more.merges[: len(seed.merges)].tolist() == seed.merges.tolist()
+    assert more.special_tokens == {"<|new|>": 499}
+    assert json.loads(done.stdout)["new_merges"] == 500 - 400 - 1
+    # Without special tokens between, going on is the same as training for longer.
+    llmgpu("bpe-train", "corpus.txt", *CPU, "--vocab-size", "499", "-o", "whole.bin", "-q")
+    assert more.merges.tolist() == Vocabulary.load(corpus.parent / "whole.bin").merges.tolist()
+
+
+def test_special_tokens_of_the_seed_are_not_counted(llmgpu: Run, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"ab<|x|>" * 50)
+    (tmp_path / "seed.txt").write_bytes(b"ab ab ab")
+    options = ("--special-token", "<|x|>", "--pattern", "none", "--vocab-size", "258")
+    assert llmgpu("bpe-train", "seed.txt", *CPU, *options).returncode == 0
+    done = llmgpu("bpe-train", "text.txt", *CPU, "--seed-vocab", "v.bin", "--json", "-q")
+    summary = json.loads(done.stdout)
+    assert (summary["vocab_size"], summary["text_bytes"], summary["documents"]) == (258, 100, 51)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--vocab-size", "300,"], 2, "'300,' is no number of ids"),
+        (["--vocab-size", "many"], 2, "'many' is no number of ids"),
+        (["--vocab-size", "100,300"], 1, "the vocabulary size is 100"),
+        (["--max-token-length", "0"], 2, "0 is not in the range x>=1"),
+        (["--seed-vocab", "missing.bin"], 1, "can't read the vocabulary missing.bin"),
+        (["--seed-vocab", "v.bin", "--pattern", "none"], 1, "has pattern 'class'"),
+        (["--seed-vocab", "v.bin", "--tie", "bytes"], 1, "has tie rule 'hf'"),
+        (["--seed-vocab", "v.bin", "--vocab-size", "399"], 1, "it must be from 400"),
+        (["--engine", "recount"], 1, "the recount engine needs a GPU adapter"),
+        (["--engine", "steam"], 2, "steam"),
+    ],
+)
+def test_options_that_are_refused(
+    llmgpu: Run, vocab: Path, options: list[str], code: int, message: str
+) -> None:
+    before = vocab.read_bytes()
+    fails(llmgpu("bpe-train", "corpus.txt", *CPU, *options), code, message)
+    assert vocab.read_bytes() == before
+    assert sorted(path.name for path in vocab.parent.iterdir()) == ["corpus.txt", "v.bin"]
+
+
+def test_the_longest_token(llmgpu: Run, corpus: Path) -> None:
+    done = llmgpu("bpe-train", "corpus.txt", *CPU, "--max-token-length", "3")
+    assert done.returncode == 0
+    assert b"no pair of tokens of up to 3 bytes occurs 2 times or more" in done.stderr
+    vocabulary = Vocabulary.load(corpus.parent / "v.bin")
+    assert max(map(len, vocabulary.tokens)) == 3
+    assert vocabulary.training["max_token_length"] == 3
+
+
+def test_the_summary_has_rates(llmgpu: Run, corpus: Path) -> None:
+    done = llmgpu("bpe-train", "corpus.txt", *CPU, "--vocab-size", "500", "--json")
+    text = done.stderr.decode()
+    assert " merges in " in text and " distinct pre-tokens" in text
+    assert "B/s)" in text and " merges/s)" in text
+    summary = json.loads(done.stdout)
+    assert summary["distinct_words"] > 500 and 0 < summary["batches"] <= 244
+    assert {"total", "count words", "merge"} <= summary["seconds"].keys()
+
+
+@pytest.mark.parametrize(
+    ("phase", "done", "total", "seconds", "text"),
+    [
+        (
+            "counting words",
+            1_200_000_000,
+            3_400_000_000,
+            3.0,
+            "1.2 GB of 3.4 GB, 400.0 MB/s, 6 s left",
+        ),
+        ("reading", 5_000_000, None, 2.0, "5.0 MB, 2.5 MB/s"),
+        ("merging", 12_000, 32_512, 1.0, "12,000 of 32,512, 12,000/s, 2 s left"),
+        ("merging", 0, 32_512, 1.0, "0 of 32,512"),
+        ("merging", 10, 10, 0.0, "10 of 10"),
+    ],
+)
+def test_progress_as_text(
+    phase: str, done: int, total: int | None, seconds: float, text: str
+) -> None:
+    assert progress_text(phase, done, total, seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-1, "0 s")],
+)
+def test_times_for_people(seconds: float, text: str) -> None:
+    assert human_time(seconds) == text
+
+
+def test_plain_lines_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    report = Reporter(quiet=False)
+    for second in range(12):
+        now[0] = 100.0 + second
+        report("counting words", second * 1_000_000, 20_000_000)
+    now[0] += 1
+    report("merging", 5, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "counting words 5.0 MB of 20.0 MB, 1.0 MB/s, 15 s left",
+        "counting words 10.0 MB of 20.0 MB, 1.0 MB/s, 10 s left",
+    ]
+    quiet = Reporter(quiet=True)
+    now[0] += 100
+    quiet("merging", 1, 2)
+    quiet.line("nothing")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    report = Reporter(quiet=False)
+    report("merging", 1, 2)
+    report("merging", 2, 2)
+    report.close()
+    assert "merging" in capsys.readouterr().err
