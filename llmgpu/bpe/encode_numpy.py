@@ -19,7 +19,7 @@ from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
 from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
 from llmgpu.bpe.long_words import match_long
 from llmgpu.bpe.matching import Matches, TrieMatcher, Words
-from llmgpu.bpe.pattern import start_mask
+from llmgpu.bpe.pattern import LOOKAHEAD, start_mask
 from llmgpu.bpe.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary import Vocabulary
@@ -41,7 +41,7 @@ class NumpyEncoder:
         """Prepare for encoding with `vocabulary`, `slice_bytes` (1 or more) at a time."""
         self._vocabulary = vocabulary
         self._slice_bytes = slice_bytes
-        self._lookahead = max(vocabulary.trie.longest, 1)
+        self._lookahead = vocabulary.trie.longest + LOOKAHEAD
         self._matcher = TrieMatcher(vocabulary.trie, vocabulary.unknown_token)
         self._words = _EncodedWords(self._matcher)
 
@@ -152,7 +152,8 @@ class _EncodedWords:
 
 def _words_of(text: NDArray[np.uint8], piece: Slice, entry: int, pattern: str) -> Words:
     """Return the words of a slice from position `entry` on, where a token starts."""
-    bounds = np.flatnonzero(start_mask(text, pattern, piece.boundaries, piece.previous))
+    mask = start_mask(text, pattern, piece.boundaries, piece.context, closed=piece.closed)
+    bounds = np.flatnonzero(mask)
     bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], len(text))
     starts = np.concatenate([np.array([entry]), bounds[:-1]])
     count = int(np.searchsorted(starts, piece.main_end, side="left"))

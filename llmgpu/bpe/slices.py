@@ -4,8 +4,8 @@ A slice holds the bytes whose tokens it emits (its main part) and, behind them, 
 the longest token has (its lookahead): a token that starts in the main part is matched against the
 very bytes it would see in the uncut text. A token may end in the lookahead, so the next slice,
 which begins where this main part ended, takes the position of its first token from this one. The
-byte before a slice is passed on too, because a boundary between pre-tokens depends on it. Nothing
-else crosses a cut, so the ids can't depend on where it is made.
+bytes before a slice on which pre-token boundaries depend are passed on too. Nothing else crosses a
+cut, so the ids can't depend on where it is made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.corpus import Fill
+from llmgpu.bpe.pattern import context_at
 
 
 class TextSource(Protocol):
@@ -33,7 +34,7 @@ class Slice:
 
     length: bytes in the buffer, lookahead included.
     main_end: tokens that start before this position belong to the slice.
-    previous: the byte before position 0 in the same document, -1 if a document begins there.
+    context: the CONTEXT bytes before position 0 in the same document, or as many as there are.
     document_starts: int64, positions in [0, main_end] at which documents begin, repeats for empty
         documents.
     boundaries: int64, positions in [0, length] at which documents begin, the lookahead included: no
@@ -44,7 +45,7 @@ class Slice:
 
     length: int
     main_end: int
-    previous: int
+    context: bytes
     document_starts: NDArray[np.int64]
     boundaries: NDArray[np.int64]
     closed: bool
@@ -60,7 +61,7 @@ class SliceReader:
         self._lookahead = lookahead
         self._tail = np.empty(0, np.uint8)  # read already, not yet in any main part
         self._tail_starts = np.empty(0, np.int64)  # positions in the tail
-        self._previous = -1
+        self._context = b""
         self._ended = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
@@ -76,7 +77,7 @@ class SliceReader:
         main_end = length if complete else max(0, length - self._lookahead)
         # A start at the cut belongs to the next slice, unless no other bytes will follow it.
         cut = len(starts) if fill.end else int(np.searchsorted(starts, main_end, side="left"))
-        piece = Slice(length, main_end, self._previous, starts[:cut], starts, complete, fill.end)
+        piece = Slice(length, main_end, self._context, starts[:cut], starts, complete, fill.end)
         self._keep(buffer, piece, starts[cut:] - main_end)
         return piece
 
@@ -84,7 +85,6 @@ class SliceReader:
         self._tail = buffer[piece.main_end : piece.length].copy()
         self._tail_starts = starts
         self._ended = piece.end
-        if piece.closed or (len(starts) and starts[0] == 0):
-            self._previous = -1
-        elif piece.main_end:
-            self._previous = int(buffer[piece.main_end - 1])
+        self._context = b""
+        if not piece.closed:
+            self._context = context_at(buffer, piece.main_end, piece.boundaries, piece.context)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from llmgpu.bpe import encode_numpy, long_words, train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.encode_numpy import NumpyEncoder
+from llmgpu.bpe.merges import byte_ids, translate
 from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.symbols import byte_symbols
 from llmgpu.bpe.tie import byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.bpe.words import count_words
@@ -44,9 +46,15 @@ def make_vocabulary(
 
 def train(documents: list[bytes], merges: int, pattern: str) -> Vocabulary:
     words = count_words(corpus_from_bytes(documents), pattern)
-    trained = train_numpy.train(words, merges=merges, tie_ranks=byte_ranks("hf"))
+    ranks = byte_ranks("hf")
+    trained = train_numpy.train(byte_symbols(words, ranks), merges=merges)
+    results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     return build_vocabulary(
-        trained.merges, pattern=pattern, tie="hf", special_tokens=(), training={}
+        translate(trained.pairs, results, byte_ids(ranks))[:, :2],
+        pattern=pattern,
+        tie="hf",
+        special_tokens=(),
+        training={},
     )
 
 

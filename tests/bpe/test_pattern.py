@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.pattern import _BLOCK, PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.pattern import (
+    _BLOCK,
+    CONTEXT,
+    LOOKAHEAD,
+    PATTERNS,
+    context_at,
+    get_pattern,
+    start_mask,
+)
 from llmgpu.bpe.tie import TIE_RULES, byte_ranks
 from llmgpu.errors import LlmgpuError
 from tests.reference import bpe as reference
@@ -21,9 +29,38 @@ TEXT = st.lists(
 PATTERN_NAMES = sorted(PATTERNS)
 
 
-def mask_of(text: bytes, pattern: str, starts: list[int], previous: int = -1) -> list[bool]:
-    data = np.frombuffer(text, np.uint8)
-    return start_mask(data, pattern, np.array(starts, np.int64), previous).tolist()
+# What the patterns over characters tell apart: letters of each kind, numbers, marks, white space,
+# contractions and what looks like them.
+PIECES = [
+    *[" ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "\x85", "\u2028", "\x1c", "\x00"],
+    *[
+        "'",
+        "'s",
+        "'S",
+        "'ll",
+        "'re",
+        "'v",
+        "a",
+        "Z",
+        "e\u0301",
+        "\u0131",
+        "\u01c5",
+        "\u02b0",
+        "\u6f22",
+    ],
+    *["9", "\u0663", "\u00bd", "!", ".", "\U0001f44d", "\u200b"],
+]
+CHARACTERS = st.lists(st.sampled_from(PIECES), max_size=20).map(
+    lambda parts: "".join(parts).encode()
+)
+ANY_TEXT = TEXT | CHARACTERS | st.text(max_size=20).map(str.encode)
+
+
+def mask_of(
+    text: bytes, pattern: str, starts: list[int], context: bytes = b"", closed: bool = True
+) -> list[bool]:
+    data, positions = np.frombuffer(text, np.uint8), np.array(starts, np.int64)
+    return start_mask(data, pattern, positions, context, closed=closed).tolist()
 
 
 def starts_of(documents: list[bytes]) -> list[int]:
@@ -37,7 +74,7 @@ def test_published_expressions() -> None:
 
 @pytest.mark.parametrize("pattern", PATTERN_NAMES)
 @settings(deadline=None)
-@given(documents=st.lists(TEXT, max_size=5))
+@given(documents=st.lists(ANY_TEXT, max_size=5))
 def test_mask_is_that_of_the_expression(pattern: str, documents: list[bytes]) -> None:
     expected = reference.pre_token_starts(documents, pattern)
     assert mask_of(b"".join(documents), pattern, starts_of(documents)) == expected
@@ -45,26 +82,60 @@ def test_mask_is_that_of_the_expression(pattern: str, documents: list[bytes]) ->
 
 @pytest.mark.parametrize("pattern", PATTERN_NAMES)
 @settings(deadline=None)
-@given(documents=st.lists(TEXT, min_size=1, max_size=4), data=st.data())
+@given(documents=st.lists(ANY_TEXT, min_size=1, max_size=4), data=st.data())
 def test_cutting_anywhere_changes_nothing(
     pattern: str, documents: list[bytes], data: st.DataObject
 ) -> None:
     text, starts = b"".join(documents), starts_of(documents)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted))
     edges = [0, *cuts, len(text)]
+    positions = np.array(starts, np.int64)
     pieces: list[bool] = []
     for begin, end in pairwise(edges):
-        inside = [start - begin for start in starts if begin <= start <= end]
-        previous = text[begin - 1] if begin and begin not in starts else -1
-        pieces += mask_of(text[begin:end], pattern, inside, previous)
+        seen = min(len(text), end + LOOKAHEAD)
+        inside = [start - begin for start in starts if begin <= start <= seen]
+        context = context_at(np.frombuffer(text, np.uint8), begin, positions, b"")
+        closed = seen == len(text)
+        pieces += mask_of(text[begin:seen], pattern, inside, context, closed)[: end - begin]
     assert pieces == mask_of(text, pattern, starts)
+
+
+@pytest.mark.parametrize(
+    "text", ["a 's've it'll 'tis", "x  \u3000 y\r\n\r\n z", "\u0663're 'RE\u00a0\u00a0b"]
+)
+def test_every_context_and_lookahead(text: str) -> None:
+    data = text.encode()
+    whole = mask_of(data, "gpt2", [0])
+    for begin in range(1, len(data)):
+        context = data[max(0, begin - CONTEXT) : begin]
+        assert mask_of(data[begin:], "gpt2", [], context) == whole[begin:]
+        begun = mask_of(data[:begin], "gpt2", [0], closed=False)
+        decided = max(0, begin - LOOKAHEAD)
+        assert begun[:decided] == whole[:decided]
+
+
+def test_every_code_point_alone_and_between_letters() -> None:
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    for before, behind in (("\n", ""), ("a", "b"), ("1 ", " 1")):
+        # Each in a document of its own: the reference would take too long to be asked for each.
+        documents = [(before + character + behind).encode() for character in characters]
+        lengths = np.array([len(document) for document in documents])
+        text = "".join(before + character + behind + "\n!\n" for character in characters)
+        expected = reference.pre_token_starts([text.encode()], "gpt2")
+        assert mask_of(text.encode(), "gpt2", [0]) == expected
+        mask = mask_of(b"".join(documents), "gpt2", (np.cumsum(lengths) - lengths).tolist())
+        sample = range(0, len(documents), 997)
+        ends = np.cumsum(lengths)
+        for k in sample:
+            own = mask[ends[k] - lengths[k] : ends[k]]
+            assert own == reference.pre_token_starts([documents[k]], "gpt2")
 
 
 def test_every_pair_of_bytes() -> None:
     for left in range(256):
         for right in range(256):
             text = bytes([left, right])
-            assert mask_of(text[1:], "class", [], previous=left) == mask_of(text, "class", [0])[1:]
+            assert mask_of(text[1:], "class", [], text[:1]) == mask_of(text, "class", [0])[1:]
     pairs = [bytes([left, right]) for left in range(256) for right in range(256)]
     expected = reference.pre_token_starts(pairs, "class")
     assert mask_of(b"".join(pairs), "class", list(range(0, 2 * len(pairs), 2))) == expected
@@ -84,7 +155,7 @@ def test_long_runs_are_one_pre_token() -> None:
 
 def test_empty_text_has_no_starts() -> None:
     assert mask_of(b"", "class", [0, 0]) == []
-    assert mask_of(b"", "none", [], previous=65) == []
+    assert mask_of(b"", "none", [], b"A") == []
 
 
 def test_text_need_not_be_contiguous() -> None:
@@ -94,7 +165,7 @@ def test_text_need_not_be_contiguous() -> None:
 
 
 def test_unknown_pattern_names_the_known_ones() -> None:
-    with pytest.raises(LlmgpuError, match=r"'gpt5'.*class, none"):
+    with pytest.raises(LlmgpuError, match=r"'gpt5'.*class, gpt2, none"):
         get_pattern("gpt5")
     with pytest.raises(LlmgpuError):
         mask_of(b"a", "gpt5", [0])

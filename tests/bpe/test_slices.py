@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.pattern import CONTEXT
 from llmgpu.bpe.slices import Slice, SliceReader
 
 
@@ -56,22 +57,23 @@ def test_lookahead_is_what_follows(documents: list[bytes], lookahead: int, more:
 
 
 @given(documents_strategy, st.integers(0, 12), st.integers(1, 60))
-def test_previous_is_the_byte_before_in_the_document(
+def test_context_is_what_is_before_in_the_document(
     documents: list[bytes], lookahead: int, more: int
 ) -> None:
     text = b"".join(documents)
-    starts = {0, *np.cumsum([len(d) for d in documents]).tolist()}
+    starts = [0, *np.cumsum([len(d) for d in documents]).tolist()]
     offset = 0
     for piece, _ in _read_all(documents, lookahead + more, lookahead):
-        assert piece.previous == (-1 if offset in starts else text[offset - 1])
+        begin = max(start for start in starts if start <= offset)
+        assert piece.context == text[max(begin, offset - CONTEXT) : offset]
         offset += piece.main_end
 
 
 def test_a_long_text_in_three_slices() -> None:
     slices = _read_all([b"abcdefgh", b"i"], size=6, lookahead=2)
-    assert [(data, piece.main_end, piece.previous) for piece, data in slices] == [
-        (b"abcdef", 4, -1),
-        (b"efghi", 5, ord("d")),
+    assert [(data, piece.main_end, piece.context) for piece, data in slices] == [
+        (b"abcdef", 4, b""),
+        (b"efghi", 5, b"abcd"),
     ]
     assert [piece.document_starts.tolist() for piece, _ in slices] == [[0], [4]]
 

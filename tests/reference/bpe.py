@@ -7,15 +7,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import regex
+
 EXPRESSIONS = {
     "class": rb" *[A-Za-z\x80-\xff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\x80-\xff]+",
+    "gpt2": rb"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     "none": rb"[\x00-\xff]+",
 }
+OVER_CHARACTERS = {"gpt2"}
 
 
 def pre_tokens(data: bytes, pattern: str) -> list[bytes]:
-    """Cut one document with the published expression."""
-    pieces: list[bytes] = re.findall(EXPRESSIONS[pattern], data)
+    """Cut one document with the published expression.
+
+    Bytes that are not valid UTF-8 become a surrogate each, which is no letter, number or space.
+    """
+    if pattern in OVER_CHARACTERS:
+        text = data.decode("utf-8", "surrogateescape")
+        found = regex.findall(EXPRESSIONS[pattern].decode(), text)
+        pieces = [piece.encode("utf-8", "surrogateescape") for piece in found]
+    else:
+        pieces = re.findall(EXPRESSIONS[pattern], data)
     assert b"".join(pieces) == data
     return pieces
 
