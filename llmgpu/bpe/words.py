@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
 from llmgpu.bpe.corpus import Corpus
-from llmgpu.bpe.pattern import LOOKAHEAD, context_at, start_mask
+from llmgpu.bpe.pattern import LOOKAHEAD, start_mask
 from llmgpu.bpe.word_table import WordTable
 from llmgpu.progress import Progress, no_progress
 
@@ -88,7 +88,8 @@ def count_words(
     """
     counts = WordCounts()
     buffer = np.empty(read_bytes, np.uint8)
-    kept, context, ended = 0, b"", False  # kept: bytes that belong to the next piece
+    # Pieces are cut where a word starts: an expression depends on nothing before that.
+    kept, ended = 0, False  # kept: bytes that belong to the next piece
     kept_starts = np.empty(0, np.int64)  # where documents begin in them
     while not ended:
         if 2 * kept > len(buffer):
@@ -96,7 +97,7 @@ def count_words(
         length, fresh_starts, closed, ended = _fill(corpus, buffer, kept)
         document_starts = np.concatenate([kept_starts, fresh_starts])
         text = buffer[:length]
-        bounds = np.flatnonzero(start_mask(text, pattern, document_starts, context, closed=closed))
+        bounds = np.flatnonzero(start_mask(text, pattern, document_starts, closed=closed))
         if closed:
             bounds = np.append(bounds, length)
         else:
@@ -104,7 +105,6 @@ def count_words(
         counts.add(text, bounds[:-1], bounds[1:])
         cut = int(bounds[-1]) if len(bounds) else 0
         kept = length - cut
-        context = b"" if closed else context_at(text, cut, document_starts, context)
         kept_starts = document_starts[document_starts > cut] - cut
         buffer[:kept] = buffer[cut:length].copy()
         progress("counting words", corpus.bytes_read, corpus.total_bytes)

@@ -111,6 +111,12 @@ def test_empty_text_has_no_starts() -> None:
     assert mask_of(b"", "none", [], b"A") == []
 
 
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+def test_a_document_that_begins_with_the_text_has_no_context(pattern: str) -> None:
+    assert mask_of(b"ab", pattern, [0], b"a") == [True, False]
+    assert mask_of(b"ab", pattern, [], b"a") == [False, False]
+
+
 def test_text_need_not_be_contiguous() -> None:
     data = np.frombuffer(b"a.b. .", np.uint8)[::2]
     mask = start_mask(data, "class", np.zeros(1, np.int64))

@@ -30,8 +30,9 @@ TRICKY = [
     "\u0663're 'RE\u00a0\u00a0b'\u017f '\u00e9",
     "\U0001f44d\U0001f44d  \U0001d400'd\U0001d400\U0001d7ce '  '",
     "漢字'll漢 ,. '...'s\n\n\t's\v\f ",
+    "\u3000" * 5 + "漢'll漢",
+    "漢'll\U0001d400'vex're",
     "   ",
-    "'re",
 ]
 # RFC 3629, section 4.
 SEQUENCE = re.compile(
@@ -113,6 +114,14 @@ def test_any_bytes(documents: list[bytes]) -> None:
     expected = plain_starts(documents)
     assert mask_of(documents).tolist() == expected
     assert reference.pre_token_starts(documents, "gpt2") == expected
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_blocks_of_every_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = reference.pre_token_starts([text.encode()], "gpt2")
+    for block in range(1, len(text.encode())):
+        monkeypatch.setattr(pattern, "_BLOCK", block)
+        assert mask_of([text.encode()]).tolist() == expected
 
 
 @settings(deadline=None)
