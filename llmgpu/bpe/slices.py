@@ -1,11 +1,12 @@
 """Cutting a corpus into slices that can be tokenized one after the other, wherever they are cut.
 
-A slice holds the bytes whose tokens it emits (its main part) and, behind them, as many bytes as
-the longest token has (its lookahead): a token that starts in the main part is matched against the
-very bytes it would see in the uncut text. A token may end in the lookahead, so the next slice,
-which begins where this main part ended, takes the position of its first token from this one. The
-bytes before a slice on which pre-token boundaries depend are passed on too. Nothing else crosses a
-cut, so the ids can't depend on where it is made.
+A slice holds the bytes whose tokens it emits (its main part) and, behind them, the lookahead: as
+many bytes as the longest token has and as many as it takes to tell where pre-tokens start in those.
+So a token that starts in the main part is matched against the very bytes it would see in the uncut
+text. A token may end in the lookahead, so the next slice, which begins where this main part ended,
+takes the position of its first token from this one. The bytes before a slice on which it depends
+where pre-tokens start are passed on too. Nothing else crosses a cut, so the ids can't depend on
+where it is made.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from llmgpu.bpe.tie import byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.bpe.words import count_words
 from llmgpu.errors import InputError
+from tests.bpe.test_pattern import PIECES
 from tests.reference import bpe as reference
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -87,7 +88,7 @@ def check(vocabulary: Vocabulary, documents: list[bytes], slice_bytes: int) -> N
 
 
 @settings(deadline=None, max_examples=100)
-@given(TOKENS, DOCUMENTS, st.sampled_from(["class", "none"]), SLICE_BYTES)
+@given(TOKENS, DOCUMENTS, st.sampled_from(sorted(PATTERNS)), SLICE_BYTES)
 def test_ids_of_greedy_matching(
     tokens: list[bytes], documents: list[bytes], pattern: str, slice_bytes: int
 ) -> None:
@@ -103,7 +104,7 @@ def test_long_words_in_blocks_of_any_size(
         patch.setattr(long_words, "BLOCK", block)
         patch.setattr(long_words, "GUESSES", block % 3)
         patch.setattr(encode_numpy, "LONGEST_KEPT", 3)
-        for pattern in ("class", "none"):
+        for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
 
 
@@ -144,9 +145,20 @@ def test_text_trained_on_at_many_slice_sizes() -> None:
     rng = np.random.default_rng(5)
     parts = [b"the ", b"of the", b" and", b"ing ", b", ", b"\n", b"1984", "漢字仮名".encode()]
     documents = [b"".join(parts[k] for k in rng.integers(0, 8, 2000)) for _ in range(2)]
-    vocabulary = train(documents, 150, "class")
-    for slice_bytes in (7, 100, 1111, 1 << 20):
-        check(vocabulary, documents, slice_bytes)
+    for pattern in ("class", "gpt2"):
+        vocabulary = train(documents, 150, pattern)
+        for slice_bytes in (7, 100, 1111, 1 << 20):
+            check(vocabulary, documents, slice_bytes)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=25).map(lambda parts: "".join(parts).encode()),
+    SLICE_BYTES,
+)
+def test_characters_and_contractions(text: bytes, slice_bytes: int) -> None:
+    tokens = [b"'s", b"s'", b" '", b"'ll", b"'re", b"a'", b"  ", b" a", b"\r\n", "\u3000".encode()]
+    check(make_vocabulary([*BYTES, *tokens], "gpt2"), [text, text[1:]], slice_bytes)
 
 
 def test_words_far_longer_than_a_block() -> None:
@@ -154,7 +166,7 @@ def test_words_far_longer_than_a_block() -> None:
     signs = ["的一是不了在人有我他".encode()[3 * k : 3 * k + 3] for k in range(10)]
     chinese = b"".join(signs[k] for k in rng.integers(0, 10, 3000))
     binary = rng.integers(0, 4, 9000, dtype=np.uint8).tobytes()
-    for pattern in ("class", "none"):
+    for pattern in PATTERNS:
         vocabulary = train([chinese, binary, b"\x00" * 99], 300, pattern)
         for slice_bytes in (1000, 1 << 20):
             check(vocabulary, [chinese + b" a" * 50 + chinese[::-1], b"", binary], slice_bytes)
