@@ -1,15 +1,12 @@
 """Tokenizing on a GPU: greedy longest match by a trie walk, kernels in wgsl/trie.
 
-A slice is one submission: upload, six dispatches, and the copy of its total. A thread reads the
-text and submits slices; the caller's thread waits for totals and fetches exactly that many ids, so
-reading, kernels and fetching overlap. Where the next slice's first token starts stays on the
+A slice is one submission: upload, marking where pre-tokens start, six dispatches, and the copy of
+its total. Exactly as many ids are fetched. Where the next slice's first token starts stays on the
 device.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
+from llmgpu.bpe.gpu_slices import submitted_slices
+from llmgpu.bpe.pattern import LOOKAHEAD
+from llmgpu.bpe.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.slices import Slice, SliceReader, TextSource
-from llmgpu.bpe.train_recount import PATTERN_CODES
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
@@ -32,9 +31,7 @@ PARAMS = np.dtype(
             "chunk_size",
             "max_tokens_per_chunk",
             "main_end",
-            "previous",
             "unknown_token",
-            "has_documents",
             "chunk_count",
         )
     ]
@@ -77,7 +74,7 @@ class GpuEncoder:
             chunk_bytes, _positions_per_thread(device, vocabulary)
         )
         self._wg = workgroup_size
-        self._lookahead = max(1, vocabulary.trie.longest)
+        self._lookahead = vocabulary.trie.longest + LOOKAHEAD
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         chunks = min(device.max_binding_bytes // 4 // chunk_bytes, device.max_loop_iterations)
@@ -102,13 +99,12 @@ class GpuEncoder:
 
     def _compile(self) -> dict[str, Kernel]:
         size = {"WORKGROUP_SIZE": self._wg}
-        match = size | {"PATTERN": PATTERN_CODES[self._vocabulary.pattern]}
         kernels = self._device.prepare(
             [
-                ("trie/00_chunk_entry.wgsl", match | {"LOOK_BACK": self._chunk_bytes}),
-                ("trie/01_long_exit.wgsl", match),
+                ("trie/00_chunk_entry.wgsl", size | {"LOOK_BACK": self._chunk_bytes}),
+                ("trie/01_long_exit.wgsl", size),
                 ("trie/02_long_chain.wgsl", size),
-                ("trie/03_tokenizer_chunked.wgsl", match),
+                ("trie/03_tokenizer_chunked.wgsl", size),
                 ("trie/04_prefix_sum.wgsl", size),
                 ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
             ]
@@ -147,7 +143,8 @@ class _Slot:
         chunks = -(-size // encoder._chunk_bytes)
         self.staging = Staging(device, size)
         self._input = pool.get("text", size)
-        self._bits = pool.get("document bits", size // 8 + 4)
+        self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size, pool)
+        self._pretokenizer.bind(self._input)
         self._entries = pool.get("chunk entries", 8 * chunks)
         self._output = pool.get("token output", 4 * chunks * encoder._chunk_bytes)
         self._counts = pool.get("chunk counts", 4 * chunks)
@@ -159,14 +156,13 @@ class _Slot:
         self._state_copy = Download(device)
         self._ids_copy = Download(device)
         self._bound = self._bind(encoder._kernels)
-        self.piece: Slice | None = None
 
     def _bind(self, kernels: dict[str, Kernel]) -> _Bound:
         match = {
             "input": self._input,
             "nodes": self._encoder._nodes,
             "edges": self._encoder._edges,
-            "document_bits": self._bits,
+            "start_bits": self._pretokenizer.start_bits,
             "chunk_entries": self._entries,
             "params": self._params,
         }
@@ -188,13 +184,13 @@ class _Slot:
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
-        self.piece = piece
         device, encoder, bound = self._device, self._encoder, self._bound
         chunks = -(-piece.main_end // encoder._chunk_bytes)
         self._write_params(piece, chunks)
         chunk_groups = -(-chunks // encoder._wg)
         commands = device.record()
         self.staging.copy_to(commands, self._input, piece.length)
+        self._pretokenizer.record(commands, piece)
         commands.dispatch(bound.chunk_entry, chunk_groups)
         commands.dispatch_indirect(bound.long_exit, self._long_args, 0)
         commands.dispatch_indirect(bound.long_chain, self._long_args, 12)
@@ -206,8 +202,6 @@ class _Slot:
 
     def _write_params(self, piece: Slice, chunks: int) -> None:
         encoder, vocabulary = self._encoder, self._encoder._vocabulary
-        inner = piece.boundaries[(piece.boundaries > 0) & (piece.boundaries < piece.length)]
-        begins = piece.previous < 0 or bool(np.any(piece.boundaries == 0))
         unknown = vocabulary.unknown_token
         params = np.array(
             (
@@ -215,9 +209,7 @@ class _Slot:
                 encoder._chunk_bytes,
                 encoder._chunk_bytes,
                 piece.main_end,
-                NONE if begins else piece.previous,
                 NONE if unknown is None else unknown,
-                len(inner) > 0,
                 chunks,
             ),
             PARAMS,
@@ -226,10 +218,6 @@ class _Slot:
         rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))
-        if len(inner):
-            starts = np.zeros(piece.length, np.bool_)
-            starts[inner] = True
-            self._device.write(self._bits, np.packbits(starts, bitorder="little"))
 
     def collect(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """Wait for the slice; return its ids and its final state, uint32 (STATE_WORDS,)."""
@@ -248,52 +236,20 @@ class _Run:
     def __init__(self, encoder: GpuEncoder, source: TextSource) -> None:
         self._encoder = encoder
         self._reader = SliceReader(source, encoder._lookahead)
-        self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
-        self._submitted: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
         self._lengths = token_spans(encoder._vocabulary)
         self._carry = 0  # position of the first token of the next slice collected
         self._offset = 0  # text bytes before it
 
     def slices(self) -> Iterator[EncodedSlice]:
-        slots = self._encoder.take_slots()
+        encoder = self._encoder
+        slots = encoder.take_slots()
         state = np.array([0, 0, NONE, 0], np.uint32)
-        self._encoder._device.write(slots[0].state, state)
-        for slot in slots:
-            self._free.put(slot)
-        threading.Thread(target=self._submit_all, name="llmgpu-submit", daemon=True).start()
-        try:
-            while (slot_or_error := self._submitted.get()) is not None:
-                if isinstance(slot_or_error, BaseException):
-                    raise slot_or_error
-                yield self._collect(slot_or_error)
-                self._free.put(slot_or_error)
-        finally:
-            self._free.put(None)  # ends the thread, at once or when its read returns
-        self._encoder.return_slots(slots)
+        encoder._device.write(slots[0].state, state)
+        for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
+            yield self._collect(slot, piece)
+        encoder.return_slots(slots)
 
-    def _submit_all(self) -> None:
-        try:
-            while (slot := self._free.get()) is not None:
-                piece = self._read(slot)
-                if piece is None:
-                    break
-                slot.submit(piece)
-                self._submitted.put(slot)
-            self._submitted.put(None)
-        except BaseException as error:
-            self._submitted.put(error)
-
-    def _read(self, slot: _Slot) -> Slice | None:
-        """Read until there is something to emit, or the end."""
-        buffer = slot.staging.array()[: self._encoder._slice_bytes]
-        while (piece := self._reader.read(buffer)) is not None:
-            if piece.main_end or len(piece.document_starts):
-                return piece
-        return None
-
-    def _collect(self, slot: _Slot) -> EncodedSlice:
-        piece = slot.piece
-        assert piece is not None
+    def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:
         ids, state = slot.collect()
         if state[STATE_UNMATCHED] != NONE:
             offset = self._offset + int(state[STATE_UNMATCHED])

@@ -1,10 +1,10 @@
 """The recount trainer: one whole pass over the text for every merge, all of it on the device.
 
 This is the plain reading of BPE training: count all adjacent pairs, take the best, merge it
-everywhere, compact the text, again. The kernels are in wgsl/recount, numbered in the order in which an
-iteration runs them. Many iterations are recorded into one submission; nothing is read back between
-them, because the state of the loop, the merge log and the workgroup counts of the shrinking text
-stay on the device. Two submissions are in flight, so the device never waits for the host.
+everywhere, compact the text, again. The kernels are in wgsl/recount, numbered in the order in which
+an iteration runs them. Many iterations are recorded into one submission; nothing is read back
+between them, because the state of the loop, the merge log and the workgroup counts of the shrinking
+text stay on the device. Two submissions are in flight, so the device never waits for the host.
 
 A pair table that fills up stops the submission before anything is merged; the host makes it larger
 and goes on from there.
@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.merges import TrainedMerges
+from llmgpu.bpe.pretoken_gpu import GpuPretokenizer
+from llmgpu.bpe.slices import Slice
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import MAX_TIMED, BoundKernel, Commands, Device, Download, Kernel
 from llmgpu.progress import Progress, no_progress
 
 MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
-PATTERN_CODES = {"none": 0, "class": 1}  # PATTERN_* in wgsl/common/pretoken.wgsl
 STATE = np.dtype(
     [
         (name, "<u4")
@@ -115,7 +115,8 @@ class _RecountLoop:
         self._device = device
         self._size = text_bytes
         self._wg = workgroup_size
-        self._compile(PATTERN_CODES[pattern])
+        self._compile()
+        self._pattern = pattern
         blocks = -(-text_bytes // workgroup_size)
         self._symbols = [device.pool.get(f"symbols {k}", 4 * text_bytes) for k in range(2)]
         self._mask = device.pool.get("valid mask", 4 * text_bytes)
@@ -128,11 +129,11 @@ class _RecountLoop:
         self._best = device.pool.get("best pair", 8)
         self._table_slots = table_slots
 
-    def _compile(self, pattern: int) -> None:
+    def _compile(self) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
         count, scan = {"COUNT_TILE": COUNT_TILE}, {"SCAN_TILE": SCAN_TILE}
         requests: list[tuple[str, dict[str, int]]] = [
-            ("recount/00_word_boundary.wgsl", size | {"PATTERN": pattern}),
+            ("recount/00_word_boundary.wgsl", size),
             ("recount/01_clear_table.wgsl", size | count | scan),
             ("recount/02_pair_count.wgsl", size | count),
             ("recount/03_find_max.wgsl", size),
@@ -160,16 +161,21 @@ class _RecountLoop:
         """Upload the text and turn it into symbols."""
         pool = self._device.pool
         self._log = pool.get("merge log", 16 * merge_limit)
-        starts = np.zeros(len(text) + 1, np.bool_)
-        starts[document_starts] = True
-        uploads: dict[str, NDArray[Any]] = {
-            "text": text,
-            "document bits": np.packbits(starts[: len(text)], bitorder="little"),
-            "byte ranks": byte_ranks,
-        }
-        buffers = {name: pool.get(name, array.nbytes) for name, array in uploads.items()}
-        for name, array in uploads.items():
-            self._device.write(buffers[name], array)
+        whole = Slice(
+            length=len(text),
+            main_end=len(text),
+            context=b"",
+            document_starts=document_starts,
+            boundaries=document_starts,
+            closed=True,
+            end=True,
+        )
+        text_buffer = pool.get("text", len(text))
+        ranks = pool.get("byte ranks", byte_ranks.nbytes)
+        self._device.write(text_buffer, text)
+        self._device.write(ranks, byte_ranks)
+        pretokenizer = GpuPretokenizer(self._device, self._pattern, len(text), pool)
+        pretokenizer.bind(text_buffer)
         state = np.zeros(1, STATE)
         state["symbol_count"] = state["next_symbol_count"] = self._size
         state["table_size"] = self._table_slots
@@ -177,10 +183,11 @@ class _RecountLoop:
         state["min_frequency"] = min_frequency
         self._device.write(self._state, state)
         commands = self._device.record()
+        pretokenizer.record(commands, whole)
         boundary = self._kernels["bpe_word_boundary"].bind(
-            text=buffers["text"],
-            document_bits=buffers["document bits"],
-            byte_ranks=buffers["byte ranks"],
+            text=text_buffer,
+            start_bits=pretokenizer.start_bits,
+            byte_ranks=ranks,
             symbols=self._symbols[0],
             state=self._state,
         )

@@ -429,13 +429,10 @@ def _check_recount(options: TrainingOptions, backend: Backend) -> None:
         raise LlmgpuError(
             "the recount engine needs a GPU adapter: use --device gpu, or the batched engine"
         )
-    from llmgpu.bpe.train_recount import PATTERN_CODES
-
     for what, asked in (
         ("go on from a seed vocabulary", options.seed is not None),
         ("bound the length of tokens", options.max_token_length is not None),
         ("make several sizes", bool(options.smaller_sizes)),
-        (f"cut text by pattern {options.pattern!r}", options.pattern not in PATTERN_CODES),
     ):
         if asked:
             raise LlmgpuError(f"the recount engine can't {what}: use the batched one")

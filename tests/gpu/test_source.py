@@ -72,9 +72,6 @@ def test_constants_are_those_of_the_host() -> None:
         assert shader[name] == encode_gpu.NONE
     shader = shader_constants("trie/01_long_exit.wgsl")
     assert shader["MAX_CHUNK"] == encode_gpu.MAX_CHUNK_BYTES
-    shader = shader_constants("common/pretoken.wgsl")
-    for name, code in train_recount.PATTERN_CODES.items():
-        assert shader[f"PATTERN_{name.upper()}"] == code
 
 
 def test_a_missing_file_is_named() -> None:

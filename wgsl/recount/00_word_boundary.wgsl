@@ -2,21 +2,20 @@
 //
 //   symbols[i] = byte_ranks[text[i]] | (WORD_START_BIT where a pre-token starts at i)
 //
-// The class is that of the byte, so it is taken before the byte becomes a rank. The seed marks
-// symbols in place; here text and symbols are apart, so that no thread reads what another marks.
+// The seed decides here where pre-tokens start; that is the work of wgsl/pretoken, which knows more
+// patterns and serves tokenizing as well.
 //
-// binding 0  text           read        packed bytes, 4 a word
-// binding 1  document_bits  read        one bit a byte: a document starts here
-// binding 2  byte_ranks     read        (256) rank of each byte under the tie rule
-// binding 3  symbols        read_write  (symbol_count)
-// binding 4  state          read        IterState
+// binding 0  text        read        packed bytes, 4 a word
+// binding 1  start_bits  read        one bit a byte: a pre-token starts here
+// binding 2  byte_ranks  read        (256) rank of each byte under the tie rule
+// binding 3  symbols     read_write  (symbol_count)
+// binding 4  state       read        IterState
 // dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread a byte
 //!include common/workgroup.wgsl
-//!include common/pretoken.wgsl
 //!include recount/iter_state.wgsl
 
 @group(0) @binding(0) var<storage, read> text: array<u32>;
-@group(0) @binding(1) var<storage, read> document_bits: array<u32>;
+@group(0) @binding(1) var<storage, read> start_bits: array<u32>;
 @group(0) @binding(2) var<storage, read> byte_ranks: array<u32>;
 @group(0) @binding(3) var<storage, read_write> symbols: array<u32>;
 @group(0) @binding(4) var<storage, read> state: IterState;
@@ -34,9 +33,6 @@ fn bpe_word_boundary(
     let i = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
     if (i >= state.symbol_count) { return; }
     let byte = text_byte(i);
-    var starts = ((document_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
-    if (i > 0u && !starts) {
-        starts = starts_pretoken(text_byte(i - 1u), byte);
-    }
+    let starts = ((start_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
     symbols[i] = byte_ranks[byte] | select(0u, WORD_START_BIT, starts);
 }

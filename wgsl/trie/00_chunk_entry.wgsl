@@ -10,7 +10,7 @@
 // binding 3  chunk_entries  read_write  (2, chunk_count) the first row is written here
 // binding 4  slice_state    read_write  (4) STATE_*
 // binding 5  params         uniform     TrieParams
-// binding 6  document_bits  read        one bit a byte: a document starts here
+// binding 6  start_bits     read        one bit a byte: a pre-token starts here
 // binding 7  long_args      read_write  (3) workgroups of trie_long_exit, (3) of trie_long_chain;
 //                                       x is 0 before
 // dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread a chunk
@@ -25,20 +25,20 @@ const MAX_GROUPS: u32 = 65535u;
 @group(0) @binding(3) var<storage, read_write> chunk_entries: array<u32>;
 @group(0) @binding(4) var<storage, read_write> slice_state: array<u32>;
 @group(0) @binding(5) var<uniform> params: TrieParams;
-@group(0) @binding(6) var<storage, read> document_bits: array<u32>;
+@group(0) @binding(6) var<storage, read> start_bits: array<u32>;
 @group(0) @binding(7) var<storage, read_write> long_args: array<atomic<u32>>;
 
 fn chunk_entry(begin: u32) -> u32 {
     var position = begin;
     for (var k = 0u; k < LOOK_BACK; k++) {
-        if (position == 0u || starts_at(position, byte_before(position), input_byte(position))) {
+        if (position == 0u || starts_at(position)) {
             break;
         }
         position--;
     }
     if (position == 0u) {
         position = slice_state[STATE_CARRY];
-    } else if (!starts_at(position, byte_before(position), input_byte(position))) {
+    } else if (!starts_at(position)) {
         return UNKNOWN_ENTRY;
     }
     for (; position < begin;) {

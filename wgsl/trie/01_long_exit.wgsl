@@ -12,7 +12,7 @@
 // binding 3  token_output   read_write  (chunk_count, chunk_size) exits by position
 // binding 4  chunk_entries  read        (2, chunk_count)
 // binding 5  params         uniform     TrieParams
-// binding 6  document_bits  read        one bit a byte
+// binding 6  start_bits     read        one bit a byte: a pre-token starts here
 // dispatch: long_args[0..3] = chunk_count or none, one workgroup a chunk
 //!include trie/match.wgsl
 
@@ -24,7 +24,7 @@ const MAX_CHUNK: u32 = 1024u;
 @group(0) @binding(3) var<storage, read_write> token_output: array<u32>;
 @group(0) @binding(4) var<storage, read> chunk_entries: array<u32>;
 @group(0) @binding(5) var<uniform> params: TrieParams;
-@group(0) @binding(6) var<storage, read> document_bits: array<u32>;
+@group(0) @binding(6) var<storage, read> start_bits: array<u32>;
 
 var<workgroup> sh_next: array<u32, 2048>; // two rows of MAX_CHUNK, read and written in turn
 

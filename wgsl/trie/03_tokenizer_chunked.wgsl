@@ -9,7 +9,7 @@
 // binding 3  token_output   read_write  (chunk_count, max_tokens_per_chunk) ids
 // binding 4  chunk_counts   read_write  (chunk_count) tokens of each chunk
 // binding 5  params         uniform     TrieParams
-// binding 6  document_bits  read        one bit a byte: a document starts here
+// binding 6  start_bits     read        one bit a byte: a pre-token starts here
 // binding 7  chunk_entries  read        (2, chunk_count)
 // binding 8  slice_state    read_write  (4) STATE_*
 // dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread a chunk
@@ -21,7 +21,7 @@
 @group(0) @binding(3) var<storage, read_write> token_output: array<u32>;
 @group(0) @binding(4) var<storage, read_write> chunk_counts: array<u32>;
 @group(0) @binding(5) var<uniform> params: TrieParams;
-@group(0) @binding(6) var<storage, read> document_bits: array<u32>;
+@group(0) @binding(6) var<storage, read> start_bits: array<u32>;
 @group(0) @binding(7) var<storage, read> chunk_entries: array<u32>;
 @group(0) @binding(8) var<storage, read_write> slice_state: array<atomic<u32>>;
 

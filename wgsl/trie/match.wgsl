@@ -3,9 +3,8 @@
 // The root's children and what is known of them are cached in workgroup memory, so the first two
 // steps of a match read no node. Below, a child is found by a branchless binary search.
 //
-// Expects the globals input, nodes, edges, document_bits and params.
+// Expects the globals input, nodes, edges, start_bits and params.
 //!include common/workgroup.wgsl
-//!include common/pretoken.wgsl
 //!include trie/params.wgsl
 
 struct Match {
@@ -41,17 +40,9 @@ fn input_byte(i: u32) -> u32 {
     return (input[i >> 2u] >> ((i & 3u) * 8u)) & 0xFFu;
 }
 
-// Whether a pre-token starts at i, given the byte before it.
-fn starts_at(i: u32, before: u32, byte: u32) -> bool {
-    if (params.has_documents != 0u && ((document_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u) {
-        return true;
-    }
-    return before == NO_BYTE || starts_pretoken(before, byte);
-}
-
-fn byte_before(i: u32) -> u32 {
-    if (i == 0u) { return params.previous; }
-    return input_byte(i - 1u);
+// Whether a pre-token starts at i.
+fn starts_at(i: u32) -> bool {
+    return ((start_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
 }
 
 fn find_child_global(first: u32, count: u32, byte: u32) -> u32 {
@@ -66,18 +57,17 @@ fn find_child_global(first: u32, count: u32, byte: u32) -> u32 {
 }
 
 fn longest_match(position: u32) -> Match {
-    var before = input_byte(position);
+    let root = input_byte(position);
     var found = Match(0u, NO_TOKEN);
-    if (root_lut[before] == NO_NODE) { return found; }
-    var first = d1_fc[before];
-    var count = d1_nc[before];
-    if (d1_tid[before] != NO_TOKEN) {
-        found = Match(1u, d1_tid[before]);
+    if (root_lut[root] == NO_NODE) { return found; }
+    var first = d1_fc[root];
+    var count = d1_nc[root];
+    if (d1_tid[root] != NO_TOKEN) {
+        found = Match(1u, d1_tid[root]);
     }
     for (var i = position + 1u; i < params.input_length && count != 0u; i++) {
-        let byte = input_byte(i);
-        if (starts_at(i, before, byte)) { break; }
-        let child = find_child_global(first, count, byte);
+        if (starts_at(i)) { break; }
+        let child = find_child_global(first, count, input_byte(i));
         if (child == NO_NODE) { break; }
         first = nodes[child * 3u];
         count = nodes[child * 3u + 1u];
@@ -85,7 +75,6 @@ fn longest_match(position: u32) -> Match {
         if (token != NO_TOKEN) {
             found = Match(i + 1u - position, token);
         }
-        before = byte;
     }
     return found;
 }

@@ -9,9 +9,7 @@ struct TrieParams {
     chunk_size: u32,
     max_tokens_per_chunk: u32, // room for a chunk's tokens: chunk_size
     main_end: u32,
-    previous: u32,             // byte before the input, NO_BYTE where a document begins
     unknown_token: u32,        // for a byte that no token begins with; NO_TOKEN: that is an error
-    has_documents: u32,        // 1: document_bits holds the starts of documents in the slice
     chunk_count: u32,
 }
 

@@ -1,0 +1,45 @@
+// count_rehash: enters the words of a table into a larger one.
+//
+// binding 0  old_table  read        (old slot_capacity) key, 1 + number
+// binding 1  slots      read_write  (slot_capacity) zeros before
+// binding 2  table      read_write  (slot_capacity) zeros before
+// binding 3  state      read_write  CountState, slot_capacity that of the new table
+// dispatch: any number of workgroups
+//!include common/workgroup.wgsl
+//!include count/state.wgsl
+
+@group(0) @binding(0) var<storage, read> old_table: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read_write> slots: array<atomic<u32>>;
+@group(0) @binding(2) var<storage, read_write> table: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read_write> state: CountState;
+
+
+fn enter(entry: vec4<u32>) {
+    let mask = state.slot_capacity - 1u;
+    var slot = home_of(entry.xyz) & mask;
+    for (var probe = 0u; probe < MAX_PROBES; probe++) {
+        let claim = atomicCompareExchangeWeak(&slots[slot], 0u, TAKEN);
+        if (claim.exchanged) {
+            table[slot] = entry;
+            return;
+        }
+        if (claim.old_value != 0u) {
+            slot = (slot + 1u) & mask;
+        }
+    }
+    atomicStore(&state.full, 1u); // a word is missing now: the host gives up
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn count_rehash(
+    @builtin(global_invocation_id) thread: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+) {
+    let slots_before = arrayLength(&old_table);
+    for (var slot = thread.x; slot < slots_before; slot += workgroups.x * WORKGROUP_SIZE) {
+        let entry = old_table[slot];
+        if (entry.w != 0u) {
+            enter(entry);
+        }
+    }
+}

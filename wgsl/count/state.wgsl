@@ -1,0 +1,54 @@
+// What the word-counting kernels share: the table of distinct words, and how far a slice has come.
+//
+// A word of up to EXACT_BYTES bytes is its own key: bytes and length fit into 96 bits. A longer
+// one's key is a hash, and on equal keys the bytes are compared. The table is open-addressing, at
+// most half full, and holds keys and word numbers; the words' bytes lie elsewhere, each behind its
+// length. Words are looked up in one dispatch and inserted in the next ones, so nobody reads what
+// another thread is writing.
+//
+// What can't be taken in, because a list or the table is full, stays marked in `pending`; the host
+// makes room and runs the slice again for just those words.
+
+struct CountState {
+    words: atomic<u32>,      // distinct words in the table
+    data_used: atomic<u32>,  // u32s of their bytes
+    fresh: atomic<u32>,      // words of this slice that are not in the table; may pass the list's room
+    fresh_data: atomic<u32>, // u32s that they would take if all differ
+    pending: atomic<u32>,    // words left for another run
+    long: atomic<u32>,       // words of more than MAX_WORD bytes, which the host counts
+    full: atomic<u32>,       // the table has no room for the fresh words
+    word_capacity: u32,
+    slot_capacity: u32,      // a power of two, twice word_capacity or more
+    data_capacity: u32,
+    fresh_capacity: u32,
+}
+
+struct CountParams {
+    length: u32,   // bytes of text in the slice
+    main_end: u32, // words that start before it are counted
+    closed: u32,   // 1: a document ends at the end of the text
+}
+
+const EXACT_BYTES: u32 = 11u;
+const HASHED: u32 = 0xFF000000u; // highest byte of a hashed key's third part; elsewhere the length
+const MAX_WORD: u32 = 1024u;     // bytes
+const TAKEN: u32 = 0xFFFFFFFFu;    // slot of a word in the table
+const MAX_PROBES: u32 = 32768u;  // only keeps the loop finite
+
+// Where the search for a key begins.
+fn home(key: vec3<u32>) -> u32 {
+    var x = key.x * 0x9E3779B1u;
+    x = (x ^ (x >> 15u) ^ key.y) * 0x85EBCA77u;
+    x = (x ^ (x >> 13u) ^ key.z) * 0xC2B2AE3Du;
+    return x ^ (x >> 16u);
+}
+
+fn is_hashed(key: vec3<u32>) -> bool {
+    return key.z >= HASHED;
+}
+
+// The slot in which the search for a table's key begins. A hashed key's second part says where the
+// bytes are, which a new word does not know yet.
+fn home_of(key: vec3<u32>) -> u32 {
+    return home(vec3<u32>(key.x, select(key.y, 0u, is_hashed(key)), key.z));
+}
