@@ -23,7 +23,7 @@ from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.merges import OnMerges, SymbolMerges
 from llmgpu.bpe.symbols import SymbolWords
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import MAX_TIMED, BoundKernel, Buffer, Commands, Device, Download
+from llmgpu.gpu import MAX_TIMED, BoundKernel, Buffer, Commands, Device, Download, Kernel
 from llmgpu.progress import Progress, no_progress
 
 MAX_SYMBOLS = 1 << 20  # SYMBOL_BITS in wgsl/batched/rank.wgsl
@@ -62,6 +62,7 @@ STATE_FIELDS = (
     "entry_capacity",
     "candidate_capacity",
     "needed",
+    "batches",
 )  # BatchState in wgsl/batched/state.wgsl, without the batch itself
 STATE = np.dtype([(name, "<u4") for name in STATE_FIELDS])
 RUNNING, FINISHED, REFILL, FULL = range(4)
@@ -114,11 +115,33 @@ def train(
         raise DeviceError(f"{device.name} can't merge these words: {reason}; use --device cpu")
     if len(words.counts) == 0 or merges == 0:
         none = np.empty(0, np.int64)
-        return SymbolMerges(np.empty((0, 2), np.uint32), none, words.total)
+        return SymbolMerges(np.empty((0, 2), np.uint32), none, words.total, 0)
     capacities = first_capacities or _suitable(words)
     loop = _BatchedLoop(device, words, merges, workgroup_size, capacities)
     loop.load(words, merges, min_frequency, max_token_length)
     return loop.run(words, merges, progress, on_merges)
+
+
+def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kernel]:
+    """Compile the trainer's kernels, in threads and once for a device; return them by name."""
+    size = {"WORKGROUP_SIZE": workgroup_size}
+    largest = device.limits["max-compute-invocations-per-workgroup"]
+    one = {"WORKGROUP_SIZE": min(largest, MAX_SELECT_WORKGROUP)}
+    requests: list[tuple[str, dict[str, int]]] = [
+        ("batched/00_lay_out.wgsl", size),
+        ("batched/01_first_pairs.wgsl", size),
+        ("batched/02_first_links.wgsl", size),
+        ("batched/03_count_ranks.wgsl", size),
+        ("batched/04_lower_threshold.wgsl", one),
+        ("batched/05_refill_hot_list.wgsl", size),
+        ("batched/06_select_batch.wgsl", one),
+        ("batched/07_mark.wgsl", size),
+        ("batched/08_count_changes.wgsl", size),
+        ("batched/09_make_pairs.wgsl", size),
+        ("batched/10_link.wgsl", size),
+    ]
+    kernels = device.prepare(requests)
+    return {kernel.label.removeprefix("batched_"): kernel for kernel in kernels}
 
 
 def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
@@ -194,7 +217,7 @@ class _BatchedLoop:
         self._capacities = capacities
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._wg = workgroup_size
-        self._compile(workgroup_size)
+        self._kernels = compile_kernels(device, workgroup_size)
         self._positions_used = len(words.symbols) + len(words.counts) + 1
         get = device.pool.get
         self._units = get("units", UNIT_BYTES * self._positions_used)
@@ -205,26 +228,6 @@ class _BatchedLoop:
         self._bins = get("bins", 4 * BINS)
         self._hot_list = get("hot list", 16 * HOT_CAPACITY)
         self._state = get("batch state", STATE.itemsize + MEMBER_BYTES * MAX_BATCH)
-
-    def _compile(self, workgroup_size: int) -> None:
-        size = {"WORKGROUP_SIZE": workgroup_size}
-        largest = self._device.limits["max-compute-invocations-per-workgroup"]
-        one = {"WORKGROUP_SIZE": min(largest, MAX_SELECT_WORKGROUP)}
-        requests: list[tuple[str, dict[str, int]]] = [
-            ("batched/00_lay_out.wgsl", size),
-            ("batched/01_first_pairs.wgsl", size),
-            ("batched/02_first_links.wgsl", size),
-            ("batched/03_count_ranks.wgsl", size),
-            ("batched/04_lower_threshold.wgsl", one),
-            ("batched/05_refill_hot_list.wgsl", size),
-            ("batched/06_select_batch.wgsl", one),
-            ("batched/07_mark.wgsl", size),
-            ("batched/08_count_changes.wgsl", size),
-            ("batched/09_make_pairs.wgsl", size),
-            ("batched/10_link.wgsl", size),
-        ]
-        kernels = self._device.prepare(requests)
-        self._kernels = {kernel.label.removeprefix("batched_"): kernel for kernel in kernels}
 
     def load(
         self,
@@ -405,7 +408,7 @@ class _BatchedLoop:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
-        return self._result(words, self._read_log(done))
+        return self._result(words, self._read_log(done), int(state["batches"][0]))
 
     def _submit(self, rounds: int, download: Download) -> Download:
         commands = self._device.record()
@@ -464,11 +467,11 @@ class _BatchedLoop:
     def _read_log(self, done: int) -> NDArray[np.uint32]:
         return self._device.read(self._log, 4 * done, np.uint32).reshape(done, 4)
 
-    def _result(self, words: SymbolWords, log: NDArray[np.uint32]) -> SymbolMerges:
+    def _result(self, words: SymbolWords, log: NDArray[np.uint32], batches: int) -> SymbolMerges:
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)
-        return SymbolMerges(log[:, :2].copy(), counts, words.total - int(taken.sum()))
+        return SymbolMerges(log[:, :2].copy(), counts, words.total - int(taken.sum()), batches)
 
 
 def _next_rounds(rounds: int, seconds: float) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,19 @@ from llmgpu.bpe.pattern import get_pattern
 from llmgpu.bpe.symbols import SeedSymbols, Spellings, SymbolWords, seed_symbols
 from llmgpu.bpe.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.word_runs import WordAccumulator
 from llmgpu.bpe.words import DistinctWords
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    from llmgpu.gpu import Device
 
 MAX_VOCABULARY = 1 << 20
 ENGINES = ("batched", "recount")
 READ_BYTES = 8 << 20  # text read at a time
 NUMPY_BYTES = 256 << 20  # buffers of counting and merging, whatever the text
+HOST_BYTES = 192 << 20  # staging memory and what the driver takes
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,7 @@ class TrainingResult:
     text_bytes, documents: what was trained on.
     distinct_words: different pre-tokens; None if they were not counted.
     batches: passes that made the merges; None if that is not known.
+    notes: what people should know about it, a line each.
     """
 
     vocabulary: Vocabulary
@@ -205,6 +211,7 @@ class TrainingResult:
     documents: int
     distinct_words: int | None = None
     batches: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -215,6 +222,7 @@ class _Run:
     plan: Plan
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -250,9 +258,15 @@ def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
     if options.engine == "recount":
         _check_recount(options, backend)
         return Plan(backend, backend)
-    if backend.device is None:
-        return Plan(NUMPY, NUMPY)
-    return Plan(NUMPY, NUMPY, ("the batched engine counts and merges on NumPy",))
+    if (
+        backend.device is not None
+        and seed_symbols(options.start, byte_ranks(options.tie)).unreached
+    ):
+        note = (
+            "the seed has tokens that no merge makes: merging on NumPy, which can reuse their ids"
+        )
+        return Plan(backend, NUMPY, (note,))
+    return Plan(backend, backend)
 
 
 def train_vocabulary(
@@ -300,23 +314,46 @@ def count_corpus(
 
 def estimate_memory(text_bytes: int, backend: Backend, engine: str = "batched") -> tuple[int, int]:
     """Estimate the bytes of memory that training takes, on the host and on the device."""
-    if engine == "batched" or backend.device is None:
-        # The distinct words of a text grow slower than it; this is the rate of a small one.
-        return NUMPY_BYTES + min(text_bytes, 64 << 20) * 12 + text_bytes, 0
-    from llmgpu.bpe.train_recount import gpu_bytes
+    # The distinct words of a text grow slower than it; this is the rate of a small one.
+    words_bytes = min(text_bytes, 64 << 20) // 2 + text_bytes // 40
+    if backend.device is None:
+        return NUMPY_BYTES + 30 * words_bytes, 0
+    if engine == "batched":
+        from llmgpu.bpe import count_gpu, train_gpu
 
-    on_device = gpu_bytes(text_bytes)
-    staging = 64 << 20
-    return 2 * text_bytes + staging + (on_device if backend.is_software else 0), on_device
+        host = HOST_BYTES + 12 * words_bytes
+        on_device = count_gpu.gpu_bytes(words_bytes) + train_gpu.gpu_bytes(words_bytes)
+    else:
+        from llmgpu.bpe import train_recount
+
+        host = HOST_BYTES + 2 * text_bytes
+        on_device = train_recount.gpu_bytes(text_bytes)
+    return host + (on_device if backend.is_software else 0), on_device
 
 
 def _count(corpus: Corpus, run: _Run) -> CountedWords:
+    device = run.plan.counting.device
+    words = _count_numpy(corpus, run) if device is None else _count_gpu(corpus, run, device)
+    _require_text(corpus)
+    return CountedWords(words, corpus.text_bytes, corpus.documents)
+
+
+def _count_numpy(corpus: Corpus, run: _Run) -> DistinctWords:
     from llmgpu.bpe.words import count_words
 
     with run.phase("count words"):
-        words = count_words(corpus, run.options.pattern, run.progress)
-    _require_text(corpus)
-    return CountedWords(words, corpus.text_bytes, corpus.documents)
+        return count_words(corpus, run.options.pattern, run.progress)
+
+
+def _count_gpu(corpus: Corpus, run: _Run, device: Device) -> DistinctWords:
+    from llmgpu.bpe import train_gpu
+    from llmgpu.bpe.count_gpu import GpuWordCounter
+
+    with run.phase("compile kernels"):
+        counter = GpuWordCounter(device, run.options.pattern, WordAccumulator())
+        train_gpu.compile_kernels(device)
+    with run.phase("count words"):
+        return counter.count(corpus, run.progress)
 
 
 def _merge_words(counted: CountedWords, run: _Run, checkpoint: Checkpoint | None) -> _Trained:
@@ -361,18 +398,25 @@ def _merge(
     words: SymbolWords, run: _Run, spellings: Spellings | None, checkpoint: Checkpoint | None
 ) -> SymbolMerges:
     """Learn the merges that are still missing."""
+    options = run.options
+    wanted: dict[str, Any] = {
+        "merges": options.start.size + options.merges - len(words.lengths),
+        "min_frequency": options.min_frequency,
+        "max_token_length": options.max_token_length,
+        "progress": run.progress,
+        "on_merges": checkpoint.add_merges if checkpoint else None,
+    }
+    device = run.plan.merging.device
+    if device is not None:
+        from llmgpu.bpe import train_gpu
+
+        reason = train_gpu.unfit(device, words, wanted["merges"])
+        if reason is None:
+            return train_gpu.train(device, words, **wanted)
+        run.notes.append(f"merged on NumPy, because {reason} on {device.name}")
     from llmgpu.bpe import train_numpy
 
-    options = run.options
-    return train_numpy.train(
-        words,
-        merges=options.start.size + options.merges - len(words.lengths),
-        min_frequency=options.min_frequency,
-        max_token_length=options.max_token_length,
-        progress=run.progress,
-        on_merges=checkpoint.add_merges if checkpoint else None,
-        spellings=spellings,
-    )
+    return train_numpy.train(words, spellings=spellings, **wanted)
 
 
 def _measure_sizes(
@@ -475,6 +519,7 @@ def _result(trained: _Trained, run: _Run) -> TrainingResult:
         documents=trained.documents,
         distinct_words=trained.distinct_words,
         batches=trained.batches,
+        notes=tuple(run.notes),
     )
 
 

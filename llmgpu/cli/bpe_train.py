@@ -139,6 +139,8 @@ def bpe_train(
                 files[size].write(vocabulary.to_bytes())
         seconds = {"total": time.perf_counter() - start, "open device": opened}
         summary = _summary(result, plan, text, outputs, seconds)
+    for note in result.notes:
+        report.line(f"note: {note}")
     _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=output == STANDARD_OUTPUT)

@@ -246,6 +246,7 @@ fn batched_select_batch(scan_input: ScanInput) {
         state.batch_size = length;
         state.equal_parts = select(0u, 1u, last.y == last.z);
         state.merged += length;
+        state.batches += 1u;
         state.used_before = atomicExchange(&state.used, 0u);
     }
 }

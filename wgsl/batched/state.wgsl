@@ -75,6 +75,7 @@ struct BatchState {
     entry_capacity: u32,    // a power of two
     candidate_capacity: u32,
     needed: u32,            // FULL: occurrences of the pair to be merged next
+    batches: u32,
     batch: array<Member, MAX_BATCH>,
 }
 
