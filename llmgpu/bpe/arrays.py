@@ -1,7 +1,8 @@
-"""Two things NumPy has not: an array that grows at its end, and a copy of many ranges at once."""
+"""What NumPy has not: arrays that grow, copies of many ranges at once, and sorting byte strings."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -10,6 +11,12 @@ from numpy.typing import NDArray
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 _COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
+_KEY_BYTES = 7  # of a byte string, compared at once
+_LONG_BYTES = 252  # strings that are equal so far are compared one by one from there on
+_MORE = 8  # the last byte of a key of whose string more is left; else it is how much is left
+_LAST_BYTE = np.uint64(0xFF)
+# By bytes left: which of the eight bytes of a big-endian number are part of the key.
+_MASKS = np.array([(1 << 64) - (1 << 8 * (8 - min(n, _KEY_BYTES))) for n in range(9)], np.uint64)
 
 
 class GrowableArray(Generic[Scalar]):
@@ -28,6 +35,11 @@ class GrowableArray(Generic[Scalar]):
     def values(self) -> NDArray[Scalar]:
         """The values appended so far: a view, to be asked for again after every append."""
         return self._room[: self._length]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the values and the room behind them take."""
+        return self._room.nbytes
 
     def append(self, values: NDArray[Any]) -> None:
         """Put `values` (one-dimensional, of a dtype that fits) behind the last value."""
@@ -66,3 +78,66 @@ def concatenate_ranges(
             result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
         first, done = last, end
     return result
+
+
+def sort_by_bytes(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Sort the byte strings data[offsets[k] : offsets[k + 1]] as Python sorts bytes.
+
+    Returns their order, int64 (strings,), and at which places of it the string is the one before
+    once more, bool (strings,).
+    """
+    padded = np.concatenate([data, np.zeros(_KEY_BYTES + 1, np.uint8)])
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    keys = _string_keys(padded, starts, lengths)
+    order = np.argsort(keys)
+    keys = keys[order]
+    same = np.ones(len(order), np.bool_)
+    places = np.arange(len(order))  # where the order is not decided
+    done = _KEY_BYTES
+    while len(places):
+        same[places[0]] = False
+        same[places[1:]] &= keys[1:] == keys[:-1]
+        tied = same[places]
+        tied[:-1] |= tied[1:]
+        places = places[tied & (keys & _LAST_BYTE == _MORE)]
+        if done >= _LONG_BYTES:
+            _sort_one_by_one(data, offsets, order, same, places)
+            break
+        strings = order[places]
+        keys = _string_keys(padded, starts[strings] + done, lengths[strings] - done)
+        within = np.lexsort((keys, np.cumsum(~same[places])))
+        order[places], keys = strings[within], keys[within]
+        done += _KEY_BYTES
+    return order, same
+
+
+def _string_keys(
+    padded: NDArray[np.uint8], starts: NDArray[np.int64], left: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Return numbers that sort as the next seven bytes of strings that have `left` bytes."""
+    loads: NDArray[np.uint64] = np.ndarray((len(padded) - 7,), ">u8", padded.data, 0, (1,))
+    keys = loads[starts].astype(np.uint64)
+    left = np.minimum(left, _MORE)
+    keys &= _MASKS[left]
+    keys |= left.view(np.uint64)
+    return keys
+
+
+def _sort_one_by_one(
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    order: NDArray[np.int64],
+    same: NDArray[np.bool_],
+    places: NDArray[np.int64],
+) -> None:
+    """Finish `order` and `same` of `sort_by_bytes` at the places that are not decided."""
+    for tied in np.split(places, np.flatnonzero(~same[places])[1:]):
+        strings = [
+            (data[offsets[string] : offsets[string + 1]].tobytes(), string)
+            for string in order[tied].tolist()
+        ]
+        strings.sort()
+        order[tied] = [string for _, string in strings]
+        same[tied[1:]] = [left[0] == right[0] for left, right in pairwise(strings)]

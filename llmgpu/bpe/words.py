@@ -1,37 +1,124 @@
-"""Counting the distinct words (pre-tokens) of a corpus: all that training needs to know of it.
+"""The distinct words (pre-tokens) of a corpus with their counts: all that training needs to know.
 
-Words are numbered by a table that compares bytes, so counts are exact. The result lists words by
-their first occurrence, which does not depend on how the text was cut into pieces.
+The order of words has no meaning. Words are added up and compared by their bytes, so sums are
+exact whatever they were counted with.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges, sort_by_bytes
 from llmgpu.bpe.corpus import Corpus
 from llmgpu.bpe.pattern import LOOKAHEAD, start_mask
 from llmgpu.bpe.word_table import WordTable
+from llmgpu.errors import InputError
 from llmgpu.progress import Progress, no_progress
 
 READ_BYTES = 4 << 20  # text worked on at a time
+MAX_WORD_BYTES = 1 << 30
+MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of counts overflows
 
 
 @dataclass(frozen=True, eq=False)
 class DistinctWords:
-    """Words and how often each occurs, by first occurrence.
+    """Words that differ from one another, none of them empty, and how often each occurs.
 
     data: uint8, the words end to end.
     offsets: int64 (words + 1,), word k is data[offsets[k] : offsets[k + 1]].
-    counts: int64 (words,).
+    counts: int64 (words,), from 1 on.
     """
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Return how many words there are."""
+        return len(self.counts)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes of each word: int64 (words,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def occurrences(self) -> int:
+        """How many words the text has."""
+        return _dot(np.ones_like(self.counts), self.counts)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text that these are the words of."""
+        return _dot(self.lengths, self.counts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the arrays take."""
+        return self.data.nbytes + self.offsets.nbytes + self.counts.nbytes
+
+    def take_range(self, first: int, last: int) -> DistinctWords:
+        """Return words first .. last - 1, without copying their bytes."""
+        offsets = self.offsets[first : last + 1]
+        data = self.data[offsets[0] : offsets[-1]]
+        return DistinctWords(data, offsets - offsets[0], self.counts[first:last])
+
+    def spell(self, word: int) -> bytes:
+        """Return the bytes of a word."""
+        return self.data[self.offsets[word] : self.offsets[word + 1]].tobytes()
+
+
+def word_too_long(nbytes: int) -> InputError:
+    """Return the error for a word that has at least `nbytes`, more than MAX_WORD_BYTES."""
+    return InputError(
+        f"a pre-token has {nbytes:,} bytes or more, the limit is {MAX_WORD_BYTES:,}: cut the text "
+        "into smaller documents (--doc-separator, .jsonl, more files) or use another --pattern"
+    )
+
+
+def join(pieces: Sequence[DistinctWords]) -> DistinctWords:
+    """Put words end to end, all of them different."""
+    lengths = [np.zeros(1, np.int64), *(piece.lengths for piece in pieces)]
+    data = [np.empty(0, np.uint8), *(piece.data for piece in pieces)]
+    counts = [np.empty(0, np.int64), *(piece.counts for piece in pieces)]
+    offsets = np.cumsum(np.concatenate(lengths))
+    return DistinctWords(np.concatenate(data), offsets, np.concatenate(counts))
+
+
+def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
+    """Return the words of all pieces with the sums of their counts, sorted by bytes.
+
+    Raises InputError if they are of more than MAX_TEXT_BYTES.
+    """
+    if sum(piece.text_bytes for piece in pieces) > MAX_TEXT_BYTES:
+        raise InputError(
+            f"the words are of more than {MAX_TEXT_BYTES:,} bytes of text, which counts don't "
+            "reach to: train on fewer of them"
+        )
+    words = join(pieces)
+    if len(words) == 0:
+        return words
+    order, same = sort_by_bytes(words.data, words.offsets)
+    firsts = np.flatnonzero(~same)
+    counts = np.add.reduceat(words.counts[order], firsts)
+    chosen = order[firsts]
+    lengths = words.lengths[chosen]
+    offsets = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    data = concatenate_ranges(words.data, words.offsets[chosen], lengths)
+    return DistinctWords(data, offsets, counts)
+
+
+def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
+    """Return the sum of products, exactly, however large it is."""
+    if np.dot(left.astype(np.float64), right.astype(np.float64)) < 2.0**62:
+        return int(np.dot(left, right))
+    return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
 class WordCounts:

@@ -1,0 +1,23 @@
+"""Distinct words as Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+
+from llmgpu.bpe.words import DistinctWords
+
+
+def as_words(counts: Mapping[bytes, int]) -> DistinctWords:
+    offsets = np.cumsum([0, *map(len, counts)], dtype=np.int64)
+    data = np.frombuffer(b"".join(counts), np.uint8)
+    return DistinctWords(data, offsets, np.fromiter(counts.values(), np.int64, len(counts)))
+
+
+def listed(words: DistinctWords) -> list[tuple[bytes, int]]:
+    """Return the words with their counts, in their order."""
+    data, offsets = words.data.tobytes(), words.offsets.tolist()
+    spelled = [data[start:end] for start, end in pairwise(offsets)]
+    return list(zip(spelled, words.counts.tolist(), strict=True))
