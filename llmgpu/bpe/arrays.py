@@ -113,6 +113,25 @@ def sort_by_bytes(
     return order, same
 
 
+def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
+    """Tell whether of byte strings, as `sort_by_bytes` takes them, each is above the one before."""
+    padded = np.concatenate([data, np.zeros(_KEY_BYTES + 1, np.uint8)])
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    lower = np.arange(len(lengths) - 1)  # strings that are equal to the next one so far
+    for done in range(0, _LONG_BYTES, _KEY_BYTES):
+        keys = _string_keys(padded, starts[lower] + done, lengths[lower] - done)
+        above = _string_keys(padded, starts[lower + 1] + done, lengths[lower + 1] - done)
+        tied = keys == above
+        if (keys > above).any() or (keys[tied] & _LAST_BYTE != _MORE).any():
+            return False
+        lower = lower[tied]
+
+    def spell(string: int) -> bytes:
+        return data[offsets[string] : offsets[string + 1]].tobytes()
+
+    return all(spell(string) < spell(string + 1) for string in lower.tolist())
+
+
 def _string_keys(
     padded: NDArray[np.uint8], starts: NDArray[np.int64], left: NDArray[np.int64]
 ) -> NDArray[np.uint64]:

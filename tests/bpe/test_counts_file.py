@@ -1,0 +1,275 @@
+"""Files of word counts: what is read is what was written, and nothing else is read."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.arrays import is_ascending
+from llmgpu.bpe.counts_file import CountsInfo, WordCounts, add_counts, load_counts, save_counts
+from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords
+from llmgpu.errors import InputError, LlmgpuError, OutputError
+from tests.bpe.word_lists import as_words, listed
+
+WORD = st.lists(st.sampled_from(b"\x00ab\xff"), min_size=1, max_size=20).map(bytes)
+COUNTS = st.dictionaries(WORD, st.integers(1, 1 << 50), max_size=12)
+INFO = CountsInfo("gpt2", (b"<|end|>", b"\xff\x00", b"<|end|>"), 3)
+SAMPLE = {b"b": 1 << 40, b"a": 2, b"a\x00": 3, b"\xff" * 300: 4, b"\xff" * 300 + b"a": 1}
+HASH_BYTES = 32
+
+
+def written(path: Path, counts: dict[bytes, int], info: CountsInfo = INFO) -> bytes:
+    save_counts(path, as_words(counts), info)
+    return path.read_bytes()
+
+
+def sealed(content: bytes) -> bytes:
+    return content + hashlib.sha256(content).digest()
+
+
+def sample_with(
+    path: Path, header: dict[str, Any] | None = None, parts: dict[str, bytes] | None = None
+) -> bytes:
+    """A sealed file with other entries in its header, or with other arrays."""
+    words = as_words(dict(sorted(SAMPLE.items())))
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(written(path, SAMPLE))
+    made = unpacker.unpack() | (header or {})
+    arrays = {
+        "lengths": words.lengths.astype("<u4").tobytes(),
+        "counts": words.counts.astype("<i8").tobytes(),
+        "data": words.data.tobytes(),
+    } | (parts or {})
+    kept = {name: value for name, value in made.items() if value is not ...}
+    return sealed(msgpack.packb(kept) + b"".join(arrays.values()))
+
+
+def refusal(path: Path, data: bytes) -> str:
+    """The message with which a file is refused."""
+    path.write_bytes(data)
+    with pytest.raises(InputError) as refused:
+        load_counts(path)
+    message = str(refused.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+@settings(deadline=None)
+@given(counts=COUNTS, pattern=st.sampled_from(["class", "gpt2", "none"]))
+def test_what_was_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, counts: dict[bytes, int], pattern: str
+) -> None:
+    path = tmp_path_factory.mktemp("counts") / "c"
+    info = CountsInfo(pattern, (), 7)
+    data = written(path, counts, info)
+    loaded = load_counts(path)
+    assert listed(loaded.words) == sorted(counts.items())
+    assert (loaded.info, loaded.source) == (info, str(path))
+    backwards = dict(reversed(counts.items()))
+    assert written(path, backwards, info) == data
+
+
+def test_separators_are_a_set(tmp_path: Path) -> None:
+    data = written(tmp_path / "a", SAMPLE)
+    assert load_counts(tmp_path / "a").info.separators == (b"<|end|>", b"\xff\x00")
+    others = CountsInfo("gpt2", (b"\xff\x00", b"<|end|>"), 3)
+    assert written(tmp_path / "b", SAMPLE, others) == data
+
+
+@settings(deadline=None)
+@given(parts=st.lists(COUNTS, min_size=1, max_size=4))
+def test_parts_add_up_to_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[dict[bytes, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("counts")
+    total: Counter[bytes] = Counter()
+    for number, part in enumerate(parts):
+        written(folder / str(number), part, CountsInfo("class", (), number))
+        total.update(part)
+    added = add_counts([load_counts(folder / str(number)) for number in range(len(parts))])
+    save_counts(folder / "sum", added.words, added.info)
+    documents = sum(range(len(parts)))
+    whole = written(folder / "whole", total, CountsInfo("class", (), documents))
+    assert (folder / "sum").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (CountsInfo("class", (), 1), "one and two don't go together: pattern 'gpt2' and 'class'"),
+        (CountsInfo("gpt2", (b"x",), 1), r"one and two .* separators of documents \(\) and \(b'x'"),
+    ],
+)
+def test_counts_of_different_kinds_are_not_added(other: CountsInfo, message: str) -> None:
+    words = as_words(SAMPLE)
+    with pytest.raises(InputError, match=message):
+        add_counts(
+            [WordCounts(words, CountsInfo("gpt2", (), 1), "one"), WordCounts(words, other, "two")]
+        )
+
+
+def test_unknown_pattern() -> None:
+    with pytest.raises(LlmgpuError, match="unknown pattern 'gpt9'"):
+        CountsInfo("gpt9", (), 1)
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path / "c", SAMPLE)
+    for length in range(len(data)):
+        refusal(tmp_path / "c", data[:length])
+    refusal(tmp_path / "c", data + b"\x00")
+
+
+def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path / "c", SAMPLE)
+    rng = random.Random(5)
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= rng.randrange(1, 256)
+        refusal(tmp_path / "c", bytes(changed))
+        if position < len(data) - HASH_BYTES:  # with a fitting hash it is refused, or is canonical
+            resealed = sealed(bytes(changed[:-HASH_BYTES]))
+            try:
+                (tmp_path / "c").write_bytes(resealed)
+                loaded = load_counts(tmp_path / "c")
+            except InputError:
+                continue
+            save_counts(tmp_path / "again", loaded.words, loaded.info)
+            assert (tmp_path / "again").read_bytes() == resealed
+
+
+HEADERS: list[tuple[dict[str, Any], str]] = [
+    ({"format": "other"}, "not a file of llmgpu word counts"),
+    ({"version": 2}, "version 2 of the format, this llmgpu reads version 1"),
+    ({"version": True}, "damaged: version is a bool"),
+    ({"documents": -1}, "damaged: documents is -1"),
+    ({"documents": 1.0}, "damaged: documents is a float"),
+    ({"words": 1 << 63}, "damaged: words is 9223372036854775808"),
+    ({"words": (1 << 63) - 1}, "damaged or cut short"),
+    ({"words": 4}, "damaged or cut short"),
+    ({"data_bytes": 0}, "damaged or cut short"),
+    ({"text_bytes": 1}, "damaged: its words don't add up to 1 bytes"),
+    ({"separators": [b"b", b"a"]}, "damaged: its separators are not in order"),
+    ({"separators": [b"a", b"a"]}, "damaged: its separators are not in order"),
+    ({"separators": ["a"]}, "damaged: a separator is no byte string"),
+    ({"separators": [b""]}, "damaged: a separator is no byte string"),
+    ({"separators": [[]]}, "damaged: a separator is no byte string"),
+    ({"pattern": "p50k"}, "its words were cut by pattern 'p50k'"),
+    ({"expression": "x+"}, "its words were cut by pattern 'gpt2', 'x\\+'"),
+    ({"documents": ...}, "damaged: its header does not have the entries it should"),
+    ({"more": 1}, "damaged"),
+]
+
+
+@pytest.mark.parametrize(("header", "message"), HEADERS)
+def test_headers_that_say_what_is_not(tmp_path: Path, header: dict[str, Any], message: str) -> None:
+    data = sample_with(tmp_path / "c", header)
+    with pytest.raises(InputError, match=message):
+        (tmp_path / "c").write_bytes(data)
+        load_counts(tmp_path / "c")
+
+
+def test_a_header_written_otherwise_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path / "c", SAMPLE)
+    assert data[0] == 0x89  # a map of nine
+    assert "not written as it should be" in refusal(
+        tmp_path / "c", sealed(b"\xde\x00\x09" + data[1:-HASH_BYTES])
+    )
+
+
+def numbers(dtype: str, *values: int) -> bytes:
+    return np.array(values, dtype).tobytes()
+
+
+LENGTHS = tuple(map(len, sorted(SAMPLE)))  # 1, 2, 1, 300, 301
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"counts": numbers("<i8", 2, 3, 1 << 40, 0, 1)}, "a count is less than 1"),
+        ({"counts": numbers("<i8", 2, 3, 1 << 40, -4, 1)}, "a count is less than 1"),
+        ({"counts": numbers("<i8", 2, 3, 1 << 40, 4, 2)}, "don't add up to"),
+        ({"counts": numbers("<i8", *[(1 << 63) - 1] * 5)}, "don't add up to"),
+        ({"lengths": numbers("<u4", 1, 2, 1, 301, 301)}, "the lengths of its words"),
+        ({"lengths": numbers("<u4", 0, 3, *LENGTHS[2:])}, "a word has no bytes, or too many"),
+        ({"lengths": numbers("<u4", *[MAX_WORD_BYTES + 1] * 5)}, "the lengths of its words"),
+    ],
+)
+def test_numbers_that_cannot_be(tmp_path: Path, parts: dict[str, bytes], message: str) -> None:
+    assert message in refusal(tmp_path / "c", sample_with(tmp_path / "c", parts=parts))
+
+
+@pytest.mark.parametrize("words", [[b"b", b"a"], [b"a", b"a"], [b"\xff" * 300 + b"b"] * 2])
+def test_words_out_of_order(tmp_path: Path, words: list[bytes]) -> None:
+    text_bytes = sum(map(len, words))
+    data = sample_with(
+        tmp_path / "c",
+        {"words": 2, "data_bytes": text_bytes, "text_bytes": text_bytes},
+        {
+            "lengths": numbers("<u4", *map(len, words)),
+            "counts": numbers("<i8", 1, 1),
+            "data": b"".join(words),
+        },
+    )
+    assert refusal(tmp_path / "c", data) == "damaged: its words are not in order"
+
+
+@given(words=st.lists(WORD | st.builds(lambda end: b"\xff" * 260 + end, WORD), max_size=8))
+def test_ascending_words(words: list[bytes]) -> None:
+    for candidate in (words, sorted(words), sorted(set(words))):
+        offsets = np.cumsum([0, *map(len, candidate)], dtype=np.int64)
+        data = np.frombuffer(b"".join(candidate), np.uint8)
+        assert is_ascending(data, offsets) == (candidate == sorted(set(candidate)))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x81", b"hello\n" * 100, b"\xdf\xff\xff\xff\xff" * 20])
+def test_other_files(tmp_path: Path, data: bytes) -> None:
+    assert refusal(tmp_path / "c", data) == "not a file of llmgpu word counts"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"can't read .*missing: No such file"):
+        load_counts(tmp_path / "missing")
+    with pytest.raises(InputError, match="can't read"):
+        load_counts(tmp_path)
+
+
+def test_reading_takes_a_few_times_the_files_size(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    spelled = np.unique(rng.integers(0, 1 << 62, 200_000)).astype(">u8").view(np.uint8)
+    count = len(spelled) // 8
+    words = DistinctWords(spelled, np.arange(count + 1) * 8, np.ones(count, np.int64))
+    save_counts(tmp_path / "c", words, INFO)
+    huge = sample_with(tmp_path / "s", {"separators": [b"a"] * 100_000})
+    (tmp_path / "s").write_bytes(huge)
+    for name in ("c", "s"):
+        tracemalloc.start()
+        try:
+            load_counts(tmp_path / name)
+        except InputError:
+            assert name == "s"
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 12 * (tmp_path / name).stat().st_size + (8 << 20)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="can't write"):
+        save_counts(tmp_path / "missing" / "c", as_words(SAMPLE), INFO)
+    with pytest.raises(OutputError, match="separators of documents are too long"):
+        long = CountsInfo("class", (b"x" * (1 << 24),), 1)
+        save_counts(tmp_path / "c", as_words(SAMPLE), long)
+    assert list(tmp_path.iterdir()) == []
