@@ -339,7 +339,7 @@ def _count(corpus: Corpus, run: _Run) -> CountedWords:
 
 
 def _count_numpy(corpus: Corpus, run: _Run) -> DistinctWords:
-    from llmgpu.bpe.words import count_words
+    from llmgpu.bpe.count_numpy import count_words
 
     with run.phase("count words"):
         return count_words(corpus, run.options.pattern, run.progress)

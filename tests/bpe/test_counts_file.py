@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.arrays import is_ascending
 from llmgpu.bpe.counts_file import CountsInfo, WordCounts, add_counts, load_counts, save_counts
 from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords
 from llmgpu.errors import InputError, LlmgpuError, OutputError
@@ -224,14 +223,6 @@ def test_words_out_of_order(tmp_path: Path, words: list[bytes]) -> None:
         },
     )
     assert refusal(tmp_path / "c", data) == "damaged: its words are not in order"
-
-
-@given(words=st.lists(WORD | st.builds(lambda end: b"\xff" * 260 + end, WORD), max_size=8))
-def test_ascending_words(words: list[bytes]) -> None:
-    for candidate in (words, sorted(words), sorted(set(words))):
-        offsets = np.cumsum([0, *map(len, candidate)], dtype=np.int64)
-        data = np.frombuffer(b"".join(candidate), np.uint8)
-        assert is_ascending(data, offsets) == (candidate == sorted(set(candidate)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x81", b"hello\n" * 100, b"\xdf\xff\xff\xff\xff" * 20])

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe import encode_numpy, long_words, train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.encode_numpy import NumpyEncoder
 from llmgpu.bpe.merges import byte_ids, translate
 from llmgpu.bpe.pattern import PATTERNS
 from llmgpu.bpe.symbols import byte_symbols
 from llmgpu.bpe.tie import byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
-from llmgpu.bpe.words import count_words
 from llmgpu.errors import InputError
 from tests.bpe.test_pattern import PIECES
 from tests.reference import bpe as reference

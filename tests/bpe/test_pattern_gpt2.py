@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe import pattern
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.pattern import CONTEXT, LOOKAHEAD, PATTERNS, context_at, start_mask
 from llmgpu.bpe.slices import SliceReader
-from llmgpu.bpe.words import count_words
 from tests.bpe.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.merges import byte_ids, translate
 from llmgpu.bpe.symbols import Spellings, byte_symbols, seed_symbols
 from llmgpu.bpe.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
-from llmgpu.bpe.words import count_words
 from llmgpu.errors import VocabularyError
 
 BYTES = tuple(bytes([value]) for value in range(256))

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe import train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.merges import SymbolMerges, byte_ids, translate
 from llmgpu.bpe.symbols import SymbolWords, byte_symbols
 from llmgpu.bpe.tie import byte_ranks
-from llmgpu.bpe.words import count_words
 from llmgpu.errors import LlmgpuError
 from tests.reference import bpe as reference
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe import train_numpy, train_recount
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.merges import TrainedMerges, byte_ids, translate
 from llmgpu.bpe.symbols import byte_symbols
 from llmgpu.bpe.tie import byte_ranks
-from llmgpu.bpe.words import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Device
 from tests.reference import bpe as reference

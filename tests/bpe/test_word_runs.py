@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import arrays, word_runs
+from llmgpu.bpe import word_runs
 from llmgpu.bpe.word_runs import WordAccumulator, default_memory_bytes
 from llmgpu.bpe.words import DistinctWords
 from llmgpu.errors import InputError, OutputError
@@ -169,20 +169,3 @@ def test_default_memory_is_a_share_of_what_is_free(
     assert default_memory_bytes() == 1000 << 10
     limit.write_text("41000\n")
     assert default_memory_bytes() == 10_000
-
-
-@settings(deadline=None)
-@given(
-    strings=st.lists(WORD | st.just(b""), max_size=30),
-    long=st.sampled_from([7, 14, arrays._LONG_BYTES]),
-)
-def test_sorting_byte_strings(strings: list[bytes], long: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "_LONG_BYTES", long)
-        offsets = np.cumsum([0, *map(len, strings)], dtype=np.int64)
-        data = np.frombuffer(b"".join(strings), np.uint8)
-        order, same = arrays.sort_by_bytes(data, offsets)
-    ordered = [strings[place] for place in order]
-    assert ordered == sorted(strings)
-    repeated = [i > 0 and word == ordered[i - 1] for i, word in enumerate(ordered)]
-    assert same.tolist() == repeated

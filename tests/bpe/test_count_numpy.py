@@ -1,0 +1,135 @@
+"""Words counted by any number of threads, in any pieces, against a Counter."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe import count_numpy
+from llmgpu.bpe.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.bpe.count_numpy import count_words, default_threads
+from llmgpu.errors import InputError
+from tests.bpe.word_lists import listed
+from tests.reference import bpe as reference
+
+PARTS = [b" ", b" ", b"  ", b"\n", b"\n", b"a", b"b", b"'s", b"'ll", b"\x00", b"\xc3", b"\xa9"]
+PARTS += ["\u3000".encode(), "\u0663".encode(), "\U0001f600".encode(), b".", b"7", b"\r", b"\xff"]
+TEXT = st.lists(st.sampled_from(PARTS), max_size=60).map(b"".join)
+PATTERN = st.sampled_from(list(reference.EXPRESSIONS))
+
+
+def expected(documents: list[bytes], pattern: str) -> Counter[bytes]:
+    return Counter(word for text in documents for word in reference.pre_tokens(text, pattern))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    documents=st.lists(TEXT, max_size=4),
+    pattern=PATTERN,
+    read_bytes=st.integers(1, 80),
+    threads=st.integers(1, 3),
+    memory_bytes=st.sampled_from([None, 0, 100_000]),
+)
+def test_counts_do_not_depend_on_how_they_were_made(
+    documents: list[bytes], pattern: str, read_bytes: int, threads: int, memory_bytes: int | None
+) -> None:
+    words = count_words(
+        corpus_from_bytes(documents),
+        pattern,
+        threads=threads,
+        memory_bytes=memory_bytes,
+        read_bytes=read_bytes,
+    )
+    counted = listed(words)
+    assert dict(counted) == expected(documents, pattern)
+    assert len(counted) == len(dict(counted))
+
+
+def hostile_text(seed: int, parts: int) -> bytes:
+    rng = random.Random(seed)
+    words = [bytes(rng.choices(b"abcdefgh", k=rng.randint(1, 30))) for _ in range(3000)]
+    return b"".join(rng.choice(words if rng.random() < 0.6 else PARTS) for _ in range(parts))
+
+
+@pytest.mark.parametrize("pattern", ["class", "gpt2"])
+@pytest.mark.parametrize("read_bytes", [1000, 30_000, 1 << 20])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_file_of_many_pieces(tmp_path: Path, pattern: str, read_bytes: int, threads: int) -> None:
+    documents = [hostile_text(seed, 20_000) for seed in range(3)]
+    (tmp_path / "text").write_bytes(b"<|x|>".join(documents))
+    with Corpus([str(tmp_path / "text")], CorpusOptions(separators=(b"<|x|>",))) as corpus:
+        words = count_words(corpus, pattern, threads=threads, read_bytes=read_bytes)
+    assert dict(listed(words)) == expected(documents, pattern)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 18, 1 << 21])
+def test_tables_that_are_full_are_moved_to_runs(memory_bytes: int) -> None:
+    text = hostile_text(7, 60_000)
+    words = count_words(
+        corpus_from_bytes(text), "gpt2", threads=2, memory_bytes=memory_bytes, read_bytes=20_000
+    )
+    counted = listed(words)
+    assert dict(counted) == expected([text], "gpt2")
+    assert counted == sorted(counted)
+
+
+def test_words_longer_than_a_piece() -> None:
+    documents = [b"x" * 5000, b"y" * 100 + b" " + b"z" * 3000, b"x" * 5000, b" " * 4000]
+    for pattern in reference.EXPRESSIONS:
+        words = count_words(corpus_from_bytes(documents), pattern, threads=2, read_bytes=64)
+        assert dict(listed(words)) == expected(documents, pattern)
+
+
+@pytest.mark.parametrize("read_bytes", [16, 100, 10_000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_word_beyond_the_limit(
+    monkeypatch: pytest.MonkeyPatch, read_bytes: int, threads: int
+) -> None:
+    monkeypatch.setattr(count_numpy, "MAX_WORD_BYTES", 500)
+
+    def count(text: bytes) -> dict[bytes, int]:
+        corpus = corpus_from_bytes(text)
+        words = count_words(corpus, "class", threads=threads, read_bytes=read_bytes)
+        return dict(listed(words))
+
+    longest = b"x" * 500
+    text = b"ab\n" + longest + b"\nend"
+    assert count(text) == expected([text], "class")
+    for ending in (b"\nend", b""):
+        with pytest.raises(InputError, match=r"a pre-token has [0-9]+ bytes or more"):
+            count(b"ab\n" + longest + b"x" + ending)
+
+
+def test_nothing_to_count() -> None:
+    for documents in ([], [b""], [b"", b""]):
+        assert listed(count_words(corpus_from_bytes(documents), "gpt2")) == []
+
+
+def test_an_error_of_the_corpus_ends_all_threads(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"some words " * 10_000 + b"\xff")
+    before = threading.active_count()
+    options = CorpusOptions(encoding_errors="strict")
+    with (
+        Corpus([str(tmp_path / "text")], options) as corpus,
+        pytest.raises(InputError, match="invalid UTF-8 at byte 110000"),
+    ):
+        count_words(corpus, "gpt2", threads=3, read_bytes=1000)
+    assert threading.active_count() == before
+
+
+def test_progress_ends_at_the_total() -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    corpus = corpus_from_bytes(b"a b " * 100)
+    count_words(corpus, "class", lambda *call: seen.append(call), read_bytes=64)
+    assert seen[-1] == ("counting words", 400, 400)
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+def test_threads_are_the_processors_there_are() -> None:
+    assert default_threads() >= 1
