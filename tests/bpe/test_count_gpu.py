@@ -1,0 +1,116 @@
+"""Counting words on an adapter against the NumPy counter, which has an oracle of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgpu.bpe import count_gpu
+from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.count_gpu import MAX_WORD, GpuWordCounter
+from llmgpu.bpe.word_runs import WordAccumulator
+from llmgpu.bpe.words import DistinctWords
+from llmgpu.errors import InputError
+from llmgpu.gpu import Device
+from tests.gpu.wgsl import shader_constants, struct_fields
+from tests.reference import bpe as reference
+
+PARTS = [
+    *[b"a", b"b", b" the", b"  ", b"\n", b"!", b"\x00", b"\xff", b"'s", b"9"],
+    *[b"abababababab", b"abababababac"],  # of more bytes than a key holds
+    "\u6f22".encode(),
+    *[b"word" * 5, b"word" * 255 + b"xyz", b"word" * 256, b"word" * 256 + b"x", b"word" * 900],
+]
+DOCUMENT = st.lists(st.sampled_from(PARTS), max_size=60).map(b"".join)
+
+
+def as_counter(words: DistinctWords) -> Counter[bytes]:
+    data, offsets = words.data.tobytes(), words.offsets.tolist()
+    spelled = [data[a:b] for a, b in pairwise(offsets)]
+    assert len(set(spelled)) == len(spelled)
+    return Counter(dict(zip(spelled, words.counts.tolist(), strict=True)))
+
+
+def expected(documents: list[bytes], pattern: str) -> Counter[bytes]:
+    return Counter(word for text in documents for word in reference.pre_tokens(text, pattern))
+
+
+@given(
+    documents=st.lists(DOCUMENT, max_size=4),
+    pattern=st.sampled_from(["class", "gpt2", "none"]),
+    slice_bytes=st.sampled_from([1100, 1500, 4096, 1 << 16]),
+    first_words=st.sampled_from([64, 4096]),
+    table_bytes=st.sampled_from([1 << 14, 1 << 30]),
+)
+def test_counts_are_those_of_the_expression(
+    any_device: Device,
+    documents: list[bytes],
+    pattern: str,
+    slice_bytes: int,
+    first_words: int,
+    table_bytes: int,
+) -> None:
+    counter = GpuWordCounter(
+        any_device,
+        pattern,
+        WordAccumulator(1 << 26),
+        slice_bytes=slice_bytes,
+        first_words=first_words,
+        table_bytes=table_bytes,
+    )
+    words = counter.count(corpus_from_bytes(documents))
+    assert as_counter(words) == expected(documents, pattern)
+
+
+def test_many_words_make_the_table_grow_and_spill(device: Device) -> None:
+    rng = np.random.default_rng(11)
+    numbers = rng.zipf(1.3, 60_000) % 40_000
+    text = " ".join(f"w{number:x}" * (1 + number % 4) for number in numbers).encode()
+    for table_bytes in (1 << 30, 1 << 20):
+        counter = GpuWordCounter(
+            device,
+            "gpt2",
+            WordAccumulator(1 << 26),
+            slice_bytes=1 << 15,
+            first_words=256,
+            table_bytes=table_bytes,
+        )
+        assert as_counter(counter.count(corpus_from_bytes(text))) == expected([text], "gpt2")
+
+
+def test_a_word_of_many_slices(device: Device) -> None:
+    long = b"x" * 300_001
+    documents = [b"a " + long + b" b", long, long[: MAX_WORD + 1], b"a"]
+    counter = GpuWordCounter(device, "class", WordAccumulator(1 << 26), slice_bytes=1 << 14)
+    words = as_counter(counter.count(corpus_from_bytes(documents)))
+    assert words == expected(documents, "class")
+    assert words[b" " + long] == 1
+
+
+def test_counts_move_to_the_host_before_they_overflow(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of 4000 bytes instead of 2^32, counts are carried many times."""
+    monkeypatch.setattr(count_gpu, "COUNT_LIMIT", 4000)
+    text = b"a b a c " * 4000
+    counter = GpuWordCounter(device, "class", WordAccumulator(1 << 26), slice_bytes=2000)
+    assert as_counter(counter.count(corpus_from_bytes(text))) == expected([text], "class")
+
+
+def test_a_word_too_long_to_hold_is_an_error(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(count_gpu, "MAX_WORD_BYTES", 50_000)
+    counter = GpuWordCounter(device, "none", WordAccumulator(1 << 26), slice_bytes=1 << 14)
+    with pytest.raises(InputError, match="pre-token"):
+        counter.count(corpus_from_bytes(b"x" * 100_000))
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    assert struct_fields("count/state.wgsl", "CountState") == list(count_gpu.STATE.names or ())
+    assert shader_constants("count/state.wgsl")["MAX_WORD"] == MAX_WORD
