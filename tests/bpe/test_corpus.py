@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe import sources
 from llmgpu.bpe.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.errors import InputError
 from tests.bpe.reading import read_documents, split_lines, write
@@ -40,6 +41,19 @@ def test_a_file_is_a_document(tmp_path: Path, data: bytes, size: int, policy: st
         data = data.decode("latin-1").encode()
     path = write(tmp_path, "f.txt", data)
     assert read_documents(Corpus([path], CorpusOptions(encoding_errors=policy)), size) == [data]
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 127, 128, 129, 640, 1000])
+@pytest.mark.parametrize("buffer", [128, 130, 300, 4096])
+def test_a_file_read_in_pieces_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, buffer: int
+) -> None:
+    monkeypatch.setattr(sources, "_PIECE_BYTES", 64)
+    data = np.random.default_rng(size).bytes(size)
+    path = write(tmp_path, "f.txt", data)
+    corpus = Corpus([path, path], CorpusOptions())
+    assert read_documents(corpus, buffer) == [data, data]
+    assert corpus.bytes_read == 2 * size
 
 
 few_letters = st.lists(st.sampled_from([b"a", b"b", b"\n", b"-"]), max_size=40).map(b"".join)
