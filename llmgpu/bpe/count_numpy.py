@@ -27,15 +27,17 @@ from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords, word_too_long
 from llmgpu.progress import Progress, no_progress
 
 READ_BYTES = 2 << 20  # text in a piece
+MOST_THREADS = 4  # by default: between NumPy's operations only one can run
 _WINDOW_BYTES = 1 << 12  # text at the end of a piece in which the start of a word is looked for
 
 
 def default_threads() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors this process may use, MOST_THREADS at most."""
     try:
-        return len(os.sched_getaffinity(0))
+        processors = len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux has it
-        return os.cpu_count() or 1
+        processors = os.cpu_count() or 1
+    return min(processors, MOST_THREADS)
 
 
 def count_words(

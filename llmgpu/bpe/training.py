@@ -221,6 +221,7 @@ class _Run:
     options: TrainingOptions
     plan: Plan
     progress: Progress
+    threads: int | None
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -277,18 +278,20 @@ def train_vocabulary(
     *,
     checkpoint: Checkpoint | None = None,
     on_counted: Callable[[CountedWords], None] | None = None,
+    threads: int | None = None,
 ) -> TrainingResult:
     """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
     checkpoint: where to go on from, and to record what is done.
     on_counted: takes the counted words before they are merged.
+    threads: how many count where there is no GPU; None: see `llmgpu.bpe.count_numpy`.
 
     Raises:
         InputError: the corpus is empty or can't be read.
         DeviceError: it does not fit into the adapter's memory.
         LlmgpuError: the engine can't do what the options ask for.
     """
-    run = _Run(options, make_plan(options, backend), progress)
+    run = _Run(options, make_plan(options, backend), progress, threads)
     if options.engine == "recount":
         if not isinstance(source, Corpus) or checkpoint or on_counted:
             raise LlmgpuError(
@@ -303,13 +306,18 @@ def train_vocabulary(
 
 
 def count_corpus(
-    corpus: Corpus, options: TrainingOptions, backend: Backend, progress: Progress = no_progress
+    corpus: Corpus,
+    options: TrainingOptions,
+    backend: Backend,
+    progress: Progress = no_progress,
+    *,
+    threads: int | None = None,
 ) -> CountedWords:
-    """Count the words of a corpus, and train nothing.
+    """Count the words of a corpus, and train nothing; `threads` as in `train_vocabulary`.
 
     Raises InputError if the corpus is empty or can't be read.
     """
-    return _count(corpus, _Run(options, make_plan(options, backend), progress))
+    return _count(corpus, _Run(options, make_plan(options, backend), progress, threads))
 
 
 def estimate_memory(text_bytes: int, backend: Backend, engine: str = "batched") -> tuple[int, int]:
@@ -342,7 +350,7 @@ def _count_numpy(corpus: Corpus, run: _Run) -> DistinctWords:
     from llmgpu.bpe.count_numpy import count_words
 
     with run.phase("count words"):
-        return count_words(corpus, run.options.pattern, run.progress)
+        return count_words(corpus, run.options.pattern, run.progress, threads=run.threads)
 
 
 def _count_gpu(corpus: Corpus, run: _Run, device: Device) -> DistinctWords:
