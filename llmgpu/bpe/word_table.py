@@ -2,9 +2,9 @@
 
 - Every word has a 64-bit key. That of up to 7 bytes says the word itself; one of up to 15 bytes is
   told by its key and its first eight bytes; of longer words on equal keys the bytes are compared.
-- Slots are a power of two in number, at most half of them taken, probed one after the other. A slot
-  holds a word's number and no key: frequent words come early and get low numbers, so the keys that
-  most look-ups need lie together and stay in the processor's cache.
+- Slots are a power of two in number, a quarter of them taken at most, probed one after the other.
+  A slot holds a word's number and no key: frequent words come early and get low numbers, so the
+  keys that most look-ups need lie together and stay in the processor's cache.
 - All words of a block are looked up in lockstep, in arrays that are used again for every block.
   New words that want the same free slot are told apart by who wrote last; the others look again.
 - Words of more than LONGEST_HASHED bytes are few and are kept in a dictionary.
@@ -23,11 +23,12 @@ PADDING = 8  # bytes behind the last word that `number_padded` may read
 LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
 _LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes tell
-_BLOCK = 1 << 13  # words looked up at once
+_BLOCK = 1 << 15  # words looked up at once: of fewer, threads would mostly wait for each other
 _PENDING_BLOCK = 1 << 16  # words searched for or inserted at once
 _DICTIONARY_BYTES = 200  # that an entry takes, apart from the word's bytes
 _FIRST_BITS = 12
 _SPARSITY = 4  # slots for a word at least
+_NARROW_BITS = 32  # a table of so many slots has numbers that 32 bits hold
 # Odd constants with well mixed bits: the golden ratio and those of SplitMix64.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -59,6 +60,7 @@ class _Scratch:
         self.masks = np.empty(_BLOCK, np.uint64)
         self.known_keys = np.empty(_BLOCK, np.uint64)
         self.found = np.empty(_BLOCK, np.bool_)
+        self.narrow = np.empty(_BLOCK, np.uint32)
 
 
 class WordTable:
@@ -147,7 +149,7 @@ class WordTable:
         longer = np.flatnonzero(lengths > _LONGEST_PLAIN)
         if len(longer):
             keys[longer] = _paired_keys(loads, starts[longer], lengths[longer])
-        entries = np.take(self._slots, self._home(keys, masks), out=out, mode="clip")
+        entries = self._read_slots(self._home(keys, masks), out)
         found = self._compare_keys(entries, keys)
         entries -= 1
         if len(longer):
@@ -179,6 +181,14 @@ class WordTable:
             self._long_bytes += len(word) + _DICTIONARY_BYTES
         return number
 
+    def _read_slots(self, slots: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Write what is in each slot, of a block at most, to `out` and return that."""
+        if self._slots.dtype == out.dtype:
+            return np.take(self._slots, slots, out=out, mode="clip")
+        narrow = self._scratch.narrow[: len(slots)]
+        out[:] = np.take(self._slots, slots, out=narrow, mode="clip")
+        return out
+
     def _compare_keys(
         self, entries: NDArray[np.int64], keys: NDArray[np.uint64]
     ) -> NDArray[np.bool_]:
@@ -200,10 +210,11 @@ class WordTable:
             free = np.flatnonzero(self._slots[slots] == 0)
             if len(free):
                 self._insert(padded, words.take(free), slots[free])
-            numbers[pending] = self._slots[slots] - 1
-            found = self._keys.values[numbers[pending] + 1] == words.keys
+            entries = self._slots[slots].astype(np.int64)
+            numbers[pending] = entries - 1
+            found = self._keys.values[entries] == words.keys
             longer = np.flatnonzero(found & (words.lengths > _LONGEST_PLAIN))
-            found[longer] = self._same_bytes(padded, words.take(longer), numbers[pending[longer]])
+            found[longer] = self._same_bytes(padded, words.take(longer), entries[longer] - 1)
             pending, words = pending[~found], words.take(~found)
             slots = (slots[~found] + 1) & (len(self._slots) - 1)
         return numbers
@@ -263,7 +274,9 @@ class WordTable:
 
     def _make_slots(self, bits: int) -> None:
         self._bits = bits
-        self._slots = np.zeros(1 << bits, np.int64)  # a word's number plus 1; 0 marks a free slot
+        dtype = np.uint32 if bits <= _NARROW_BITS else np.int64
+        # A word's number plus 1; 0 marks a free slot.
+        self._slots: NDArray[np.uint32 | np.int64] = np.zeros(1 << bits, dtype)
         # Of several that want a slot the last wins: the lowest number, so that frequent words are
         # where their search begins.
         pending = np.flatnonzero(self._keys.values)[::-1]

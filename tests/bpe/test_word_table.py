@@ -77,6 +77,12 @@ def test_many_words_in_small_blocks(monkeypatch: pytest.MonkeyPatch, block: int)
     assert_numbered([words[:100], words, words])
 
 
+def test_slots_of_more_bits_as_the_table_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_table, "_NARROW_BITS", 14)
+    words = [b"%d" % (k * k % 20011) for k in range(30_000)]
+    assert_numbered([words[:1000], words, words])
+
+
 def test_a_very_long_word_and_its_variants() -> None:
     long = bytes(range(256)) * 4096
     assert_numbered([[long, long + b"x", b"x" + long, long, long[:-1], b"x"]])
