@@ -17,14 +17,14 @@ def boundary_kernel(device: Device, size: int) -> BoundKernel:
     state["symbol_count"] = size
     buffers = {
         "text": device.create_buffer("text", size),
-        "document_bits": device.create_buffer("bits", size // 8 + 4),
+        "start_bits": device.create_buffer("bits", size // 8 + 4),
         "byte_ranks": device.create_buffer("ranks", 1024),
         "symbols": device.create_buffer("symbols", 4 * size),
         "state": device.create_buffer("state", STATE.itemsize),
     }
     device.write(buffers["state"], state)
     device.write(buffers["byte_ranks"], np.arange(256, dtype=np.uint32) + 7)
-    kernel = device.kernel("recount/00_word_boundary.wgsl", WORKGROUP_SIZE=64, PATTERN=0)
+    kernel = device.kernel("recount/00_word_boundary.wgsl", WORKGROUP_SIZE=64)
     return kernel.bind(**buffers)
 
 
