@@ -4,7 +4,7 @@
   to the words of a piece, so pieces are counted independently, by other threads.
 - Each of these has a table of its own; NumPy lets the others work during its larger operations. A
   table that has its share of memory hands its words over and starts empty.
-- At the end the words of all tables are added up.
+- At the end the first table takes in the words of all others.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ def count_words(
                 buffers.append(buffer)
         for counted, _ in pending:
             counted.result()
-    for counter in counters:
-        counter.hand_over()
+    first, *others = counters
+    for counter in others:
+        first.absorb(counter)
+    first.hand_over()
     return words.result()
 
 
@@ -119,10 +121,21 @@ class _Counter:
 
     def add(self, piece: _Piece) -> None:
         """Count the words of a piece."""
-        bounds = piece.word_bounds(self._pattern)
-        numbers = self._table.number_padded(piece.buffer, bounds[:-1], bounds[1:])
+        self._add(piece.buffer, piece.word_bounds(self._pattern), 1)
+
+    def absorb(self, other: _Counter) -> None:
+        """Count all words that another counter has, as often as it has them."""
+        table = other._table
+        padded = np.concatenate([table.data, np.zeros(PADDING, np.uint8)])
+        self._add(padded, table.offsets, other._counts.values)
+
+    def _add(
+        self, padded: NDArray[np.uint8], bounds: NDArray[np.int64], counts: NDArray[np.int64] | int
+    ) -> None:
+        """Add words that lie end to end, each one time or as often as `counts` says."""
+        numbers = self._table.number_padded(padded, bounds[:-1], bounds[1:])
         self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
-        np.add.at(self._counts.values, numbers, 1)
+        np.add.at(self._counts.values, numbers, counts)
         if self._table.nbytes + self._counts.nbytes > self._memory_bytes:
             self.hand_over()
 
