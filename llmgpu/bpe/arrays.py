@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+PADDING = 8  # bytes behind a text that may be read, whatever they are: it is read by eights
 _COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
 _KEY_BYTES = 7  # of a byte string, compared at once
 _LONG_BYTES = 252  # strings that are equal so far are compared one by one from there on

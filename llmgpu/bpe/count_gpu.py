@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.corpus import Corpus
+from llmgpu.bpe.count_numpy import count_slice
 from llmgpu.bpe.gpu_slices import submitted_slices
-from llmgpu.bpe.pattern import LOOKAHEAD
 from llmgpu.bpe.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.slices import Slice, SliceReader
 from llmgpu.bpe.word_runs import WordAccumulator
-from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords, word_too_long
+from llmgpu.bpe.words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Download, Kernel, Staging
 from llmgpu.progress import Progress, no_progress
@@ -87,18 +87,17 @@ class GpuWordCounter:
         Raises:
             DeviceError: the adapter's memory or limits don't do.
         """
-        self._device, self._words = device, words
+        self._device, self._pattern, self._words = device, pattern, words
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
-        self._slice_bytes = min(max(slice_bytes, MAX_WORD + LOOKAHEAD + 1), most)
+        self._slice_bytes = min(slice_bytes, most)
         self._wg = workgroup_size
         self._kernels = self._compile()
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
         self._table = _Table(device, self._kernels, self._slice_bytes, first_words, table_bytes)
         pool = BufferPool(device)
         self._slots = [_Slot(self, pattern, number, pool) for number in range(SLOTS)]
-        self._long = _LongWords()
 
     def _compile(self) -> dict[str, Kernel]:
         files = (
@@ -120,14 +119,17 @@ class GpuWordCounter:
         """Read a corpus to its end and return its words.
 
         Raises:
-            InputError: the corpus can't be read, or a word is too long to hold.
+            InputError: the corpus can't be read, or a word has more than MAX_WORD_BYTES.
         """
-        reader = SliceReader(corpus, MAX_WORD + LOOKAHEAD)
+        reader = SliceReader(corpus, self._pattern)
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
         for slot, piece in submitted_slices(reader, self._slots, self._slice_bytes, first):
+            if piece.oversized:
+                self._words.add(count_slice(piece, self._pattern))
+                continue
             state = slot.collect()
-            if state["long"] or self._long.is_open:
-                self._words.add(self._long.take(piece, *slot.read_text()))
+            if state["long"]:
+                self._words.add(_long_words(*slot.read_text()))
             with self._lock:
                 left = 0
                 while state["pending"]:
@@ -338,8 +340,8 @@ class _Slot:
         self._piece = piece
         with self._counter._lock:
             self._counter._table.expect(piece.main_end)
-            params = (piece.length, piece.main_end, piece.closed or piece.end, 0)
-            self._device.write(self._params, np.array(params, np.uint32))
+            params = np.array((piece.main_end, 0, 0, 0), np.uint32)
+            self._device.write(self._params, params)
             commands = self._device.record()
             self.staging.copy_to(commands, self._text, piece.length)
             self._pretokenizer.record(commands, piece)
@@ -375,9 +377,9 @@ class _Slot:
         return counted
 
     def read_text(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the slice's text, uint8 (length,), and a bit for each byte where words start."""
+        """Return the main part, uint8 (main_end,), and a bit for each byte where words start."""
         assert self._piece is not None
-        length = self._piece.length
+        length = self._piece.main_end
         text = self._device.read(self._text, length, np.uint8)
         bits = self._device.read(self._pretokenizer.start_bits, -(-length // 8), np.uint8)
         if length % 8:
@@ -385,68 +387,22 @@ class _Slot:
         return text, bits
 
 
-class _LongWords:
-    """The words of more than MAX_WORD bytes, some of which go on over several slices."""
+def _long_words(text: NDArray[np.uint8], start_bits: NDArray[np.uint8]) -> DistinctWords:
+    """Return the words of more than MAX_WORD bytes.
 
-    def __init__(self) -> None:
-        self._open: list[NDArray[np.uint8]] = []  # pieces of a word that goes on
-        self._open_bytes = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the next slice begins inside of a long word."""
-        return bool(self._open)
-
-    def take(
-        self, piece: Slice, text: NDArray[np.uint8], start_bits: NDArray[np.uint8]
-    ) -> DistinctWords:
-        """Return the long words that end in this slice."""
-        words: list[NDArray[np.uint8]] = []
-        end, ended = piece.main_end, piece.closed or piece.end
-        first, long = _long_spans(start_bits, piece.length, end if ended else None)
-        if self._open:
-            self._continue(text[: min(first, end)])
-            if first < end or ended:
-                words.append(np.concatenate(self._open))
-                self._open, self._open_bytes = [], 0
-        for start, last in long[long[:, 0] < end].tolist():
-            if last > end:  # it goes on in the next slice
-                self._continue(text[start:end])
-            else:
-                words.append(text[start:last])
-        return _as_distinct(words)
-
-    def _continue(self, part: NDArray[np.uint8]) -> None:
-        self._open.append(part)
-        self._open_bytes += len(part)
-        if self._open_bytes > MAX_WORD_BYTES:
-            raise word_too_long(self._open_bytes)
-
-
-def _long_spans(
-    start_bits: NDArray[np.uint8], length: int, end: int | None
-) -> tuple[int, NDArray[np.int64]]:
-    """Find the words of more than MAX_WORD bytes.
-
-    start_bits: uint8, a bit for each of `length` bytes of text, none behind.
-    end: where the last word ends; None if that is not known, and then it counts as long.
-
-    Returns the first start (`length` if there is none) and the long words, int64 (words, 2), where
-    each starts and ends.
+    text: uint8 (n,), from the start of a word to the end of one.
+    start_bits: uint8, a bit for each of these bytes, none behind.
     """
-    occupied = np.flatnonzero(start_bits)
-    if len(occupied) == 0:
-        return length, np.empty((0, 2), np.int64)
     # Words of this length leave whole bytes of bits empty, so nothing else is looked at.
+    occupied = np.flatnonzero(start_bits)
     before = np.flatnonzero(np.diff(occupied) * 8 > MAX_WORD - 8)
     before = np.append(before, len(occupied) - 1)
     starts = occupied[before] * 8 + _HIGHEST_BIT[start_bits[occupied[before]]]
     behind = occupied[before[:-1] + 1]
-    ends = behind * 8 + _LOWEST_BIT[start_bits[behind]]
-    ends = np.append(ends, length + MAX_WORD if end is None else end)
+    ends = np.append(behind * 8 + _LOWEST_BIT[start_bits[behind]], len(text))
     long = ends - starts > MAX_WORD
-    first = int(occupied[0] * 8 + _LOWEST_BIT[start_bits[occupied[0]]])
-    return first, np.column_stack([starts, ends])[long]
+    spans = zip(starts[long].tolist(), ends[long].tolist(), strict=True)
+    return _as_distinct([text[start:end] for start, end in spans])
 
 
 def _as_distinct(words: list[NDArray[np.uint8]]) -> DistinctWords:

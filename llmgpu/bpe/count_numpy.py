@@ -1,7 +1,6 @@
 """Counting the distinct words of a corpus on processors, with NumPy.
 
-- One thread reads the text and cuts it into pieces where words start: nothing before that matters
-  to the words of a piece, so pieces are counted independently, by other threads.
+- One thread reads the text, slice by slice; slices are counted independently, by other threads.
 - Each of these has a table of its own; NumPy lets the others work during its larger operations. A
   table that has its share of memory hands its words over and starts empty.
 - At the end the first table takes in the words of all others.
@@ -13,22 +12,21 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray
+from llmgpu.bpe.arrays import PADDING, GrowableArray
 from llmgpu.bpe.corpus import Corpus
-from llmgpu.bpe.pattern import LOOKAHEAD, context_at, start_mask
+from llmgpu.bpe.pattern import start_mask
+from llmgpu.bpe.slices import Slice, SliceReader
 from llmgpu.bpe.word_runs import WordAccumulator, default_memory_bytes
-from llmgpu.bpe.word_table import PADDING, WordTable
+from llmgpu.bpe.word_table import WordTable
 from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords, word_too_long
 from llmgpu.progress import Progress, no_progress
 
-READ_BYTES = 2 << 20  # text in a piece
+SLICE_BYTES = 2 << 20
 MOST_THREADS = 4  # by default: between NumPy's operations only one can run
-_WINDOW_BYTES = 1 << 12  # text at the end of a piece in which the start of a word is looked for
 
 
 def default_threads() -> int:
@@ -47,14 +45,14 @@ def count_words(
     *,
     threads: int | None = None,
     memory_bytes: int | None = None,
-    read_bytes: int = READ_BYTES,
+    slice_bytes: int = SLICE_BYTES,
 ) -> DistinctWords:
     """Read a corpus to its end and count its words under a pattern.
 
     threads: how many count at a time; None: `default_threads`.
     memory_bytes: what words may take before they are moved to a temporary file, about; None:
         `default_memory_bytes`.
-    read_bytes: text in a piece; it grows if a word is longer.
+    slice_bytes: text in a slice, about.
     The words and their counts don't depend on these.
 
     Raises:
@@ -67,13 +65,13 @@ def count_words(
     counters = [_Counter(pattern, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
 
-    def count(piece: _Piece) -> None:
+    def count(piece: Slice) -> None:
         counter = idle.pop()  # there is one for each thread
         counter.add(piece)
         idle.append(counter)
 
-    reader = _PieceReader(corpus, pattern)
-    buffers = [np.empty(read_bytes, np.uint8) for _ in range(threads + 1)]
+    reader = SliceReader(corpus, pattern)
+    buffers = [np.empty(slice_bytes, np.uint8) for _ in range(threads + 1)]
     pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         while piece := reader.read(buffers.pop()):
@@ -119,9 +117,9 @@ class _Counter:
         self._table = WordTable()
         self._counts = GrowableArray(np.int64)
 
-    def add(self, piece: _Piece) -> None:
-        """Count the words of a piece."""
-        self._add(piece.buffer, piece.word_bounds(self._pattern), 1)
+    def add(self, piece: Slice) -> None:
+        """Count the words of a slice."""
+        self._add(piece.buffer, word_bounds(piece, self._pattern), 1)
 
     def absorb(self, other: _Counter) -> None:
         """Count all words that another counter has, as often as it has them."""
@@ -146,93 +144,23 @@ class _Counter:
         self._start()
 
 
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """Text from the start of a word to the end of one.
+def word_bounds(piece: Slice, pattern: str) -> NDArray[np.int64]:
+    """Return where each word of a slice's main part starts, and where the last one ends.
 
-    buffer: uint8, the text, what follows it, and PADDING bytes.
-    length: bytes of the text.
-    known: bytes of the text and of what follows, as far as it matters to the text.
-    document_starts: int64, ascending positions in [0, known].
-    closed: a document ends with the text.
+    Raises InputError if a word has more than MAX_WORD_BYTES.
     """
-
-    buffer: NDArray[np.uint8]
-    length: int
-    known: int
-    document_starts: NDArray[np.int64]
-    closed: bool
-
-    def word_bounds(self, pattern: str) -> NDArray[np.int64]:
-        """Return where each word starts, and where the last one ends."""
-        text = self.buffer[: self.known]
-        mask = start_mask(text, pattern, self.document_starts, closed=self.closed)
-        bounds = np.append(np.flatnonzero(mask[: self.length]), self.length)
-        if self.length > MAX_WORD_BYTES:
-            longest = int(np.diff(bounds).max())
-            if longest > MAX_WORD_BYTES:
-                raise word_too_long(longest)
-        return bounds
+    mask = start_mask(piece.text, pattern, piece.boundaries, closed=piece.closed)
+    bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
+    if piece.main_end > MAX_WORD_BYTES:
+        longest = int(np.diff(bounds).max())
+        if longest > MAX_WORD_BYTES:
+            raise word_too_long(longest)
+    return bounds
 
 
-class _PieceReader:
-    """Reads a corpus and cuts it into pieces."""
-
-    def __init__(self, corpus: Corpus, pattern: str) -> None:
-        self._corpus = corpus
-        self._pattern = pattern
-        self._tail = np.empty(0, np.uint8)  # read already, not in any piece yet
-        self._tail_starts = np.empty(0, np.int64)  # where documents begin in it
-        self._ended = False
-
-    def read(self, buffer: NDArray[np.uint8]) -> _Piece | None:
-        """Return the next piece, in this buffer or in a larger one; None at the end."""
-        while not self._ended:
-            if len(buffer) < 2 * len(self._tail) + PADDING + 1:
-                buffer = np.empty(2 * len(buffer) + PADDING, np.uint8)
-                continue
-            piece = self._read(buffer)
-            if piece.length:
-                return piece
-            if len(self._tail) > MAX_WORD_BYTES + LOOKAHEAD:
-                raise word_too_long(len(self._tail) - LOOKAHEAD)
-        return None
-
-    def _read(self, buffer: NDArray[np.uint8]) -> _Piece:
-        length, starts, closed = self._fill(buffer[:-PADDING])
-        cut = length if closed else self._last_start(buffer[:length], starts)
-        self._tail = buffer[cut:length].copy()
-        self._tail_starts = starts[starts > cut] - cut
-        known = min(cut + LOOKAHEAD, length)
-        return _Piece(buffer, cut, known, starts[starts <= known], closed)
-
-    def _fill(self, buffer: NDArray[np.uint8]) -> tuple[int, NDArray[np.int64], bool]:
-        """Put the tail into `buffer` and read until that is full or the corpus ends.
-
-        Returns how many bytes there are, where documents begin, and whether one ends with them.
-        """
-        length, starts = len(self._tail), [self._tail_starts]
-        buffer[:length] = self._tail
-        closed = False
-        while length < len(buffer) and not self._ended:
-            fill = self._corpus.read_into(buffer[length:])
-            starts.append(fill.document_starts + length)
-            length += fill.length
-            closed, self._ended = fill.closed or fill.end, fill.end
-        return length, np.concatenate(starts), closed
-
-    def _last_start(self, text: NDArray[np.uint8], document_starts: NDArray[np.int64]) -> int:
-        """Return the last place in an open text at which a word is known to start."""
-        known = len(text) - LOOKAHEAD
-        window = _WINDOW_BYTES
-        first = known
-        while first > 0:
-            first = max(0, known - window)
-            context = context_at(text, first, document_starts, b"")
-            starts = document_starts[document_starts >= first] - first
-            mask = start_mask(text[first:], self._pattern, starts, context, closed=False)
-            found = np.flatnonzero(mask[: known - first])
-            if len(found):
-                return first + int(found[-1])
-            window *= 2
-        return 0
+def count_slice(piece: Slice, pattern: str) -> DistinctWords:
+    """Count the words of one slice."""
+    table = WordTable()
+    bounds = word_bounds(piece, pattern)
+    numbers = table.number_padded(piece.buffer, bounds[:-1], bounds[1:])
+    return DistinctWords(table.data, table.offsets, np.bincount(numbers, minlength=len(table)))

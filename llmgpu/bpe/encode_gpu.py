@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.encode_numpy import SliceEncoder, make_matcher, stream_lookahead
 from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
 from llmgpu.bpe.gpu_slices import submitted_slices
-from llmgpu.bpe.pattern import LOOKAHEAD
 from llmgpu.bpe.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.vocabulary import Vocabulary
@@ -74,12 +76,12 @@ class GpuEncoder:
             chunk_bytes, _positions_per_thread(device, vocabulary)
         )
         self._wg = workgroup_size
-        self._lookahead = vocabulary.trie.longest + LOOKAHEAD
+        self._lookahead = stream_lookahead(vocabulary)
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         chunks = min(device.max_binding_bytes // 4 // chunk_bytes, device.max_loop_iterations)
         most = chunks * chunk_bytes
-        self._slice_bytes = min(max(slice_bytes, self._lookahead + 1), most)
+        self._slice_bytes = min(max(slice_bytes, 2 * vocabulary.trie.longest + PADDING + 1), most)
         self._kernels = self._compile()
         self._nodes = self._upload("trie nodes", vocabulary.trie.nodes)
         self._edges = self._upload("trie edges", vocabulary.trie.edges)
@@ -115,6 +117,14 @@ class GpuEncoder:
         buffer = self._device.create_buffer(role, array.nbytes)
         self._device.write(buffer, array)
         return buffer
+
+    @cached_property
+    def _host(self) -> SliceEncoder:
+        return SliceEncoder(self._vocabulary, make_matcher(self._vocabulary))
+
+    def encode_on_host(self, piece: Slice, offset: int) -> EncodedSlice:
+        """Encode an oversized slice; offset: of the slice in the whole text."""
+        return self._host.encode(piece, 0, offset)[0]
 
     def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.Encoder.encode`."""
@@ -205,7 +215,7 @@ class _Slot:
         unknown = vocabulary.unknown_token
         params = np.array(
             (
-                piece.length,
+                piece.main_end if encoder._lookahead is None else piece.length,
                 encoder._chunk_bytes,
                 encoder._chunk_bytes,
                 piece.main_end,
@@ -235,7 +245,7 @@ class _Run:
 
     def __init__(self, encoder: GpuEncoder, source: TextSource) -> None:
         self._encoder = encoder
-        self._reader = SliceReader(source, encoder._lookahead)
+        self._reader = SliceReader(source, encoder._vocabulary.pattern, encoder._lookahead)
         self._lengths = token_spans(encoder._vocabulary)
         self._carry = 0  # position of the first token of the next slice collected
         self._offset = 0  # text bytes before it
@@ -246,7 +256,11 @@ class _Run:
         state = np.array([0, 0, NONE, 0], np.uint32)
         encoder._device.write(slots[0].state, state)
         for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
-            yield self._collect(slot, piece)
+            if piece.oversized:
+                yield encoder.encode_on_host(piece, self._offset)
+                self._offset += piece.main_end
+            else:
+                yield self._collect(slot, piece)
         encoder.return_slots(slots)
 
     def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:

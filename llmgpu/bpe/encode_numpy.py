@@ -1,25 +1,28 @@
-"""The encoder on NumPy: greedy matching of a text's distinct words, then a copy of their ids.
+"""The encoder on NumPy: a text's distinct words are matched once, then their ids are copied.
 
 - A slice's pre-tokens ("words") are looked up in a table of distinct words; new ones are matched
-  once, together. The ids of the text are then copied from those of the words. The table is kept
-  over slices, and started anew before a slice when it has grown too large.
-- A word of more than LONGEST_KEPT bytes is matched where it stands, and so is one that goes on
-  behind the slice's main part: its tokens up to there belong to this slice, and the place where the
-  last of them ends is where the next slice starts.
+  together. The ids of the text are then copied from those of the words. Every thread has a table,
+  keeps it over slices, and starts it anew before a slice when it has grown too large.
+- A word of more than LONGEST_KEPT bytes is matched where it stands. So is, where a text is cut
+  anywhere, a word that goes on behind the slice's main part: its tokens up to there belong to this
+  slice, and where the last of them ends the next slice starts.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
+from llmgpu.bpe.bpe_matching import BpeMatcher
 from llmgpu.bpe.encoding import EncodedSlice, no_token_error, token_spans
-from llmgpu.bpe.long_words import match_long
-from llmgpu.bpe.matching import Matches, TrieMatcher, Words
-from llmgpu.bpe.pattern import LOOKAHEAD, start_mask
+from llmgpu.bpe.greedy_matching import GreedyMatcher
+from llmgpu.bpe.matching import Matcher, Matches, Words
+from llmgpu.bpe.pattern import start_mask
 from llmgpu.bpe.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary import Vocabulary
@@ -34,16 +37,24 @@ MAX_TABLE_BYTES = 64 << 20
 class NumpyEncoder:
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory: up to about 250 MB for the table of words, and 100 bytes for each byte of a slice.
+    Memory, for each thread: up to about 250 MB for the table of words, and 40 bytes for each byte
+    of a slice.
     """
 
-    def __init__(self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES) -> None:
-        """Prepare for encoding with `vocabulary`, `slice_bytes` (1 or more) at a time."""
+    def __init__(
+        self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
+    ) -> None:
+        """Prepare for encoding with `vocabulary`, `slice_bytes` (1 or more) at a time.
+
+        The ids depend neither on that nor on the number of threads.
+        """
         self._vocabulary = vocabulary
         self._slice_bytes = slice_bytes
-        self._lookahead = vocabulary.trie.longest + LOOKAHEAD
-        self._matcher = TrieMatcher(vocabulary.trie, vocabulary.unknown_token)
-        self._words = _EncodedWords(self._matcher)
+        matcher = make_matcher(vocabulary)
+        self._lookahead = stream_lookahead(vocabulary)
+        if self._lookahead is not None:
+            threads = 1  # a slice needs to know where the last token of the one before ends
+        self._idle = [SliceEncoder(vocabulary, matcher) for _ in range(threads)]
 
     def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order, each slice's as soon as it is read and done.
@@ -51,41 +62,81 @@ class NumpyEncoder:
         Raises:
             InputError: a byte has no token and the vocabulary no unknown token; or the source's.
         """
-        reader = SliceReader(source, self._lookahead)
-        buffer = np.empty(self._slice_bytes + self._lookahead, np.uint8)
+        if len(self._idle) == 1:
+            yield from self._encode_alone(source)
+            return
+        reader = SliceReader(source, self._vocabulary.pattern)
+        room = self._slice_bytes + PADDING
+        buffers = [np.empty(room, np.uint8) for _ in range(len(self._idle) + 1)]
+        offset = 0
+        pending: deque[tuple[Future[EncodedSlice], NDArray[np.uint8]]] = deque()
+        with ThreadPoolExecutor(len(self._idle)) as pool:
+            while (piece := reader.read(buffers.pop())) is not None:
+                pending.append((pool.submit(self._encode_slice, piece, offset), piece.buffer))
+                offset += piece.main_end
+                while pending and (not buffers or pending[0][0].done()):
+                    encoded, buffer = pending.popleft()
+                    yield encoded.result()
+                    buffers.append(buffer)
+            for encoded, _ in pending:
+                yield encoded.result()
+
+    def _encode_slice(self, piece: Slice, offset: int) -> EncodedSlice:
+        encoder = self._idle.pop()
+        try:
+            return encoder.encode(piece, 0, offset)[0]
+        finally:
+            self._idle.append(encoder)
+
+    def _encode_alone(self, source: TextSource) -> Iterator[EncodedSlice]:
+        reader = SliceReader(source, self._vocabulary.pattern, self._lookahead)
+        buffer = np.empty(self._slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
         entry = offset = 0
         while (piece := reader.read(buffer)) is not None:
-            text = buffer[: piece.length]
-            words = _words_of(text, piece, entry, self._vocabulary.pattern)
-            ids, counts, stopped = self._encode_words(text, words, piece.main_end)
-            self._require_tokens(text, ids, entry, offset)
+            encoded, stopped = self._idle[0].encode(piece, entry, offset)
             entry = max(stopped, entry) - piece.main_end
             offset += piece.main_end
-            starts = _document_starts(piece, words, counts)
-            yield EncodedSlice(ids, starts, piece.main_end, piece.closed)
+            yield encoded
+
+
+class SliceEncoder:
+    """Encodes slices one after the other, with a table of words of its own."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: Matcher) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._words = _EncodedWords(matcher)
+
+    def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
+        """Return the ids of a slice, and where the last token ends.
+
+        entry: position of the first token in the slice. offset: of the slice in the whole text.
+        """
+        words = _words_of(piece, entry, self._vocabulary.pattern)
+        ids, counts, stopped = self._encode_words(piece, words)
+        self._require_tokens(piece.text, ids, entry, offset)
+        starts = _document_starts(piece, words, counts)
+        return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
     def _encode_words(
-        self, text: NDArray[np.uint8], words: Words, main_end: int
+        self, piece: Slice, words: Words
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         """Return the ids of the words, how many each has, and where the last token ends."""
         if len(words.starts) == 0:
             return np.empty(0, np.uint32), np.empty(0, np.int64), 0
         apart = words.limits - words.starts > LONGEST_KEPT
-        apart[-1] |= words.limits[-1] > main_end
+        apart[-1] |= words.limits[-1] > piece.main_end
         if not apart.any():
-            ids, counts = self._words.encode(text, words, None)
-            return ids, counts, main_end
-        matches = match_long(self._matcher, text, words.take(apart))
-        ids, counts = self._words.encode(text, words, (apart, matches))
-        return ids, counts, int(matches.exits[-1]) if apart[-1] else main_end
+            ids, counts = self._words.encode(piece.buffer, words, None)
+            return ids, counts, piece.main_end
+        matches = self._matcher.match_long(piece.text, words.take(apart))
+        ids, counts = self._words.encode(piece.buffer, words, (apart, matches))
+        return ids, counts, int(matches.exits[-1]) if apart[-1] else piece.main_end
 
     def _require_tokens(
         self, text: NDArray[np.uint8], ids: NDArray[np.uint32], entry: int, offset: int
     ) -> None:
-        """Raise an InputError for the first byte that has no token.
-
-        entry: position of the first token in `text`. offset: of `text` in the whole text.
-        """
+        """Raise an InputError for the first byte that has no token."""
         if ids.max(initial=0) != NO_TOKEN:
             return
         before = ids[: np.argmax(ids == NO_TOKEN)]
@@ -96,7 +147,7 @@ class NumpyEncoder:
 class _EncodedWords:
     """Words and their ids, kept over slices."""
 
-    def __init__(self, matcher: TrieMatcher) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
         self._clear()
 
@@ -108,7 +159,7 @@ class _EncodedWords:
 
     def encode(
         self,
-        text: NDArray[np.uint8],
+        padded: NDArray[np.uint8],
         words: Words,
         apart: tuple[NDArray[np.bool_], Matches] | None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -117,11 +168,11 @@ class _EncodedWords:
         apart: which words are matched already, and their tokens.
         """
         if apart is None:
-            numbers = self._number(text, words)
+            numbers = self._number(padded, words)
             firsts, counts = self._firsts.values[numbers], self._counts.values[numbers]
             return concatenate_ranges(self._ids.values, firsts, counts), counts
         matched, matches = apart
-        numbers = self._number(text, words.take(~matched))
+        numbers = self._number(padded, words.take(~matched))
         firsts, counts = np.empty((2, len(matched)), np.int64)
         firsts[~matched], counts[~matched] = (
             self._firsts.values[numbers],
@@ -136,12 +187,12 @@ class _EncodedWords:
         self._ids.truncate(kept)
         return ids, counts
 
-    def _number(self, text: NDArray[np.uint8], words: Words) -> NDArray[np.int64]:
+    def _number(self, padded: NDArray[np.uint8], words: Words) -> NDArray[np.int64]:
         """Return the numbers of words, having matched those that are new."""
         if len(self._table) > MAX_TABLE_WORDS or len(self._table.data) > MAX_TABLE_BYTES:
             self._clear()
         known = len(self._table)
-        numbers = self._table.number(text, words.starts, words.limits)
+        numbers = self._table.number_padded(padded, words.starts, words.limits)
         starts, ends = self._table.offsets[known:-1], self._table.offsets[known + 1 :]
         matches = self._matcher.match(self._table.data, Words(starts, ends, ends))
         self._firsts.append(len(self._ids) + np.cumsum(matches.counts) - matches.counts)
@@ -150,11 +201,25 @@ class _EncodedWords:
         return numbers
 
 
-def _words_of(text: NDArray[np.uint8], piece: Slice, entry: int, pattern: str) -> Words:
+def make_matcher(vocabulary: Vocabulary) -> Matcher:
+    """Return the matcher of a vocabulary's rule."""
+    if vocabulary.match == "greedy":
+        return GreedyMatcher(vocabulary)
+    return BpeMatcher(vocabulary)
+
+
+def stream_lookahead(vocabulary: Vocabulary) -> int | None:
+    """Return the lookahead of slices that are cut anywhere, None if they are cut between words."""
+    cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
+    return vocabulary.trie.longest if cut_anywhere else None
+
+
+def _words_of(piece: Slice, entry: int, pattern: str) -> Words:
     """Return the words of a slice from position `entry` on, where a token starts."""
-    mask = start_mask(text, pattern, piece.boundaries, piece.context, closed=piece.closed)
+    context = b" " * piece.continues
+    mask = start_mask(piece.text, pattern, piece.boundaries, context, closed=piece.closed)
     bounds = np.flatnonzero(mask)
-    bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], len(text))
+    bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
     starts = np.concatenate([np.array([entry]), bounds[:-1]])
     count = int(np.searchsorted(starts, piece.main_end, side="left"))
     limits = bounds[:count]

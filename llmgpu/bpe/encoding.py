@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
+from llmgpu.bpe.count_numpy import default_threads
 from llmgpu.bpe.slices import TextSource
 from llmgpu.bpe.vocabulary import Vocabulary
-from llmgpu.errors import InputError, VocabularyError
+from llmgpu.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -44,28 +45,23 @@ class Encoder(Protocol):
 
 
 def open_encoder(
-    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None = None
+    vocabulary: Vocabulary,
+    backend: Backend,
+    slice_bytes: int | None = None,
+    *,
+    threads: int | None = None,
 ) -> Encoder:
-    """Make an encoder for a vocabulary.
+    """Make an encoder for a vocabulary, by its match rule.
 
-    slice_bytes: text bytes worked on at a time; the ids don't depend on it.
-
-    Raises:
-        VocabularyError: the vocabulary asks for a match rule other than greedy.
+    slice_bytes: text bytes worked on at a time. threads: how many work at a time where there is no
+        device. The ids depend on neither.
     """
-    if vocabulary.match != "greedy":
-        raise VocabularyError(
-            f"the vocabulary's match rule is {vocabulary.match!r}, which this version of llmgpu "
-            "does not encode with; it knows greedy"
-        )
     if backend.device is None:
-        from llmgpu.bpe.encode_numpy import NumpyEncoder
+        from llmgpu.bpe.encode_numpy import SLICE_BYTES, NumpyEncoder
 
-        return (
-            NumpyEncoder(vocabulary)
-            if slice_bytes is None
-            else NumpyEncoder(vocabulary, slice_bytes)
-        )
+        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
+    if vocabulary.match == "bpe":
+        raise NotImplementedError
     from llmgpu.bpe.encode_gpu import GpuEncoder
 
     return GpuEncoder(backend.device, vocabulary, slice_bytes)

@@ -33,6 +33,8 @@ def submitted_slices(
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order; a slot is used again after its turn.
 
+    An oversized slice is not submitted: it is for the host.
+
     slice_bytes: length of a slice at most. first_bytes: that of the first, if it is to be shorter;
         the next ones double it.
 
@@ -50,7 +52,8 @@ def submitted_slices(
                 piece = _read(reader, slot, min(size, slice_bytes))
                 if piece is None:
                     break
-                slot.submit(piece)
+                if not piece.oversized:
+                    slot.submit(piece)
                 submitted.put((slot, piece))
                 size *= 2
             submitted.put(None)

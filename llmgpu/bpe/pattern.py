@@ -98,6 +98,26 @@ def start_mask(
     return mask
 
 
+_WINDOW_BYTES = 1 << 12  # text at the end of a slice in which the start of a word is looked for
+
+
+def last_start(text: NDArray[np.uint8], pattern: str, document_starts: NDArray[np.int64]) -> int:
+    """Return the last place in an open text at which a pre-token is certain to start, 0 if none."""
+    known = len(text) - LOOKAHEAD
+    window = _WINDOW_BYTES
+    first = known
+    while first > 0:
+        first = max(0, known - window)
+        context = context_at(text, first, document_starts, b"")
+        starts = document_starts[document_starts >= first] - first
+        mask = start_mask(text[first:], pattern, starts, context, closed=False)
+        found = np.flatnonzero(mask[: known - first])
+        if len(found):
+            return first + int(found[-1])
+        window *= 2
+    return 0
+
+
 def context_at(
     text: NDArray[np.uint8], position: int, document_starts: NDArray[np.int64], context: bytes
 ) -> bytes:

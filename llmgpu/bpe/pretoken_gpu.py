@@ -75,9 +75,7 @@ class GpuPretokenizer:
         params = np.zeros(1, PARAMS)
         params["length"] = piece.length
         params["has_documents"] = len(inner) > 0
-        params["context_length"] = len(piece.context)
-        if piece.context:
-            params["context"][0, -len(piece.context) :] = np.frombuffer(piece.context, np.uint8)
+        params["context_length"] = CONTEXT if piece.continues else 0
         self._device.write(self._params, params)
         if len(inner):
             starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)

@@ -162,13 +162,15 @@ class _RecountLoop:
         pool = self._device.pool
         self._log = pool.get("merge log", 16 * merge_limit)
         whole = Slice(
+            buffer=text,
             length=len(text),
             main_end=len(text),
-            context=b"",
+            continues=False,
             document_starts=document_starts,
             boundaries=document_starts,
             closed=True,
             end=True,
+            oversized=False,
         )
         text_buffer = pool.get("text", len(text))
         ranks = pool.get("byte ranks", byte_ranks.nbytes)

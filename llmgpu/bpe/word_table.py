@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
 
-PADDING = 8  # bytes behind the last word that `number_padded` may read
 LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
 _LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes tell

@@ -32,19 +32,19 @@ def expected(documents: list[bytes], pattern: str) -> Counter[bytes]:
 @given(
     documents=st.lists(TEXT, max_size=4),
     pattern=PATTERN,
-    read_bytes=st.integers(1, 80),
+    slice_bytes=st.integers(1, 80),
     threads=st.integers(1, 3),
     memory_bytes=st.sampled_from([None, 0, 100_000]),
 )
 def test_counts_do_not_depend_on_how_they_were_made(
-    documents: list[bytes], pattern: str, read_bytes: int, threads: int, memory_bytes: int | None
+    documents: list[bytes], pattern: str, slice_bytes: int, threads: int, memory_bytes: int | None
 ) -> None:
     words = count_words(
         corpus_from_bytes(documents),
         pattern,
         threads=threads,
         memory_bytes=memory_bytes,
-        read_bytes=read_bytes,
+        slice_bytes=slice_bytes,
     )
     counted = listed(words)
     assert dict(counted) == expected(documents, pattern)
@@ -58,13 +58,15 @@ def hostile_text(seed: int, parts: int) -> bytes:
 
 
 @pytest.mark.parametrize("pattern", ["class", "gpt2"])
-@pytest.mark.parametrize("read_bytes", [1000, 30_000, 1 << 20])
+@pytest.mark.parametrize("slice_bytes", [1000, 30_000, 1 << 20])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_file_of_many_pieces(tmp_path: Path, pattern: str, read_bytes: int, threads: int) -> None:
+def test_a_file_of_many_pieces(
+    tmp_path: Path, pattern: str, slice_bytes: int, threads: int
+) -> None:
     documents = [hostile_text(seed, 20_000) for seed in range(3)]
     (tmp_path / "text").write_bytes(b"<|x|>".join(documents))
     with Corpus([str(tmp_path / "text")], CorpusOptions(separators=(b"<|x|>",))) as corpus:
-        words = count_words(corpus, pattern, threads=threads, read_bytes=read_bytes)
+        words = count_words(corpus, pattern, threads=threads, slice_bytes=slice_bytes)
     assert dict(listed(words)) == expected(documents, pattern)
 
 
@@ -72,7 +74,7 @@ def test_a_file_of_many_pieces(tmp_path: Path, pattern: str, read_bytes: int, th
 def test_tables_that_are_full_are_moved_to_runs(memory_bytes: int) -> None:
     text = hostile_text(7, 60_000)
     words = count_words(
-        corpus_from_bytes(text), "gpt2", threads=2, memory_bytes=memory_bytes, read_bytes=20_000
+        corpus_from_bytes(text), "gpt2", threads=2, memory_bytes=memory_bytes, slice_bytes=20_000
     )
     counted = listed(words)
     assert dict(counted) == expected([text], "gpt2")
@@ -82,20 +84,20 @@ def test_tables_that_are_full_are_moved_to_runs(memory_bytes: int) -> None:
 def test_words_longer_than_a_piece() -> None:
     documents = [b"x" * 5000, b"y" * 100 + b" " + b"z" * 3000, b"x" * 5000, b" " * 4000]
     for pattern in reference.EXPRESSIONS:
-        words = count_words(corpus_from_bytes(documents), pattern, threads=2, read_bytes=64)
+        words = count_words(corpus_from_bytes(documents), pattern, threads=2, slice_bytes=64)
         assert dict(listed(words)) == expected(documents, pattern)
 
 
-@pytest.mark.parametrize("read_bytes", [16, 100, 10_000])
+@pytest.mark.parametrize("slice_bytes", [16, 100, 10_000])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_word_beyond_the_limit(
-    monkeypatch: pytest.MonkeyPatch, read_bytes: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, slice_bytes: int, threads: int
 ) -> None:
     monkeypatch.setattr(count_numpy, "MAX_WORD_BYTES", 500)
 
     def count(text: bytes) -> dict[bytes, int]:
         corpus = corpus_from_bytes(text)
-        words = count_words(corpus, "class", threads=threads, read_bytes=read_bytes)
+        words = count_words(corpus, "class", threads=threads, slice_bytes=slice_bytes)
         return dict(listed(words))
 
     longest = b"x" * 500
@@ -119,14 +121,14 @@ def test_an_error_of_the_corpus_ends_all_threads(tmp_path: Path) -> None:
         Corpus([str(tmp_path / "text")], options) as corpus,
         pytest.raises(InputError, match="invalid UTF-8 at byte 110000"),
     ):
-        count_words(corpus, "gpt2", threads=3, read_bytes=1000)
+        count_words(corpus, "gpt2", threads=3, slice_bytes=1000)
     assert threading.active_count() == before
 
 
 def test_progress_ends_at_the_total() -> None:
     seen: list[tuple[str, int, int | None]] = []
     corpus = corpus_from_bytes(b"a b " * 100)
-    count_words(corpus, "class", lambda *call: seen.append(call), read_bytes=64)
+    count_words(corpus, "class", lambda *call: seen.append(call), slice_bytes=64)
     assert seen[-1] == ("counting words", 400, 400)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 

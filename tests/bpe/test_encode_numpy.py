@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import encode_numpy, long_words, train_numpy
+from llmgpu.bpe import encode_numpy, greedy_long_words, train_numpy
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.encode_numpy import NumpyEncoder
@@ -101,8 +101,8 @@ def test_long_words_in_blocks_of_any_size(
     tokens: list[bytes], documents: list[bytes], block: int, slice_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_words, "BLOCK", block)
-        patch.setattr(long_words, "GUESSES", block % 3)
+        patch.setattr(greedy_long_words, "BLOCK", block)
+        patch.setattr(greedy_long_words, "GUESSES", block % 3)
         patch.setattr(encode_numpy, "LONGEST_KEPT", 3)
         for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)

@@ -17,7 +17,6 @@ from llmgpu.bpe import pattern
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.pattern import CONTEXT, LOOKAHEAD, PATTERNS, context_at, start_mask
-from llmgpu.bpe.slices import SliceReader
 from tests.bpe.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
 
@@ -157,44 +156,19 @@ def test_every_context_and_lookahead(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(DOCUMENTS, st.integers(1, 40))
-def test_slices_of_any_size(documents: list[bytes], main_bytes: int) -> None:
-    check_slices(documents, main_bytes)
-
-
-@pytest.mark.parametrize("text", TRICKY)
-def test_slices_of_every_size(text: str) -> None:
-    for main_bytes in range(1, 12):
-        check_slices([text.encode(), text[::-1].encode(), b"", text[:1].encode()], main_bytes)
-
-
-def check_slices(documents: list[bytes], main_bytes: int) -> None:
-    """Marks of main parts, in which slices are cut as the encoders cut them."""
-    reader = SliceReader(corpus_from_bytes(documents), LOOKAHEAD)
-    buffer = np.zeros(main_bytes + LOOKAHEAD, np.uint8)
-    marks: list[bool] = []
-    while (piece := reader.read(buffer)) is not None:
-        mask = start_mask(
-            buffer[: piece.length], "gpt2", piece.boundaries, piece.context, closed=piece.closed
-        )
-        marks += mask[: piece.main_end].tolist()
-    assert marks == reference.pre_token_starts(documents, "gpt2")
-
-
-@settings(deadline=None)
 @given(DOCUMENTS, st.integers(1, 50))
-def test_words_are_counted_in_pieces_of_any_size(documents: list[bytes], read_bytes: int) -> None:
-    check_count(documents, read_bytes)
+def test_words_are_counted_in_pieces_of_any_size(documents: list[bytes], slice_bytes: int) -> None:
+    check_count(documents, slice_bytes)
 
 
 @pytest.mark.parametrize("text", TRICKY)
 def test_words_are_counted_in_pieces_of_every_size(text: str) -> None:
-    for read_bytes in range(1, 60):
-        check_count([text.encode(), b"", text[1:].encode(), text.encode()], read_bytes)
+    for slice_bytes in range(1, 60):
+        check_count([text.encode(), b"", text[1:].encode(), text.encode()], slice_bytes)
 
 
-def check_count(documents: list[bytes], read_bytes: int) -> None:
-    words = count_words(corpus_from_bytes(documents), "gpt2", read_bytes=read_bytes)
+def check_count(documents: list[bytes], slice_bytes: int) -> None:
+    words = count_words(corpus_from_bytes(documents), "gpt2", slice_bytes=slice_bytes)
     data, bounds = words.data.tobytes(), words.offsets.tolist()
     spelled = [data[a:b] for a, b in pairwise(bounds)]
     counts = dict(zip(spelled, words.counts.tolist(), strict=True))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe import unicode_classes
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.pattern import LOOKAHEAD, PATTERNS, start_mask
+from llmgpu.bpe.pattern import PATTERNS, start_mask
 from llmgpu.bpe.pretoken_gpu import BLOCK, PARAMS, GpuPretokenizer, pack_classes
 from llmgpu.bpe.slices import Slice, SliceReader
 from llmgpu.gpu import BufferPool, Device
@@ -25,7 +26,7 @@ class Marker:
     """Marks texts on a device, slice by slice."""
 
     def __init__(self, device: Device, pattern: str, capacity: int = CAPACITY) -> None:
-        self._device = device
+        self._device, self._pattern = device, pattern
         self._pretokenizer = GpuPretokenizer(device, pattern, capacity, BufferPool(device))
         self._text = device.create_buffer("text", capacity)
         self._pretokenizer.bind(self._text)
@@ -38,14 +39,13 @@ class Marker:
         bits = self._device.read(self._pretokenizer.start_bits, -(-len(text) // 8), np.uint8)
         return np.unpackbits(bits, bitorder="little")[: len(text)].astype(np.bool_)
 
-    def documents(self, documents: list[bytes], size: int, lookahead: int) -> list[bool]:
-        """Mark documents in slices of `size` bytes."""
-        reader = SliceReader(corpus_from_bytes(documents), lookahead)
-        buffer = np.zeros(size, np.uint8)
+    def documents(self, documents: list[bytes], size: int) -> list[bool]:
+        """Mark documents in slices of `size` bytes, of more where a pre-token is longer."""
+        reader = SliceReader(corpus_from_bytes(documents), self._pattern)
         marks: list[bool] = []
-        while (piece := reader.read(buffer)) is not None:
+        while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
             if piece.length:
-                marks += self.mask(piece, buffer[: piece.length])[: piece.main_end].tolist()
+                marks += self.mask(piece, piece.text)[: piece.main_end].tolist()
         return marks
 
 
@@ -60,7 +60,7 @@ def marked_pattern(request: pytest.FixtureRequest) -> str:
 def test_bits_are_those_of_the_expression(
     any_device: Device, marked_pattern: str, documents: list[bytes], size: int
 ) -> None:
-    marks = Marker(any_device, marked_pattern).documents(documents, size, LOOKAHEAD)
+    marks = Marker(any_device, marked_pattern).documents(documents, size)
     assert marks == reference.pre_token_starts(documents, marked_pattern)
 
 
@@ -77,14 +77,14 @@ def test_long_texts_are_marked_as_in_numpy(any_device: Device, marked_pattern: s
     expected = start_mask(data, marked_pattern, np.cumsum(lengths) - lengths)
     for size in (len(data), 5000):
         marker = Marker(any_device, marked_pattern, len(data))
-        marks = marker.documents(documents, size, LOOKAHEAD)
+        marks = marker.documents(documents, size)
         np.testing.assert_array_equal(marks, expected)
 
 
 def test_every_code_point_between_letters(device: Device) -> None:
     points = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     text = "".join(f"a{chr(c)}b {chr(c)}1" for c in points[::3] + list(range(0x3100))).encode()
-    marks = Marker(device, "gpt2", len(text)).documents([text], len(text), LOOKAHEAD)
+    marks = Marker(device, "gpt2", len(text)).documents([text], len(text))
     data = np.frombuffer(text, np.uint8)
     np.testing.assert_array_equal(marks, start_mask(data, "gpt2", np.zeros(1, np.int64)))
 

@@ -28,19 +28,17 @@
 
 const NOT_FOUND: u32 = 0xFFFFFFFFu;
 
-// Where the word that starts at `start` ends; beyond start + MAX_WORD if it is longer than that.
+// Where the word that starts at `start` ends; NOT_FOUND if it has more than about MAX_WORD bytes.
 fn word_end(start: u32) -> u32 {
     let segment = start >> 5u;
     let rest = start_bits[segment] & (0xFFFFFFFEu << (start & 31u));
-    if (rest != 0u) { return min((segment << 5u) + countTrailingZeros(rest), params.length); }
-    let last = min((params.length - 1u) >> 5u, (start + MAX_WORD) >> 5u);
+    if (rest != 0u) { return min((segment << 5u) + countTrailingZeros(rest), params.main_end); }
+    let last = min((params.main_end - 1u) >> 5u, (start + MAX_WORD) >> 5u);
     for (var i = segment + 1u; i <= last; i++) {
         let bits = start_bits[i];
-        if (bits != 0u) { return min((i << 5u) + countTrailingZeros(bits), params.length); }
+        if (bits != 0u) { return min((i << 5u) + countTrailingZeros(bits), params.main_end); }
     }
-    // No start within reach: the word ends with the text, or is too long.
-    let ends = params.closed != 0u && params.length <= start + MAX_WORD;
-    return select(NOT_FOUND, params.length, ends);
+    return select(NOT_FOUND, params.main_end, params.main_end <= start + MAX_WORD);
 }
 
 fn same_bytes(start: u32, length: u32, place: u32) -> bool {

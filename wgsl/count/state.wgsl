@@ -24,9 +24,7 @@ struct CountState {
 }
 
 struct CountParams {
-    length: u32,   // bytes of text in the slice
-    main_end: u32, // words that start before it are counted
-    closed: u32,   // 1: a document ends at the end of the text
+    main_end: u32, // bytes of text, to the end of the last word
 }
 
 const EXACT_BYTES: u32 = 11u;

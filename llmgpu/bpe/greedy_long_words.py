@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
-from llmgpu.bpe.matching import Matches, TrieMatcher, Words
+from llmgpu.bpe.matching import Matches, Words
+from llmgpu.bpe.trie_matcher import TrieMatcher
 
 BLOCK = 256  # bytes
 GUESSES = 4  # rounds of offsets that were met, before all are tried
