@@ -1,0 +1,93 @@
+"""Byte pair encoding of words against the plain loop, by merges and by ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.bpe_matching import BpeMatcher
+from llmgpu.bpe.matching import Words
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.vocabulary import Vocabulary
+from tests.reference import encoding as reference
+
+BYTES = [bytes([value]) for value in range(256)]
+LETTERS = b"abc "
+WORDS = st.lists(
+    st.lists(st.sampled_from(LETTERS), min_size=1, max_size=40).map(bytes), min_size=1, max_size=8
+)
+TOKENS = st.lists(
+    st.lists(st.sampled_from(LETTERS), min_size=2, max_size=6).map(bytes), max_size=25, unique=True
+)
+
+
+def make_vocabulary(
+    tokens: list[bytes], merges: list[tuple[int, int, int]], *, ignore_merges: bool
+) -> Vocabulary:
+    return Vocabulary(
+        tuple(tokens),
+        np.array(merges, np.uint32).reshape(-1, 3),
+        "none",
+        PATTERNS["none"].expression,
+        match="bpe",
+        ignore_merges=ignore_merges,
+    )
+
+
+@st.composite
+def merge_vocabularies(draw: st.DrawFn) -> Vocabulary:
+    """Merges in any order, also such that no training gives: repeated, of results to come."""
+    tokens = BYTES + draw(TOKENS)
+    ids = {token: number for number, token in enumerate(tokens)}
+    cuts = [
+        (ids[token[:cut]], ids[token[cut:]], ids[token])
+        for token in tokens
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    merges = draw(st.lists(st.sampled_from(cuts), min_size=1, max_size=40)) if cuts else []
+    return make_vocabulary(tokens, merges, ignore_merges=not merges or draw(st.booleans()))
+
+
+@st.composite
+def rank_vocabularies(draw: st.DrawFn) -> Vocabulary:
+    """Tokens in any order, bytes among them."""
+    return make_vocabulary(
+        draw(st.permutations([bytes([letter]) for letter in LETTERS] + draw(TOKENS))),
+        [],
+        ignore_merges=True,
+    )
+
+
+def check(vocabulary: Vocabulary, words: list[bytes]) -> None:
+    expected = [reference.bpe_encode(vocabulary, word) for word in words]
+    text = np.frombuffer(b"".join(words), np.uint8)
+    bounds = np.concatenate([[0], np.cumsum([len(word) for word in words])])
+    spans = Words(bounds[:-1], bounds[1:], bounds[1:])
+    matcher = BpeMatcher(vocabulary)
+    for matches in (matcher.match(text, spans), matcher.match_long(text, spans)):
+        assert matches.ids.dtype == np.uint32
+        ends = np.concatenate([[0], np.cumsum(matches.counts)]).tolist()
+        assert [matches.ids[a:b].tolist() for a, b in pairwise(ends)] == expected
+
+
+@settings(deadline=None, max_examples=150)
+@given(merge_vocabularies(), WORDS)
+def test_merges_in_their_order(vocabulary: Vocabulary, words: list[bytes]) -> None:
+    check(vocabulary, words)
+
+
+@settings(deadline=None, max_examples=150)
+@given(rank_vocabularies(), WORDS)
+def test_the_lowest_rank_first(vocabulary: Vocabulary, words: list[bytes]) -> None:
+    check(vocabulary, words)
+
+
+def test_no_words() -> None:
+    vocabulary = make_vocabulary(BYTES, [], ignore_merges=True)
+    none = np.empty(0, np.int64)
+    matches = BpeMatcher(vocabulary).match(np.empty(0, np.uint8), Words(none, none, none))
+    assert (len(matches.ids), len(matches.counts)) == (0, 0)
