@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
 
-NO_RANK = 0x7FFFFFFF  # of a pair that doesn't merge
+NO_RANK = 0xFFFFFF  # of a pair that doesn't merge; all ranks are below
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,9 @@ class PairRanks:
 
 
 def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
-    """Return the pairs of a vocabulary."""
+    """Return the pairs of a vocabulary; VocabularyError if there are too many for their ranks."""
+    if max(len(vocabulary.merges), vocabulary.size) > NO_RANK:
+        raise VocabularyError(f"more than {NO_RANK} tokens or merges: too many for --match bpe")
     if len(vocabulary.merges):
         return _listed(vocabulary.merges.astype(np.int32))
     return _all_cuts(vocabulary)
