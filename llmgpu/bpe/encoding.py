@@ -61,7 +61,9 @@ def open_encoder(
 
         return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
     if vocabulary.match == "bpe":
-        raise NotImplementedError
+        from llmgpu.bpe.encode_words_gpu import GpuWordEncoder
+
+        return GpuWordEncoder(backend.device, vocabulary, slice_bytes)
     from llmgpu.bpe.encode_gpu import GpuEncoder
 
     return GpuEncoder(backend.device, vocabulary, slice_bytes)

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe import count_gpu
+from llmgpu.bpe import count_gpu, slices
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.count_gpu import MAX_WORD, GpuWordCounter
 from llmgpu.bpe.word_runs import WordAccumulator
+from llmgpu.bpe.word_table_gpu import STATE
 from llmgpu.bpe.words import DistinctWords
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
-from tests.gpu.wgsl import shader_constants, struct_fields
+from tests.gpu.wgsl import struct_fields
 from tests.reference import bpe as reference
 
 PARTS = [
@@ -105,12 +106,11 @@ def test_counts_move_to_the_host_before_they_overflow(
 def test_a_word_too_long_to_hold_is_an_error(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(count_gpu, "MAX_WORD_BYTES", 50_000)
+    monkeypatch.setattr(slices, "MAX_WORD_BYTES", 50_000)
     counter = GpuWordCounter(device, "none", WordAccumulator(1 << 26), slice_bytes=1 << 14)
     with pytest.raises(InputError, match="pre-token"):
         counter.count(corpus_from_bytes(b"x" * 100_000))
 
 
 def test_constants_are_those_of_the_kernels() -> None:
-    assert struct_fields("count/state.wgsl", "CountState") == list(count_gpu.STATE.names or ())
-    assert shader_constants("count/state.wgsl")["MAX_WORD"] == MAX_WORD
+    assert struct_fields("words/state.wgsl", "WordState") == list(STATE.names or ())

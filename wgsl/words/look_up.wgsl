@@ -1,30 +1,10 @@
-// count_look_up: counts the words that are in the table, and lists those that are not.
+// Looking up the words of a slice: those in the table are seen to, the others are listed as fresh.
 //
-// A thread goes through the words that start in 32 bytes of text, one u32 of start bits.
-//
-// binding 0  params      uniform     CountParams
-// binding 1  text        read        (length)
-// binding 2  start_bits  read        (length bits) where words start
-// binding 3  pending     read_write  (length bits) the words to look at; left: those to look at again
-// binding 4  table       read        (slot_capacity) key, 1 + number of the word; 0 is free
-// binding 5  word_data   read        (data_capacity) words: length, then bytes
-// binding 6  counts      read_write  (word_capacity) occurrences by number
-// binding 7  fresh       read_write  (fresh_capacity) key, start
-// binding 8  state       read_write  CountState
-// dispatch: one thread for 32 bytes of text
+// Expects the globals params, text, start_bits, pending, table, word_data, fresh and state, and the
+// functions found(start, number), for a word that is in the table, and too_long(start).
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
-//!include count/text.wgsl
-
-@group(0) @binding(0) var<uniform> params: CountParams;
-@group(0) @binding(1) var<storage, read> text: array<u32>;
-@group(0) @binding(2) var<storage, read> start_bits: array<u32>;
-@group(0) @binding(3) var<storage, read_write> pending: array<u32>;
-@group(0) @binding(4) var<storage, read> table: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read> word_data: array<u32>;
-@group(0) @binding(6) var<storage, read_write> counts: array<atomic<u32>>;
-@group(0) @binding(7) var<storage, read_write> fresh: array<vec4<u32>>;
-@group(0) @binding(8) var<storage, read_write> state: CountState;
+//!include words/state.wgsl
+//!include words/text.wgsl
 
 const NOT_FOUND: u32 = 0xFFFFFFFFu;
 
@@ -69,17 +49,18 @@ fn find(key: vec3<u32>, start: u32) -> u32 {
     return NOT_FOUND;
 }
 
-// Whether the word was counted or listed, or is none of ours.
+// Whether the word was seen to or listed, or is too long.
 fn take(start: u32) -> bool {
     let end = word_end(start);
     if (end == NOT_FOUND || end - start > MAX_WORD) {
         atomicAdd(&state.long, 1u);
+        too_long(start);
         return true;
     }
     let key = key_of(start, end - start);
     let number = find(key, start);
     if (number != NOT_FOUND) {
-        atomicAdd(&counts[number], 1u);
+        found(start, number);
         return true;
     }
     let place = atomicAdd(&state.fresh, 1u);
@@ -89,13 +70,8 @@ fn take(start: u32) -> bool {
     return true;
 }
 
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn count_look_up(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let segment = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
+// Takes the pending words that start in 32 bytes of text.
+fn take_segment(segment: u32) {
     let first = segment * 32u;
     if (first >= params.main_end) { return; }
     var wanted = pending[segment];

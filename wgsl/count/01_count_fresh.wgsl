@@ -2,15 +2,15 @@
 //
 // binding 0  owners  read        (fresh_capacity) OWN | number, or the fresh word that is the same
 // binding 1  counts  read_write  (word_capacity)
-// binding 2  state   read_write  CountState
+// binding 2  state   read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
-//!include count/fresh.wgsl
+//!include words/state.wgsl
+//!include words/fresh.wgsl
 
 @group(0) @binding(0) var<storage, read> owners: array<u32>;
 @group(0) @binding(1) var<storage, read_write> counts: array<atomic<u32>>;
-@group(0) @binding(2) var<storage, read_write> state: CountState;
+@group(0) @binding(2) var<storage, read_write> state: WordState;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn count_count_fresh(

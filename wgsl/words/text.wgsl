@@ -1,5 +1,5 @@
 // Bytes of a text that is stored in u32s, four bytes each, the first one lowest. Expects `text` and
-// CountState among the declarations.
+// WordState among the declarations.
 
 // The four bytes from a position on.
 fn four_bytes(position: u32) -> u32 {

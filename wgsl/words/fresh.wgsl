@@ -13,3 +13,13 @@ fn fresh_fit() -> bool {
     return atomicLoad(&state.words) + fresh_count() <= state.word_capacity
         && atomicLoad(&state.data_used) + atomicLoad(&state.fresh_data) <= state.data_capacity;
 }
+
+// Whether a fresh word is new in the table: of those that are the same, one is.
+fn is_new(owner: u32) -> bool {
+    return owner != NOBODY && (owner & OWN) != 0u;
+}
+
+// Bytes of the word with this key, as it is in the list.
+fn length_of(key: vec3<u32>) -> u32 {
+    return select(key.z >> 24u, key.y, is_hashed(key));
+}

@@ -1,4 +1,4 @@
-// count_number: words that claimed a slot get the next numbers, and the table takes them in.
+// words_number: words that claimed a slot get the next numbers, and the table takes them in.
 //
 // binding 0  text       read        (length)
 // binding 1  fresh      read        (fresh_capacity) key, start
@@ -7,12 +7,12 @@
 // binding 4  table      read_write  (slot_capacity) key, 1 + number
 // binding 5  word_data  read_write  (data_capacity) length, then bytes
 // binding 6  places     read_write  (word_capacity) where in word_data each word is
-// binding 7  state      read_write  CountState
+// binding 7  state      read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
-//!include count/text.wgsl
-//!include count/fresh.wgsl
+//!include words/state.wgsl
+//!include words/text.wgsl
+//!include words/fresh.wgsl
 
 @group(0) @binding(0) var<storage, read> text: array<u32>;
 @group(0) @binding(1) var<storage, read> fresh: array<vec4<u32>>;
@@ -21,21 +21,17 @@
 @group(0) @binding(4) var<storage, read_write> table: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> word_data: array<u32>;
 @group(0) @binding(6) var<storage, read_write> places: array<u32>;
-@group(0) @binding(7) var<storage, read_write> state: CountState;
-
-fn length_of(key: vec3<u32>) -> u32 {
-    return select(key.z >> 24u, key.y, is_hashed(key));
-}
+@group(0) @binding(7) var<storage, read_write> state: WordState;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn count_number(
+fn words_number(
     @builtin(global_invocation_id) thread: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
 ) {
     let count = fresh_count();
     for (var i = thread.x; i < count; i += workgroups.x * WORKGROUP_SIZE) {
         let owner = owners[i];
-        if (owner == NOBODY || (owner & OWN) == 0u) { continue; }
+        if (!is_new(owner)) { continue; }
         let slot = owner ^ OWN;
         let word = fresh[i];
         let length = length_of(word.xyz);

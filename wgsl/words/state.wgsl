@@ -1,4 +1,4 @@
-// What the word-counting kernels share: the table of distinct words, and how far a slice has come.
+// What counting and encoding share: the table of distinct words, and how far a slice has come.
 //
 // A word of up to EXACT_BYTES bytes is its own key: bytes and length fit into 96 bits. A longer
 // one's key is a hash, and on equal keys the bytes are compared. The table is open-addressing, at
@@ -9,27 +9,30 @@
 // What can't be taken in, because a list or the table is full, stays marked in `pending`; the host
 // makes room and runs the slice again for just those words.
 
-struct CountState {
+struct WordState {
     words: atomic<u32>,      // distinct words in the table
     data_used: atomic<u32>,  // u32s of their bytes
     fresh: atomic<u32>,      // words of this slice that are not in the table; may pass the list's room
     fresh_data: atomic<u32>, // u32s that they would take if all differ
     pending: atomic<u32>,    // words left for another run
-    long: atomic<u32>,       // words of more than MAX_WORD bytes, which the host counts
+    long: atomic<u32>,       // words of more than MAX_WORD bytes, which the host sees to
     full: atomic<u32>,       // the table has no room for the fresh words
+    ids_used: atomic<u32>,   // encoding: tokens of all words in the table
+    tokens: u32,             // encoding: tokens of the slice
     word_capacity: u32,
     slot_capacity: u32,      // a power of two, twice word_capacity or more
     data_capacity: u32,
     fresh_capacity: u32,
 }
 
-struct CountParams {
-    main_end: u32, // bytes of text, to the end of the last word
+struct SliceParams {
+    main_end: u32,  // bytes of text, to the end of the last word
+    documents: u32, // encoding: documents that begin in it
 }
 
 const EXACT_BYTES: u32 = 11u;
 const HASHED: u32 = 0xFF000000u; // highest byte of a hashed key's third part; elsewhere the length
-const MAX_WORD: u32 = 1024u;     // bytes
+override MAX_WORD: u32 = 1024u;  // bytes
 const TAKEN: u32 = 0xFFFFFFFFu;    // slot of a word in the table
 const MAX_PROBES: u32 = 32768u;  // only keeps the loop finite
 

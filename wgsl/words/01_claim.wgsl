@@ -1,4 +1,4 @@
-// count_claim: of the fresh words, the first of each kind to come claims a slot of the table.
+// words_claim: of the fresh words, the first of each kind to come claims a slot of the table.
 //
 // If the table has no room for all of them, none is taken in and all stay pending.
 //
@@ -7,19 +7,19 @@
 // binding 2  owners   read_write  (fresh_capacity) out: OWN | slot, or the fresh word that is the same
 // binding 3  slots    read_write  (slot_capacity) 0 free, TAKEN, or 1 + the fresh word that claims it
 // binding 4  pending  read_write  (length bits)
-// binding 5  state    read_write  CountState
+// binding 5  state    read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
-//!include count/text.wgsl
-//!include count/fresh.wgsl
+//!include words/state.wgsl
+//!include words/text.wgsl
+//!include words/fresh.wgsl
 
 @group(0) @binding(0) var<storage, read> text: array<u32>;
 @group(0) @binding(1) var<storage, read> fresh: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> owners: array<u32>;
 @group(0) @binding(3) var<storage, read_write> slots: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> pending: array<atomic<u32>>;
-@group(0) @binding(5) var<storage, read_write> state: CountState;
+@group(0) @binding(5) var<storage, read_write> state: WordState;
 
 fn same_word(a: vec4<u32>, b: vec4<u32>) -> bool {
     if (any(a.xyz != b.xyz)) { return false; }
@@ -57,7 +57,7 @@ fn leave_pending(i: u32) {
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn count_claim(
+fn words_claim(
     @builtin(global_invocation_id) thread: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
 ) {

@@ -1,17 +1,17 @@
-// count_rehash: enters the words of a table into a larger one.
+// words_rehash: enters the words of a table into a larger one.
 //
 // binding 0  old_table  read        (old slot_capacity) key, 1 + number
 // binding 1  slots      read_write  (slot_capacity) zeros before
 // binding 2  table      read_write  (slot_capacity) zeros before
-// binding 3  state      read_write  CountState, slot_capacity that of the new table
+// binding 3  state      read_write  WordState, slot_capacity that of the new table
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
+//!include words/state.wgsl
 
 @group(0) @binding(0) var<storage, read> old_table: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read_write> slots: array<atomic<u32>>;
 @group(0) @binding(2) var<storage, read_write> table: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read_write> state: CountState;
+@group(0) @binding(3) var<storage, read_write> state: WordState;
 
 
 fn enter(entry: vec4<u32>) {
@@ -31,7 +31,7 @@ fn enter(entry: vec4<u32>) {
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn count_rehash(
+fn words_rehash(
     @builtin(global_invocation_id) thread: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
 ) {

@@ -3,15 +3,15 @@
 // binding 0  places     read        (word_capacity) where in word_data each word is
 // binding 1  word_data  read        (data_capacity) words: length, then bytes
 // binding 2  lengths    read_write  (words)
-// binding 3  state      read_write  CountState
+// binding 3  state      read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
+//!include words/state.wgsl
 
 @group(0) @binding(0) var<storage, read> places: array<u32>;
 @group(0) @binding(1) var<storage, read> word_data: array<u32>;
 @group(0) @binding(2) var<storage, read_write> lengths: array<u32>;
-@group(0) @binding(3) var<storage, read_write> state: CountState;
+@group(0) @binding(3) var<storage, read_write> state: WordState;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn count_lengths(

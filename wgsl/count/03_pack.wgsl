@@ -6,16 +6,16 @@
 // binding 1  word_data  read        (data_capacity) words: length, then bytes
 // binding 2  ends       read        (words) where each word ends in `packed`
 // binding 3  packed     read_write  (bytes / 4, rounded up)
-// binding 4  state      read_write  CountState
+// binding 4  state      read_write  WordState
 // dispatch: one thread for four bytes
 //!include common/workgroup.wgsl
-//!include count/state.wgsl
+//!include words/state.wgsl
 
 @group(0) @binding(0) var<storage, read> places: array<u32>;
 @group(0) @binding(1) var<storage, read> word_data: array<u32>;
 @group(0) @binding(2) var<storage, read> ends: array<u32>;
 @group(0) @binding(3) var<storage, read_write> packed: array<u32>;
-@group(0) @binding(4) var<storage, read_write> state: CountState;
+@group(0) @binding(4) var<storage, read_write> state: WordState;
 
 // The first word that ends behind a position.
 fn word_at(position: u32, words: u32) -> u32 {

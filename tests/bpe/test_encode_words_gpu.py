@@ -1,0 +1,144 @@
+"""Byte pair encoding on an adapter against the plain loop, and against NumPy on long texts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgpu.bpe import encode_words_gpu
+from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.encode_numpy import NumpyEncoder
+from llmgpu.bpe.encode_words_gpu import BYTE_VECTORS, LONG_WORD, GpuWordEncoder
+from llmgpu.bpe.encoding import Encoder
+from llmgpu.bpe.pair_ranks import NO_RANK
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.gpu import Device
+from tests.bpe.test_bpe_matching import merge_vocabularies, rank_vocabularies
+from tests.bpe.test_count_gpu import PARTS
+from tests.gpu.wgsl import shader_constants
+from tests.reference import encoding as reference
+
+DOCUMENT = st.lists(
+    st.sampled_from([*PARTS, b"ab", b"ba", b"abc", b"c" * 300, b"abc" * 90]), max_size=40
+).map(b"".join)
+
+
+def with_pattern(vocabulary: Vocabulary, pattern: str) -> Vocabulary:
+    expression = PATTERNS[pattern].expression
+    return vocabulary.__class__(
+        vocabulary.tokens,
+        vocabulary.merges,
+        pattern,
+        expression,
+        match="bpe",
+        ignore_merges=vocabulary.ignore_merges,
+        unknown_token=vocabulary.unknown_token,
+    )
+
+
+def encode(encoder: Encoder, documents: list[bytes]) -> list[list[int]]:
+    """Return the ids of each document."""
+    ids: list[int] = []
+    starts: list[int] = []
+    for piece in encoder.encode(corpus_from_bytes(documents)):
+        assert (piece.ids.dtype, piece.document_starts.dtype) == (np.uint32, np.int64)
+        starts += (piece.document_starts + len(ids)).tolist()
+        ids += piece.ids.tolist()
+    return [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
+
+
+@given(
+    vocabulary=merge_vocabularies(),
+    pattern=st.sampled_from(sorted(PATTERNS)),
+    documents=st.lists(DOCUMENT, max_size=4),
+    slice_bytes=st.sampled_from([64, 1000, 4096, 1 << 16]),
+    first_words=st.sampled_from([1, 64, 4096]),
+    table_bytes=st.sampled_from([1, 10_000, 1 << 20]),
+    workgroup_size=st.sampled_from([64, 256]),
+)
+def test_ids_of_merging(
+    any_device: Device,
+    vocabulary: Vocabulary,
+    pattern: str,
+    documents: list[bytes],
+    slice_bytes: int,
+    first_words: int,
+    table_bytes: int,
+    workgroup_size: int,
+) -> None:
+    vocabulary = with_pattern(vocabulary, pattern)
+    encoder = GpuWordEncoder(
+        any_device,
+        vocabulary,
+        slice_bytes,
+        first_words=first_words,
+        table_bytes=table_bytes,
+        workgroup_size=workgroup_size,
+    )
+    expected = [reference.bpe_encode(vocabulary, text) for text in documents]
+    assert encode(encoder, documents) == expected
+    assert encode(encoder, documents[::-1]) == expected[::-1]  # the table is kept
+
+
+@given(rank_vocabularies(), st.lists(st.sampled_from(b"abc "), max_size=300).map(bytes))
+def test_ids_by_ranks(device: Device, vocabulary: Vocabulary, text: bytes) -> None:
+    encoder = GpuWordEncoder(device, with_pattern(vocabulary, "class"), 100)
+    expected = reference.bpe_encode(with_pattern(vocabulary, "class"), text)
+    assert encode(encoder, [text]) == [expected]
+
+
+def train(text: bytes) -> Vocabulary:
+    from tests.bpe.test_encode_numpy import train as train_vocabulary
+
+    return with_pattern(train_vocabulary([text], 600, "class"), "class")
+
+
+def hostile_text(seed: int, size: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    letters = rng.choice(np.frombuffer(b"aaaabcdeeeeilnorst  \n.,\xc3\xa9'1", np.uint8), size)
+    runs = b"".join(bytes([65 + k]) * (k * 37 % 900) + b" " for k in range(40))
+    return letters.tobytes() + runs + bytes(range(256)) * 3
+
+
+@pytest.mark.parametrize("slice_bytes", [5000, 70_000, 1 << 20])
+def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
+    text = hostile_text(1, 200_000)
+    vocabulary = train(text[:50_000])
+    documents = text.splitlines(keepends=True)
+    expected = encode(NumpyEncoder(vocabulary, threads=2), documents)
+    encoder = GpuWordEncoder(any_device, vocabulary, slice_bytes, first_words=64)
+    assert encode(encoder, documents) == expected
+    assert b"".join(vocabulary.decode(np.array(ids)) for ids in expected) == text
+
+
+def test_a_byte_without_a_token_is_named(device: Device) -> None:
+    tokens = (b"a", b" ", b"aa")
+    expression = PATTERNS["class"].expression
+    vocabulary = Vocabulary(
+        tokens, np.empty((0, 3), np.uint32), "class", expression, match="bpe", ignore_merges=True
+    )
+    text = b"aa " * 40 + b"aaba"
+    for encoder in (GpuWordEncoder(device, vocabulary, 64), NumpyEncoder(vocabulary, 50)):
+        with pytest.raises(InputError, match="byte 0x62 at offset 122 "):
+            encode(encoder, [text])
+
+
+def test_no_text(device: Device) -> None:
+    encoder = GpuWordEncoder(device, train(b"abc " * 100))
+    assert encode(encoder, []) == []
+    assert encode(encoder, [b"", b"", b"a", b""]) == [[], [], [97], []]
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    shared = shader_constants("encode/params.wgsl")
+    assert (shared["LONG_WORD"], shared["NO_TOKEN"]) == (LONG_WORD, NO_TOKEN)
+    merging = shader_constants("encode/02_merge.wgsl")
+    assert (merging["NO_RANK"], merging["BYTE_VECTORS"]) == (NO_RANK, BYTE_VECTORS)
+    assert merging["FREE"] == encode_words_gpu.FREE

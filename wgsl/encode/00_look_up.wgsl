@@ -1,0 +1,43 @@
+// encode_look_up: gives the words that are in the table their numbers, and lists the others.
+//
+// A thread goes through the words that start in 32 bytes of text, one u32 of start bits.
+//
+// binding 0  params      uniform     SliceParams
+// binding 1  text        read        (length)
+// binding 2  start_bits  read        (length bits) where words start
+// binding 3  pending     read_write  (length bits) the words to look at; left: those not taken in
+// binding 4  table       read        (slot_capacity) key, 1 + number of the word; 0 is free
+// binding 5  word_data   read        (data_capacity) words: length, then bytes
+// binding 6  words       read_write  (length) where a word starts its number, or LONG_WORD
+// binding 7  fresh       read_write  (fresh_capacity) key, start
+// binding 8  state       read_write  WordState
+// dispatch: one thread for 32 bytes of text
+//!include words/look_up.wgsl
+//!include encode/params.wgsl
+
+@group(0) @binding(0) var<uniform> params: SliceParams;
+@group(0) @binding(1) var<storage, read> text: array<u32>;
+@group(0) @binding(2) var<storage, read> start_bits: array<u32>;
+@group(0) @binding(3) var<storage, read_write> pending: array<u32>;
+@group(0) @binding(4) var<storage, read> table: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read> word_data: array<u32>;
+@group(0) @binding(6) var<storage, read_write> words: array<u32>;
+@group(0) @binding(7) var<storage, read_write> fresh: array<vec4<u32>>;
+@group(0) @binding(8) var<storage, read_write> state: WordState;
+
+fn found(start: u32, number: u32) {
+    words[start] = number;
+}
+
+fn too_long(start: u32) {
+    words[start] = LONG_WORD;
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn encode_look_up(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    take_segment(flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index);
+}

@@ -1,0 +1,10 @@
+// What the encoding kernels share.
+
+const LONG_WORD: u32 = 0xFFFFFFFEu; // number of a word that the host encodes, and its token meanwhile
+const NO_TOKEN: u32 = 0xFFFFFFFFu;  // of a byte that has none
+
+// The tokens of a word: where they are in `ids`, and how many.
+struct Tokens {
+    first: u32,
+    count: u32,
+}
