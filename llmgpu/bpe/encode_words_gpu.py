@@ -117,7 +117,6 @@ class GpuWordEncoder:
         }
         buffers["symbols"] = buffers["words"]
         pairs = pack_pairs(self._vocabulary)
-        # Its length says how many slots there are, so it is not to be rounded up.
         buffers["pairs"] = create("pairs", pairs.nbytes)
         for name, array in (("nodes", trie.nodes), ("edges", trie.edges), ("pairs", pairs)):
             self._device.write(buffers[name], array)
@@ -272,7 +271,8 @@ def pack_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     The token of each byte, then a hash table of the pairs, at most half full.
     """
     pairs = pair_ranks(vocabulary)
-    slots = 2 << max(len(pairs.ranks), 1).bit_length()
+    # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
+    slots = 2 << max(len(pairs.ranks), 8).bit_length()
     table = np.full((slots, 4), FREE, np.uint32)
     entries = np.column_stack(
         [pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]]
