@@ -12,14 +12,15 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import concatenate_ranges
-from llmgpu.bpe.bpe_lockstep import LockstepMerger
+from llmgpu.bpe.arrays import concatenate_ranges, ranges
+from llmgpu.bpe.bpe_lockstep import MOST_BYTES, LockstepMerger
 from llmgpu.bpe.matching import Matches, Words
 from llmgpu.bpe.pair_ranks import NO_RANK, byte_ids, pair_ranks
 from llmgpu.bpe.trie import NO_TOKEN
 from llmgpu.bpe.trie_matcher import TrieMatcher
 from llmgpu.bpe.vocabulary import Vocabulary
 
+_REMEMBERED_WORDS, _REMEMBERED_BYTES = 1024, 1 << 12  # long words at most, and bytes of each
 _GONE = -2  # a symbol that was merged into the one before; -1 is a byte without a token
 
 
@@ -31,31 +32,30 @@ class BpeMatcher:
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
         self._lockstep = LockstepMerger(self._pairs, self._byte_ids)
+        self._remembered: dict[bytes, NDArray[np.uint32]] = {}
         self._tokens = TrieMatcher(vocabulary.trie) if vocabulary.ignore_merges else None
 
     def match(self, text: NDArray[np.uint8], words: Words) -> Matches:
         """Return the tokens of whole words; NO_TOKEN for a byte that has none."""
         whole = self._whole_tokens(text, words)
-        rest = np.flatnonzero(whole == NO_TOKEN)
-        lengths = (words.limits - words.starts)[rest]
-        data = concatenate_ranges(text, words.starts[rest], lengths)
-        ids, counts = self._lockstep.merge(data, lengths)
+        lengths = words.limits - words.starts
+        rest = np.flatnonzero((whole == NO_TOKEN) & (lengths <= MOST_BYTES))
+        data = concatenate_ranges(text, words.starts[rest], lengths[rest])
+        ids, counts = self._lockstep.merge(data, lengths[rest])
+        long = np.flatnonzero((whole == NO_TOKEN) & (lengths > MOST_BYTES))
+        spans = zip(words.starts[long].tolist(), words.limits[long].tolist(), strict=True)
+        long_ids = [self._merge_long(text[start:limit].tobytes()) for start, limit in spans]
         all_counts = np.ones(len(whole), np.int64)
         all_counts[rest] = counts
+        all_counts[long] = [len(tokens) for tokens in long_ids]
         all_ids = np.repeat(whole, all_counts)
-        all_ids[np.repeat(whole == NO_TOKEN, all_counts)] = ids.view(np.uint32)
+        firsts = np.cumsum(all_counts) - all_counts
+        all_ids[ranges(firsts[rest], counts)] = ids.view(np.uint32)
+        for first, tokens in zip(firsts[long].tolist(), long_ids, strict=True):
+            all_ids[first : first + len(tokens)] = tokens
         return Matches(all_ids, all_counts, words.limits)
 
-    def match_long(self, text: NDArray[np.uint8], words: Words) -> Matches:
-        """Do what `match` does with few words of any length."""
-        whole = self._whole_tokens(text, words)
-        spans = zip(words.starts.tolist(), words.limits.tolist(), strict=True)
-        ids = [
-            self._merge_long(text[start:limit]) if token == NO_TOKEN else np.array([token])
-            for (start, limit), token in zip(spans, whole.tolist(), strict=True)
-        ]
-        counts = np.array([len(word) for word in ids])
-        return Matches(np.concatenate(ids).astype(np.uint32), counts, words.limits)
+    match_long = match
 
     def _whole_tokens(self, text: NDArray[np.uint8], words: Words) -> NDArray[np.uint32]:
         """Return the id of each word that is a token and needs no merging, else NO_TOKEN."""
@@ -70,11 +70,23 @@ class BpeMatcher:
         keys = self._pairs.left.astype(np.int64) << 32 | self._pairs.right
         return dict(zip(keys.tolist(), self._pairs.ranks.tolist(), strict=True))
 
-    def _merge_long(self, word: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """Return the tokens of one word."""
-        symbols = self._byte_ids[word].tolist()
-        merged = _merge_by_heap(symbols, self._rank_by_pair, self._pairs.results.tolist())
-        return np.array(merged, np.int32)
+    @cached_property
+    def _results(self) -> list[int]:
+        results: list[int] = self._pairs.results.tolist()
+        return results
+
+    def _merge_long(self, word: bytes) -> NDArray[np.uint32]:
+        """Return the tokens of one word; text repeats itself, so some words are remembered."""
+        ids = self._remembered.get(word)
+        if ids is None:
+            symbols = self._byte_ids[np.frombuffer(word, np.uint8)].tolist()
+            merged = _merge_by_heap(symbols, self._rank_by_pair, self._results)
+            ids = np.array(merged, np.int32).view(np.uint32)
+            if len(word) <= _REMEMBERED_BYTES:
+                if len(self._remembered) == _REMEMBERED_WORDS:
+                    self._remembered.clear()
+                self._remembered[word] = ids
+        return ids
 
 
 def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]) -> list[int]:

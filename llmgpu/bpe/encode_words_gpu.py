@@ -3,8 +3,7 @@
 - A slice is one submission. Its words are looked up in the table; those that are not there yet are
   entered and merged, each by one thread. Then the tokens of all words are counted, and copied to
   where the counts say. The table persists over slices and texts, and is emptied when it is full.
-- Words of more than MAX_WORD bytes are merged on the host. The device leaves LONG_WORD in their
-  places.
+- Long words are merged on the host. The device leaves LONG_WORD in their places.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from llmgpu.bpe.word_table_gpu import (
 )
 from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download
 
-MAX_WORD = 256  # bytes of a word that a thread merges: its steps grow with the square
+LONGEST = 512  # bytes of a word that is merged on the device; in wgsl/encode/02_merge.wgsl
+SOFTWARE_LONGEST = 64  # more would take more steps than a thread may take there
 LONG_WORD = 0xFFFFFFFE  # in wgsl/encode/params.wgsl
 BYTE_VECTORS = 64  # in wgsl/encode/02_merge.wgsl
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 16 << 20, 2 << 20
@@ -56,11 +56,13 @@ class GpuWordEncoder:
         *,
         first_words: int = FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
+        longest: int | None = None,
         workgroup_size: int = 256,
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
-        slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
+        slice_bytes, first_words, table_bytes, longest: sizes on which the ids do not depend. Longer
+            words than `longest`, of LONGEST bytes at most, are merged on the host.
 
         Raises:
             DeviceError: the adapter's memory or limits don't do.
@@ -70,12 +72,13 @@ class GpuWordEncoder:
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
+        self._longest = longest or (SOFTWARE_LONGEST if device.is_software else LONGEST)
         self._wg = workgroup_size
         self._kernels = prepare_kernels(
             device,
             workgroup_size,
             {
-                "encode/00_look_up": {"MAX_WORD": MAX_WORD},
+                "encode/00_look_up": {"MAX_WORD": self._longest},
                 "encode/01_whole_tokens": {},
                 "encode/02_merge": {"IGNORE_MERGES": int(vocabulary.ignore_merges)},
                 "encode/03_store": {},
@@ -155,7 +158,7 @@ class GpuWordEncoder:
     def _fetch(self, slot: _Slot, piece: Slice, state: NDArray[Any], offset: int) -> EncodedSlice:
         ids, starts = slot.fetch(int(state["tokens"]), len(piece.document_starts))
         if state["long"]:
-            ids, starts = self._insert_long_words(ids, starts, slot.read_long_words(MAX_WORD))
+            ids, starts = self._insert_long_words(ids, starts, slot.read_long_words(self._longest))
         if self._has_gaps and (ids == NO_TOKEN).any():
             before = ids[: np.argmax(ids == NO_TOKEN)]
             position = int(token_spans(self._vocabulary)[before].sum())
@@ -231,12 +234,16 @@ class _Slot(WordSlot):
 
     def _record(self, commands: Commands) -> None:
         encoder, table = self._encoder, self._encoder._table
-        look_up, *insertion, count, scan, emit, document_starts = self.bound(table, encoder.steps)
+        look_up, *insertion, merge, store, count, scan, emit, document_starts = self.bound(
+            table, encoder.steps
+        )
         groups = -(-self.main_end // (32 * encoder._wg))
         commands.dispatch(self._begin, 1)
         commands.dispatch(look_up, groups)
         for kernel in insertion:
             commands.dispatch(kernel, table.groups)
+        commands.dispatch(merge, -(-table.fresh_capacity // encoder._wg))
+        commands.dispatch(store, table.groups)
         commands.dispatch(count, groups)
         commands.dispatch(scan, 1)
         commands.dispatch(emit, groups)
