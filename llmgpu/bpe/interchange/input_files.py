@@ -14,6 +14,9 @@ MAX_FILE_BYTES = 1 << 27  # the largest tokenizer.json in use is a quarter of th
 MAX_IDS = 1 << 22  # a file of one line could ask for any number of empty tokens
 
 
+_SHOWN = 60  # characters of a text in a message
+
+
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Put the file's name before a VocabularyError of the block."""
@@ -58,7 +61,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise VocabularyError(f"the key {repeated!r} is there twice")
+        raise VocabularyError(f"the key {quote(repeated)} is there twice")
     return made
 
 
@@ -66,10 +69,18 @@ def _refuse_constant(name: str) -> NoReturn:
     raise VocabularyError(f"no valid JSON: {name}")
 
 
+def quote(value: str | bytes | int) -> str:
+    """Return a value for a message, cut short if it is long."""
+    shown = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
+    return shown if len(shown) <= 2 * _SHOWN else f"{shown[: 2 * _SHOWN]}..."
+
+
 def check_id(what: str, number: object) -> int:
     """Return `number` if it can be an id; VocabularyError about `what` otherwise."""
-    if type(number) is not int or not 0 <= number < MAX_IDS:
-        shown = str(number)[:20] if type(number) is not int or number < 10**20 else "a huge number"
+    if type(number) is not int:
+        raise VocabularyError(f"{what} has a {type(number).__name__} as its id")
+    if not 0 <= number < MAX_IDS:
+        shown = quote(number)
         raise VocabularyError(f"{what} has id {shown}: ids are whole numbers below {MAX_IDS}")
     return number
 
@@ -88,11 +99,11 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
     taken: dict[int, str] = {}
     for text, number in special.items():
         if number in taken or number in ordinary:
-            other = repr(taken[number]) if number in taken else f"the token {ordinary[number]!r}"
-            raise VocabularyError(f"special token {text!r} has the id {number} of {other}")
+            other = quote(taken[number] if number in taken else ordinary[number])
+            raise VocabularyError(f"special token {quote(text)} has the id {number} of {other}")
         taken[number] = text
         try:
             tokens[number] = text.encode()
         except UnicodeEncodeError as error:
-            raise VocabularyError(f"special token {text!r} is not valid Unicode") from error
+            raise VocabularyError(f"special token {quote(text)} is not valid Unicode") from error
     return tuple(tokens)

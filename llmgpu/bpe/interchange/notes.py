@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from llmgpu.bpe.interchange.input_files import quote
+
 Note = Callable[[str], None]
 
 _LISTED = 3
@@ -15,6 +17,6 @@ def no_notes(text: str) -> None:
 
 def listed(texts: Sequence[str]) -> str:
     """Return the first few texts, quoted, and how many more there are."""
-    shown = ", ".join(map(repr, texts[:_LISTED]))
+    shown = ", ".join(map(quote, texts[:_LISTED]))
     rest = len(texts) - _LISTED
     return f"{shown} and {rest:,} more" if rest > 0 else shown

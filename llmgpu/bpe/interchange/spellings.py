@@ -15,6 +15,8 @@ from __future__ import annotations
 from llmgpu.bpe.pattern import PATTERNS
 from llmgpu.errors import VocabularyError
 
+_SHOWN = 400  # characters of an expression in a message
+
 _LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
@@ -69,7 +71,7 @@ def name_of_huggingface(expression: str) -> str:
     """
     name = _HUGGINGFACE_NAMES.get(expression)
     if name is None or name not in PATTERNS:
-        shown = expression if len(expression) <= 200 else f"{expression[:200]}..."
+        shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
         raise VocabularyError(f"the expression {shown!r} is that of no known pattern")
     return name
 

@@ -27,6 +27,7 @@ from llmgpu.bpe.interchange.input_files import (
     naming,
     parse_json,
     place_tokens,
+    quote,
     read_limited,
 )
 from llmgpu.bpe.interchange.notes import Note, no_notes
@@ -106,7 +107,7 @@ def read(
         chosen = get_pattern(pattern or (known.pattern if known else ""))
         special = dict(known.special_tokens if known else {}) | dict(special_tokens or {})
         for text, number in special.items():
-            check_id(f"special token {text!r}", number)
+            check_id(f"special token {quote(text)}", number)
         _check_bytes(ranks)
         return Vocabulary(
             tokens=place_tokens({rank: token for token, rank in ranks.items()}, special),
@@ -182,7 +183,7 @@ def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
         if here <= last:
             token = vocabulary.tokens[merge[2]]
             reason = "is made by another merge" if here < 0 else "is merged in another order"
-            raise VocabularyError(f"by rank, the token {token!r} (id {merge[2]}) {reason}")
+            raise VocabularyError(f"by rank, the token {quote(token)} (id {merge[2]}) {reason}")
         last = here
     longer = sum(len(token) > 1 for token in ranks)
     if len(needed) < longer and not vocabulary.ignore_merges:
@@ -202,9 +203,9 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
             if len(fields) != 2 or not _RANK.fullmatch(fields[1]):
                 raise VocabularyError("a line is a token in base64, a space and its rank")
             token = _decode_token(fields[0])
-            rank = check_id(f"token {token!r}", int(fields[1]))
+            rank = check_id(f"token {quote(token)}", int(fields[1]))
             if token in ranks:
-                raise VocabularyError(f"token {token!r} has the rank {ranks[token]} already")
+                raise VocabularyError(f"token {quote(token)} has the rank {ranks[token]} already")
             if rank in lines_by_rank:
                 raise VocabularyError(f"rank {rank} is that of line {lines_by_rank[rank]}")
         except VocabularyError as error:
@@ -218,7 +219,7 @@ def _decode_token(text: bytes) -> bytes:
     try:
         token = binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
-        raise VocabularyError(f"{text[:40]!r} is no base64: {error}") from error
+        raise VocabularyError(f"{quote(text)} is no base64: {error}") from error
     if not token:
         raise VocabularyError("the token is empty")
     return token
@@ -244,7 +245,7 @@ def _recognise(canonical: bytes, note: Note) -> _Encoding | None:
     encoding = _ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
     if encoding:
         count = len(encoding.special_tokens)
-        note(f"these are the ranks of {encoding.name}: its pattern and {count} special tokens")
+        note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count} special tokens")
     return encoding
 
 
@@ -270,7 +271,7 @@ def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | No
         if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
             return None
         if content.get("version") != SIDE_VERSION:
-            raise VocabularyError(f"version {content.get('version')!r}, not {SIDE_VERSION}")
+            raise VocabularyError(f"it is not of version {SIDE_VERSION}")
         if content.get("sha256") != hashlib.sha256(canonical).hexdigest():
             note(f"{side} is that of other ranks: not used")
             return None
