@@ -72,7 +72,8 @@ def name_of_huggingface(expression: str) -> str:
     name = _HUGGINGFACE_NAMES.get(expression)
     if name is None or name not in PATTERNS:
         shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
-        raise VocabularyError(f"the expression {shown!r} is that of no known pattern")
+        shown = repr(shown).replace("\\\\", "\\")  # as it would be typed
+        raise VocabularyError(f"the expression {shown} is that of no known pattern")
     return name
 
 

@@ -56,16 +56,20 @@ def random_ranks(seed: int, size: int = 200) -> dict[bytes, int]:
     return dict(zip(sorted(tokens), ids, strict=True))
 
 
-def rank_vocabulary(ranks: dict[bytes, int], pattern: str) -> Vocabulary:
+def rank_vocabulary(
+    ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int] | None = None
+) -> Vocabulary:
     """The vocabulary of ranks."""
-    tokens = [b""] * (max(ranks.values()) + 1)
-    for token, rank in ranks.items():
+    special = special_tokens or {}
+    tokens = [b""] * (max(*ranks.values(), *special.values()) + 1)
+    for token, rank in [*ranks.items(), *((text.encode(), i) for text, i in special.items())]:
         tokens[rank] = token
     return Vocabulary(
         tokens=tuple(tokens),
         merges=np.empty((0, 3), np.uint32),
         pattern=pattern,
         expression=get_pattern(pattern).expression,
+        special_tokens=special,
         match="bpe",
         ignore_merges=True,
     )
