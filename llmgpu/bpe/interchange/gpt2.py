@@ -2,9 +2,9 @@
 
 - Tokens are written in the byte-level alphabet. Neither file says how text is cut: that is pattern
   gpt2, unless the caller knows better.
-- Nor do they say which tokens are special. One that no merge makes never comes out of text, so it
-  is: that finds ``<|endoftext|>``. A token of that kind that is not plain ASCII could be bytes as
-  well as text, and is taken for bytes.
+- Nor do they say which tokens are special. One of several characters that is in no merge never
+  comes out of text, so it is: that finds ``<|endoftext|>``. A token of that kind that is not plain
+  ASCII could be bytes as well as text, and is taken for bytes.
 - vocab.json is written as GPT-2's is, ids ascending, ASCII only, on one line.
 """
 
@@ -67,7 +67,7 @@ def read(
     with naming(vocab_path):
         if len(merges) == 0 and max(map(len, ids)) > 1:
             raise VocabularyError("its tokens need merges, and there are none")
-        special = _find_special(ids, set(merges[:, 2].tolist()), special_tokens or {})
+        special = _find_special(ids, set(merges.reshape(-1).tolist()), special_tokens or {})
         if special:
             note(f"special tokens: {listed(list(special))}")
         taken = set(special.values())
@@ -122,13 +122,13 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
 
 
 def _find_special(
-    ids: Mapping[str, int], made: set[int], given: Mapping[str, int]
+    ids: Mapping[str, int], merged: set[int], given: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the special tokens: those given, and those that only special tokens can be."""
     found = {
         text: number
         for text, number in ids.items()
-        if number not in made
+        if number not in merged
         and (not _stands_for_bytes(text) or (len(text) > 1 and text.isascii()))
     }
     for text, number in given.items():
@@ -149,7 +149,7 @@ def _stands_for_bytes(text: str) -> bool:
 
 
 def _parse_merges(text: str) -> Iterator[tuple[str, str]]:
-    # Not splitlines: it also splits at characters of the alphabet, such as U+0085.
+    # Not splitlines, which takes more than newlines for the end of a line.
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith("#version")):

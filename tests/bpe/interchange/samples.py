@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import random
 from pathlib import Path
@@ -35,6 +36,7 @@ def texts(seed: int, count: int) -> list[str]:
     return made
 
 
+@functools.cache
 def trained(pattern: str = "gpt2", size: int = 400, seed: int = 5) -> Vocabulary:
     """A vocabulary trained with the reference, matching by merges."""
     corpus = words(seed, 3_000, 300) + "".join(texts(seed, 200)).encode()

@@ -146,7 +146,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("special", "message"),
         [
-            ({"x": 97}, "has the id 97 of the token b'a'"),
+            ({"x": 97}, "has the id 97 of b'a'"),
             ({"x": 300, "y": 300}, "has the id 300 of 'x'"),
             ({"x": -1}, "id -1"),
             ({"x": 2**40}, "below"),
