@@ -8,8 +8,9 @@
   caller, too. Both are told to `note`.
 - A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
   the same ids; see `llmgpu.bpe.interchange.recovery`.
-- Special tokens are written among the tokens as well as the added ones, as in GPT-2's file: the
-  library numbers an added token that is no token by itself, whatever id the file says.
+- The library numbers an added token that is not among the model's tokens itself, whatever id the
+  file says. So special tokens are written in both places, as in GPT-2's file, and a file that the
+  library would number otherwise is refused.
 """
 
 from __future__ import annotations
@@ -305,11 +306,7 @@ def _read_model(
             raise VocabularyError(f"model BPE with {name} can't be done")
     ids = check_vocabulary_map(model.get("vocab"))
     merges = number_merges(_parse_merges(model.get("merges")), ids)
-    for text, number in added.items():
-        if ids.get(text, number) != number:
-            raise VocabularyError(
-                f"the added token {quote(text)} has the ids {number} and {ids[text]}"
-            )
+    _check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added | unknown)
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
@@ -326,6 +323,18 @@ def _read_model(
         unknown_token=next(iter(unknown.values()), None),
         training={"imported_from": "huggingface"},
     )
+
+
+def _check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
+    """Check that the library, which numbers what is no token yet in order, gives these ids."""
+    following = len(ids)
+    for text, number in added.items():
+        given = ids.get(text, following)
+        following += text not in ids
+        if given != number:
+            raise VocabularyError(
+                f"the added token {quote(text)} has id {number}, but the library would give {given}"
+            )
 
 
 def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,15 @@ def set_at(*path: Any) -> Change:
     return change
 
 
+def places(content: Any) -> Iterator[list[Any]]:
+    """Yield the path of keys to every value."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in items:
+        yield [key]
+        if isinstance(value, (dict, list)):
+            yield from ([key, *rest] for rest in places(value))
+
+
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 NO_REGEX = BYTE_LEVEL | {"use_regex": False}
 SPLIT = {
@@ -268,7 +278,7 @@ SPLIT = {
     "behavior": "Isolated",
     "invert": False,
 }
-ADDED = {"id": 600, "content": "<x>", "special": True}
+ADDED = {"id": 500, "content": "<x>", "special": True}
 
 
 def sequence(*steps: Any) -> dict[str, Any]:
@@ -348,15 +358,16 @@ class TestRefused:
             (set_at("decoder", {"type": "WordPiece"}), "decoder 'WordPiece'"),
             (set_at("added_tokens", {}), "added_tokens is no list"),
             (set_at("added_tokens", 2, 3), "an added token is no JSON object"),
-            (set_at("added_tokens", 2, {"id": 600}), "no content"),
+            (set_at("added_tokens", 2, {"id": 500}), "no content"),
             (set_at("added_tokens", 2, ADDED | {"content": ""}), "no content"),
             (set_at("added_tokens", 2, ADDED | {"content": "\ud800"}), "Unicode"),
             (set_at("added_tokens", 2, ADDED | {"content": "<pad>"}), "'<pad>' is there twice"),
             (set_at("added_tokens", 2, ADDED | {"id": None}), "'<x>' has a NoneType"),
             (set_at("added_tokens", 2, ADDED | {"id": 2**30}), "'<x>' has id"),
-            (set_at("added_tokens", 2, ADDED | {"id": 7}), "'<x>' has the id 7 of"),
-            (set_at("added_tokens", 2, ADDED | {"content": "a"}), "'a' has the ids 600 and"),
-            (set_at("added_tokens", 0, "id", 40), "'<|endoftext|>' has the ids 40 and 0"),
+            (set_at("added_tokens", 2, ADDED | {"id": 7}), "'<x>' has id 7, but .* 500"),
+            (set_at("added_tokens", 2, ADDED | {"id": 501}), "'<x>' has id 501, but .* 500"),
+            (set_at("added_tokens", 2, ADDED | {"content": "a"}), "'a' has id 500, but"),
+            (set_at("added_tokens", 0, "id", 40), "'<|endoftext|>' has id 40, but .* 0"),
         ],
     )
     def test_components(self, tmp_path: Path, change: Change, message: str) -> None:
@@ -406,6 +417,46 @@ class TestRefused:
         (tmp_path / "t.json").write_bytes(data)
         with pytest.raises(VocabularyError, match=rf"t\.json: .*({message})"):
             huggingface.read(tmp_path / "t.json")
+
+    def test_ids_are_those_that_the_library_gives(self, tmp_path: Path) -> None:
+        content = json.loads(train_peer().to_str())
+        content["model"]["vocab"]["<w>"] = 599
+        for number, text in [(599, "<w>"), (501, "<x>"), (502, "<y>")]:
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append(ADDED | flags | {"id": number, "content": text})
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        read = huggingface.read(tmp_path / "t.json")
+        peer = Tokenizer.from_file(str(tmp_path / "t.json"))
+        for text, number in read.special_tokens.items():
+            assert peer.token_to_id(text) == number
+
+    def test_any_part_may_be_anything(self, tmp_path: Path) -> None:
+        content = {
+            "added_tokens": [ADDED | {"id": 4, "lstrip": True}],
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+            "pre_tokenizer": sequence(SPLIT, NO_REGEX),
+            "post_processor": {"type": "Sequence", "processors": [BYTE_LEVEL]},
+            "decoder": {"type": "Sequence", "decoders": [BYTE_LEVEL]},
+            "model": {
+                "unk_token": "u",
+                "ignore_merges": True,
+                "vocab": {"a": 0, "b": 1, "ab": 2, "u": 3},
+                "merges": [["a", "b"]],
+            },
+        }
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps(content))
+        assert huggingface.read(path).special_tokens == {"<x>": 4}
+        junk = [None, True, 0, -1, 1.5, 2**70, "", "x", "\ud800", [], [[]], {}, {"type": "BPE"}]
+        read = 0
+        for where in places(content):
+            for value in junk:
+                changed = json.loads(json.dumps(content))
+                set_at(*where, value)(changed)
+                path.write_text(json.dumps(changed))
+                with contextlib.suppress(VocabularyError):
+                    read += isinstance(huggingface.read(path), Vocabulary)
+        assert read > 20
 
     def test_every_cut(self, tmp_path: Path) -> None:
         data = train_peer().to_str().encode()
