@@ -35,7 +35,7 @@ from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
 from llmgpu.bpe.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary import Vocabulary
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, atomic_output, output_errors
 
 SIDE_FORMAT = "llmgpu-tiktoken"
@@ -127,7 +127,7 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
     The side file has what ``tiktoken.Encoding`` takes besides the ranks (pat_str, special_tokens),
     the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
     Raises VocabularyError where ranks can't give the same ids, OutputError when it can't be
-    written.
+    written or another file has the side file's name.
     """
     ranks = exportable_ranks(vocabulary)
     data = _dump_ranks(ranks)
@@ -137,6 +137,7 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
         with output_errors(output.path):
             output.stream.write(data)
         if not output.is_direct:
+            _check_replaceable(side_path(path))
             with atomic_output(side_path(path)) as stream:
                 stream.write(side)
     except BaseException:
@@ -259,6 +260,17 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
         "special_tokens": vocabulary.special_tokens,
     }
     return json.dumps(side, indent=1).encode() + b"\n"
+
+
+def _check_replaceable(side: str) -> None:
+    """Refuse to overwrite a file that was not made here: vocab.json beside the ranks `vocab`."""
+    if Path(side).exists():
+        try:
+            content = parse_json(read_limited(side))
+        except VocabularyError:
+            content = None
+        if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
+            raise OutputError(f"can't write {side}: something else has that name")
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:

@@ -117,6 +117,17 @@ class TestFiles:
             tiktoken.write(trained(), tmp_path / "r")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
 
+    def test_a_side_file_replaces_only_its_like(self, tmp_path: Path) -> None:
+        for data in (b'{"!": 0}', b"[]", b"\xff"):
+            (tmp_path / "vocab.json").write_bytes(data)
+            with pytest.raises(OutputError, match=r"vocab\.json: something else"):
+                tiktoken.write(trained(), tmp_path / "vocab")
+            assert (tmp_path / "vocab.json").read_bytes() == data
+            assert not (tmp_path / "vocab").exists()
+        tiktoken.write(trained(), tmp_path / "r")
+        tiktoken.write(trained("class"), tmp_path / "r")
+        assert tiktoken.read(tmp_path / "r").pattern == "class"
+
 
 class TestRefused:
     @pytest.mark.parametrize(
