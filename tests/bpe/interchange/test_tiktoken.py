@@ -26,6 +26,12 @@ from tests.bpe.interchange.samples import (
 from tests.reference.encoding import bpe_encode
 
 
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tiktoken from taking a file for another that had its name before."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+
+
 def rank_file(ranks: dict[bytes, int]) -> bytes:
     lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
     return b"".join(lines)
