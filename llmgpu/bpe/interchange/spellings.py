@@ -1,9 +1,8 @@
 r"""The patterns as other tools' regular expressions spell them.
 
-- A spelling goes to the name whose behaviour it has, not to the name of the model it was found
-  with: three spellings are called cl100k, and they cut trailing white space in three ways. Between
-  the last newline and the next word, ``\s*[\r\n]+`` takes all newlines, ``\s*[\r\n]`` one, and
-  ``\s++$`` before it takes white space at the end of the text whole.
+- A spelling goes to the name whose behaviour it has, not to that of the model it was found with.
+  tokenizer.json files of cl100k have the expression of Llama 3: it divides white space at the end of
+  a text behind its last newline, where OpenAI's, with ``\s++$``, does not.
 - The engines differ. In Oniguruma, which Hugging Face uses, ``{1,3}+`` is a repeated repeat, not a
   possessive one: OpenAI's spelling of cl100k means something else there, and is not accepted.
 - The patterns that are published over bytes are spelled over characters here; on valid UTF-8, and
