@@ -27,8 +27,8 @@ def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
     if merges_path is not None:
         return "gpt2"
     with naming(path):
-        is_json = read_limited(path).lstrip().startswith(b"{")
-    return "huggingface" if is_json else "tiktoken"
+        is_object = read_limited(path).lstrip().startswith(b"{")
+    return "huggingface" if is_object else "tiktoken"
 
 
 def read_vocabulary(
@@ -48,13 +48,14 @@ def read_vocabulary(
     Raises VocabularyError for a file that can't be read exactly, or arguments that don't go with
     its format; LlmgpuError for an unknown pattern.
     """
-    if (merges_path is not None) != (format == "gpt2"):
+    if format == "gpt2" and merges_path is not None:
+        return gpt2.read(
+            path, merges_path, pattern=pattern, special_tokens=special_tokens, note=note
+        )
+    if format == "gpt2" or merges_path is not None:
         raise VocabularyError("gpt2 is two files, vocab.json and merges.txt; the others are one")
     if format == "huggingface":
         if pattern is not None or special_tokens:
             raise VocabularyError("a tokenizer.json has its pattern and special tokens in itself")
         return huggingface.read(path, note=note)
-    if format == "tiktoken":
-        return tiktoken.read(path, pattern=pattern, special_tokens=special_tokens, note=note)
-    assert merges_path is not None
-    return gpt2.read(path, merges_path, pattern=pattern, special_tokens=special_tokens, note=note)
+    return tiktoken.read(path, pattern=pattern, special_tokens=special_tokens, note=note)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -149,9 +150,8 @@ def _stands_for_bytes(text: str) -> bool:
 
 
 def _parse_merges(text: str) -> Iterator[tuple[str, str]]:
-    # Not splitlines, which takes more than newlines for the end of a line.
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.removesuffix("\r")
+    for number, ended in enumerate(io.StringIO(text, newline="\n"), 1):
+        line = ended.rstrip("\r\n")
         if not line or (number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.partition(" ")

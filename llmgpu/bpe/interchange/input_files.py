@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from llmgpu.errors import VocabularyError
 
-MAX_FILE_BYTES = 1 << 27  # the largest tokenizer.json in use is a quarter of that
+MAX_FILE_BYTES = 1 << 26  # the largest tokenizer.json in use has half of that
 MAX_IDS = 1 << 22  # a file of one line could ask for any number of empty tokens
 
 

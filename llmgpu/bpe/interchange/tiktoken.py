@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import io
 import json
 import re
 from collections.abc import Mapping
@@ -196,7 +197,7 @@ def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
 def _parse_ranks(data: bytes) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     lines_by_rank: dict[int, int] = {}
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(io.BytesIO(data), 1):
         fields = line.split()
         if not fields:
             continue

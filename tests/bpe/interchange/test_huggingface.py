@@ -175,6 +175,21 @@ class TestPatterns:
             pieces = [piece.encode() for piece, _ in split.pre_tokenize_str(text)]
             assert pieces == pre_tokens(text.encode(), name), text
 
+    @pytest.mark.parametrize(
+        "expression",
+        [
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            TIKTOKEN["gpt2"],
+        ],
+    )
+    def test_other_spellings(self, expression: str) -> None:
+        name = name_of_huggingface(expression)
+        split = pre_tokenizers.Split(Regex(expression), "isolated")
+        for text in texts(7, 400):
+            pieces = [piece.encode() for piece, _ in split.pre_tokenize_str(text)]
+            assert pieces == pre_tokens(text.encode(), name), text
+
     def test_every_pattern_but_none_has_a_spelling(self) -> None:
         assert set(PATTERNS) - set(HUGGINGFACE) == {"none"}
 

@@ -13,6 +13,7 @@ import tiktoken as peer
 from tiktoken.load import load_tiktoken_bpe
 
 from llmgpu.bpe.interchange import tiktoken
+from llmgpu.bpe.interchange.input_files import MAX_FILE_BYTES
 from llmgpu.bpe.pattern import PATTERNS
 from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
@@ -191,6 +192,12 @@ class TestRefused:
         side = tmp_path / "r.json"
         side.write_text(json.dumps(json.loads(side.read_text()) | change))
         with pytest.raises(VocabularyError, match="/r: "):
+            tiktoken.read(tmp_path / "r")
+
+    def test_a_file_that_is_too_long(self, tmp_path: Path) -> None:
+        with open(tmp_path / "r", "wb") as stream:
+            stream.truncate(MAX_FILE_BYTES + 1)
+        with pytest.raises(VocabularyError, match="/r: longer than 64 MiB"):
             tiktoken.read(tmp_path / "r")
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
