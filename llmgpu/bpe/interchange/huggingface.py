@@ -101,18 +101,22 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
     Raises VocabularyError where it can't give the same ids, OutputError when it can't be written.
     """
     ids = exportable_ids(vocabulary)
-    merges = exportable_merges(vocabulary)
-    normalizer = {"type": vocabulary.normalizer} if vocabulary.normalizer else None
+    data = json.dumps(_describe(vocabulary, ids), ensure_ascii=False, indent=1)
+    with atomic_output(path) as stream:
+        stream.write(data.encode() + b"\n")
+    if len(ids) < vocabulary.size:
+        note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
+
+
+def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
+    special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    content = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            _describe_special(text, number)
-            for text, number in sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
-        ],
-        "normalizer": normalizer,
+        "added_tokens": [_describe_special(text, number) for text, number in special],
+        "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
         "pre_tokenizer": _describe_pattern(vocabulary.pattern, byte_level),
         "post_processor": None,
         "decoder": byte_level | {"use_regex": True},
@@ -126,14 +130,9 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
             "byte_fallback": False,
             "ignore_merges": vocabulary.ignore_merges,
             "vocab": ids,
-            "merges": name_pairs(vocabulary, merges),
+            "merges": name_pairs(vocabulary, exportable_merges(vocabulary)),
         },
     }
-    data = json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n"
-    with atomic_output(path) as stream:
-        stream.write(data)
-    if len(ids) <= max(ids.values()):
-        note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
 
 
 def _describe_special(text: str, number: int) -> dict[str, Any]:
