@@ -18,6 +18,8 @@ from llmgpu.errors import LlmgpuError
 COMMANDS = {
     "bench": "llmgpu.cli.bench:bench",
     "bpe-train": "llmgpu.cli.bpe_train:bpe_train",
+    "export": "llmgpu.cli.export_vocabulary:export_vocabulary",
+    "import": "llmgpu.cli.import_vocabulary:import_vocabulary",
     "info": "llmgpu.cli.info:info",
     "tokenize": "llmgpu.cli.tokenize:tokenize",
 }

@@ -62,6 +62,23 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
         return tuple(sorted({int(part) for part in parts}))
 
 
+class SpecialToken(click.ParamType[tuple[str, int]]):
+    """A special token's text and id: <|end|>=50256. The last = counts."""
+
+    name = "special token"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        """Parse the text and the id."""
+        if isinstance(value, tuple):
+            return value
+        text, _, number = str(value).rpartition("=")
+        if not text or not re.fullmatch(r"[0-9]{1,10}", number):
+            self.fail(f"{value!r} is no text and id; write '<|end|>=50256'", param, ctx)
+        return text, int(number)
+
+
 def device_option(command: Decorated) -> Decorated:
     """Add --device."""
     return click.option(

@@ -15,7 +15,16 @@ from llmgpu.cli import COMMANDS
 from tests.cli.conftest import Run, environment
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bpe-train", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["bpe-train", "--help"],
+        ["import", "--help"],
+        ["export", "--help"],
+    ],
+)
 def test_help_imports_no_wgpu(arguments: list[str]) -> None:
     code = (
         "import sys; sys.argv[1:] = sys.argv[1:]\n"

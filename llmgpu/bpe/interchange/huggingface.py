@@ -1,0 +1,373 @@
+"""Hugging Face's tokenizer.json: byte-level BPE with everything around it in one file.
+
+- Read is what GPT-2, Llama 3, Qwen and the like have: a ByteLevel pre-tokenizer, before it a Split
+  by an expression that is a pattern here, NFC or no normalizer. Any other component is refused by
+  name, because it would change ids.
+- Added tokens become special tokens, with their ids. There, they are matched in any text; here,
+  where the caller allows special tokens. What a post-processor puts around a text is left to the
+  caller, too. Both are told to `note`.
+- A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
+  the same ids; see `llmgpu.bpe.interchange.recovery`.
+- The library numbers an added token that is not among the model's tokens itself, whatever id the
+  file says. So special tokens are written in both places, as in GPT-2's file, and a file that the
+  library would number otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.interchange.byte_level import to_bytes, to_text
+from llmgpu.bpe.interchange.input_files import (
+    check_id,
+    naming,
+    parse_json,
+    place_tokens,
+    quote,
+    read_limited,
+)
+from llmgpu.bpe.interchange.merge_lists import (
+    check_vocabulary_map,
+    exportable_ids,
+    exportable_merges,
+    name_pairs,
+    note_missing_bytes,
+    number_merges,
+)
+from llmgpu.bpe.interchange.notes import Note, listed, no_notes
+from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
+from llmgpu.bpe.pattern import get_pattern
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.files import atomic_output
+
+_PARTS = {
+    "version",
+    "truncation",
+    "padding",
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "model",
+}
+_MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
+_MODEL_REFUSED = (
+    "dropout",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "fuse_unk",
+    "byte_fallback",
+)
+_ADDING = {"TemplateProcessing", "RobertaProcessing", "BertProcessing"}
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
+
+
+def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
+    """Read a tokenizer.json; VocabularyError, with the component, if it can't be done exactly."""
+    with naming(path):
+        content = _as_map("the file", parse_json(read_limited(path)))
+        if "model" not in content:
+            raise VocabularyError("no tokenizer.json: it has no model (a vocab.json needs merges)")
+        _refuse_unknown("part", content, _PARTS)
+        pattern = get_pattern(_read_pre_tokenizer(content.get("pre_tokenizer")))
+        normalizer = _read_normalizer(content.get("normalizer"))
+        _check_decoder(content.get("decoder"))
+        _read_post_processor(content.get("post_processor"), note)
+        for part in ("truncation", "padding"):
+            if content.get(part) is not None:
+                note(f"{part} is not applied here")
+        vocabulary = _read_model(
+            _as_map("model", content["model"]),
+            _read_added(content.get("added_tokens"), note),
+            pattern=pattern.name,
+            expression=pattern.expression,
+            normalizer=normalizer,
+        )
+    note_missing_bytes(vocabulary, note)
+    return vocabulary
+
+
+def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+    """Write a tokenizer.json.
+
+    Raises VocabularyError where it can't give the same ids, OutputError when it can't be written.
+    """
+    ids = exportable_ids(vocabulary)
+    data = json.dumps(_describe(vocabulary, ids), ensure_ascii=False, indent=1)
+    with atomic_output(path) as stream:
+        stream.write(data.encode() + b"\n")
+    if len(ids) < vocabulary.size:
+        note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
+
+
+def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
+    special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_describe_special(text, number) for text, number in special],
+        "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
+        "pre_tokenizer": _describe_pattern(vocabulary.pattern, byte_level),
+        "post_processor": None,
+        "decoder": byte_level | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": _unknown_text(vocabulary),
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": vocabulary.ignore_merges,
+            "vocab": ids,
+            "merges": name_pairs(vocabulary, exportable_merges(vocabulary)),
+        },
+    }
+
+
+def _describe_special(text: str, number: int) -> dict[str, Any]:
+    flags = dict.fromkeys((*_ADDED_FLAGS, "normalized"), False)
+    return {"id": number, "content": text, **flags, "special": True}
+
+
+def _describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
+    if pattern in ("gpt2", "none"):
+        return byte_level | {"use_regex": pattern == "gpt2"}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": expression_of(pattern, HUGGINGFACE)},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return {"type": "Sequence", "pretokenizers": [split, byte_level | {"use_regex": False}]}
+
+
+def _unknown_text(vocabulary: Vocabulary) -> str | None:
+    number = vocabulary.unknown_token
+    if number is None or not vocabulary.missing_bytes():
+        return None
+    for text, special in vocabulary.special_tokens.items():
+        if special == number:
+            return text
+    return to_text(vocabulary.tokens[number])
+
+
+def _as_map(what: str, content: object) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise VocabularyError(f"{what} is no JSON object")
+    return content
+
+
+def _as_list(what: str, content: object) -> list[Any]:
+    if not isinstance(content, list):
+        raise VocabularyError(f"{what} is no list")
+    return content
+
+
+def _refuse_unknown(what: str, content: Iterable[str], known: set[str]) -> None:
+    for name in content:
+        if name not in known:
+            raise VocabularyError(f"unknown {what} {quote(name)}")
+
+
+def _type_of(what: str, component: object) -> str:
+    kind = _as_map(what, component).get("type")
+    if not isinstance(kind, str):
+        raise VocabularyError(f"{what} has no type")
+    return kind
+
+
+def _flatten(what: str, component: object, members: str) -> Iterator[dict[str, Any]]:
+    """Yield a component, or those of a Sequence, whose list is called `members`."""
+    if component is None:
+        return
+    if _type_of(what, component) != "Sequence":
+        yield _as_map(what, component)
+        return
+    for member in _as_list(f"Sequence in {what}", _as_map(what, component).get(members)):
+        if _type_of(what, member) == "Sequence":
+            raise VocabularyError(f"{what} has a Sequence in a Sequence")
+        yield member
+
+
+def _read_pre_tokenizer(component: object) -> str:
+    """Return the name of the pattern by which a pre-tokenizer cuts."""
+    steps = list(_flatten("pre_tokenizer", component, "pretokenizers"))
+    kinds = [_type_of("pre_tokenizer", step) for step in steps]
+    for kind in kinds:
+        if kind not in ("Split", "ByteLevel"):
+            raise VocabularyError(
+                f"pre_tokenizer {quote(kind)} can't be done: ByteLevel, Split can"
+            )
+    if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
+        raise VocabularyError(
+            f"pre_tokenizer {kinds[:5]}: there must be a ByteLevel, and a Split before it at most"
+        )
+    if steps[-1].get("add_prefix_space", True) is not False:
+        raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space can't be done")
+    use_regex = steps[-1].get("use_regex", True) is not False
+    if len(steps) == 1:
+        return "gpt2" if use_regex else "none"
+    if use_regex:
+        raise VocabularyError("pre_tokenizer ByteLevel with use_regex after a Split can't be done")
+    return _read_split(steps[0])
+
+
+def _read_split(step: dict[str, Any]) -> str:
+    how = (step.get("behavior"), step.get("invert", False))
+    # The patterns cover all text, so what is between their matches, and removed, is empty.
+    if how not in (("Isolated", False), ("Removed", True)):
+        raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
+    expression = _as_map("pattern of Split", step.get("pattern")).get("Regex")
+    if not isinstance(expression, str):
+        raise VocabularyError("pre_tokenizer Split by something else than a Regex can't be done")
+    try:
+        return name_of_huggingface(expression)
+    except VocabularyError as error:
+        raise VocabularyError(f"pre_tokenizer Split: {error}") from error
+
+
+def _read_normalizer(component: object) -> str | None:
+    kinds = [
+        _type_of("normalizer", step) for step in _flatten("normalizer", component, "normalizers")
+    ]
+    for kind in kinds:
+        if kind != "NFC":
+            raise VocabularyError(f"normalizer {quote(kind)} can't be done: NFC can")
+    return "NFC" if kinds else None
+
+
+def _check_decoder(component: object) -> None:
+    for step in _flatten("decoder", component, "decoders"):
+        if _type_of("decoder", step) != "ByteLevel":
+            raise VocabularyError(f"decoder {quote(step['type'])} is not that of byte-level tokens")
+
+
+def _read_post_processor(component: object, note: Note) -> None:
+    for step in _flatten("post_processor", component, "processors"):
+        kind = _type_of("post_processor", step)
+        if kind in _ADDING:
+            note(f"the special tokens that {kind} puts around a text are not put there here")
+        elif kind != "ByteLevel":
+            raise VocabularyError(f"post_processor {quote(kind)} can't be done")
+
+
+def _read_added(content: object, note: Note) -> dict[str, int]:
+    """Return ids by text of the added tokens."""
+    added: dict[str, int] = {}
+    plain: list[str] = []
+    flagged: list[str] = []
+    for entry in _as_list("added_tokens", [] if content is None else content):
+        text = _as_map("an added token", entry).get("content")
+        if not isinstance(text, str) or not text:
+            raise VocabularyError("an added token has no content")
+        if text in added:
+            raise VocabularyError(f"the added token {quote(text)} is there twice")
+        added[text] = check_id(f"added token {quote(text)}", entry.get("id"))
+        if entry.get("special") is not True:
+            plain.append(text)
+        if any(entry.get(flag) for flag in _ADDED_FLAGS):
+            flagged.append(text)
+    if plain:
+        note(
+            "added tokens that are not special, and so matched in any text there, are matched here "
+            f"only where special tokens are allowed: {listed(plain)}"
+        )
+    if flagged:
+        note(f"lstrip, rstrip and single_word of added tokens are not applied: {listed(flagged)}")
+    return added
+
+
+def _read_model(
+    model: dict[str, Any],
+    added: dict[str, int],
+    *,
+    pattern: str,
+    expression: str,
+    normalizer: str | None,
+) -> Vocabulary:
+    kind = _type_of("model", {"type": "BPE"} | model)
+    if kind != "BPE":
+        raise VocabularyError(f"model {quote(kind)} can't be done: BPE can")
+    _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
+    for name in _MODEL_REFUSED:
+        if model.get(name):
+            raise VocabularyError(f"model BPE with {name} can't be done")
+    ids = check_vocabulary_map(model.get("vocab"))
+    merges = number_merges(_parse_merges(model.get("merges")), ids)
+    _check_added_ids(added, ids)
+    unknown = _read_unknown(model.get("unk_token"), ids)
+    _check_apart(merges, added | unknown)
+    ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
+    by_ranks = _check_without_merges(merges, ordinary)
+    return Vocabulary(
+        tokens=place_tokens(ordinary, added),
+        merges=merges,
+        pattern=pattern,
+        expression=expression,
+        special_tokens=added,
+        match="bpe",
+        ignore_merges=by_ranks or bool(model.get("ignore_merges")),
+        normalizer=normalizer,
+        unknown_token=next(iter(unknown.values()), None),
+        training={"imported_from": "huggingface"},
+    )
+
+
+def _check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
+    """Check that the library, which numbers what is no token yet in order, gives these ids."""
+    following = len(ids)
+    for text, number in added.items():
+        given = ids.get(text, following)
+        following += text not in ids
+        if given != number:
+            raise VocabularyError(
+                f"the added token {quote(text)} has id {number}, but the library would give {given}"
+            )
+
+
+def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:
+    """Check that no merge has a token that is none of the text's bytes."""
+    merged = set(merges.reshape(-1).tolist())
+    for text, number in apart.items():
+        if number in merged:
+            raise VocabularyError(f"the token {quote(text)} is added or unknown, and in a merge")
+
+
+def _check_without_merges(merges: NDArray[np.uint32], ordinary: dict[int, bytes]) -> bool:
+    """Return whether there are no merges, which must not mean that ranks decide."""
+    if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
+        raise VocabularyError("model BPE has tokens of several bytes, but no merges")
+    return len(merges) == 0
+
+
+def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:
+    """Return the id by text of the unknown token, if there is one."""
+    if text is None:
+        return {}
+    if not isinstance(text, str) or text not in ids:
+        shown = quote(text) if isinstance(text, str) else type(text).__name__
+        raise VocabularyError(f"the unk_token {shown} is no token")
+    return {text: ids[text]}
+
+
+def _parse_merges(content: object) -> Iterator[tuple[str, str]]:
+    for k, merge in enumerate(_as_list("merges", content)):
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if (
+            not isinstance(parts, list)
+            or len(parts) != 2
+            or not all(isinstance(part, str) and part for part in parts)
+        ):
+            raise VocabularyError(f"merge {k + 1} of the list is not two tokens")
+        yield parts[0], parts[1]

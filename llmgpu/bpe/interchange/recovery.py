@@ -1,0 +1,89 @@
+"""Merges from ranks: the pair that makes each token, where only the order of tokens is known.
+
+By the rule of ranks any two neighbouring parts whose concatenation is a token may merge, the one of
+the lowest rank first. Take a token's bytes and merge them by that rule until two parts are left:
+that is its pair. It is the only one that is ever seen:
+
+- In a longer text, as long as no merge has crossed the two ends of a stretch, the merges inside it
+  are those that the stretch alone would have, in the same order: the lowest rank of all is, where
+  it is inside, the lowest inside. So when two neighbours spell a token, they are its pair.
+- Hence a list with one merge for each token, sorted by rank, gives the same ids as the ranks. A
+  token that its own bytes never merge to has no pair, and comes only from a pre-token that is just
+  that token; a list of merges needs `ignore_merges` for it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.vocabulary import Vocabulary
+
+_NO_PART = -2  # no part begins there any more
+
+
+def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
+    """Return the id of every ordinary token, ids ascending; the lowest where tokens are equal."""
+    ranks: dict[bytes, int] = {}
+    for number in vocabulary.ordinary_ids.tolist():
+        if token := vocabulary.tokens[number]:
+            ranks.setdefault(token, number)
+    return ranks
+
+
+def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
+    """Return the merges that ranks amount to: uint32 (M, 3), ids of left, right and result.
+
+    ranks: id by token; a lower id merges first. Every byte of a token is a token, too.
+    """
+    triples = [
+        (ranks[pair[0]], ranks[pair[1]], rank)
+        for token, rank in ranks.items()
+        if len(token) > 1 and (pair := _last_pair(token, ranks))
+    ]
+    triples.sort(key=lambda triple: triple[2])
+    return np.array(triples, np.uint32).reshape(-1, 3)
+
+
+def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
+    """Merge the bytes of `token` until two parts are left; None if it does not come to that."""
+    length = len(token)
+    ends = list(range(1, length + 1))  # end of the part that begins at each position
+    starts = list(range(-1, length))  # beginning of the part before it
+    waiting: list[tuple[int, int, int]] = []  # rank, beginning and end of two parts
+    _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))
+    parts = length
+    while parts > 2:
+        if not waiting:
+            return None
+        _, begin, end = heapq.heappop(waiting)
+        middle = ends[begin]
+        if starts[begin] == _NO_PART or middle == length or ends[middle] != end:
+            continue  # one of the two parts has been merged since
+        ends[begin] = end
+        starts[middle] = _NO_PART
+        if end < length:
+            starts[end] = begin
+        parts -= 1
+        around = []
+        if begin > 0:
+            around.append((starts[begin], end))
+        if end < length:
+            around.append((begin, ends[end]))
+        _offer(waiting, token, ranks, around)
+    return token[: ends[0]], token[ends[0] :]
+
+
+def _offer(
+    waiting: list[tuple[int, int, int]],
+    token: bytes,
+    ranks: Mapping[bytes, int],
+    stretches: Iterable[tuple[int, int]],
+) -> None:
+    for begin, end in stretches:
+        rank = ranks.get(token[begin:end])
+        if rank is not None and end - begin < len(token):
+            heapq.heappush(waiting, (rank, begin, end))

@@ -1,0 +1,300 @@
+"""tiktoken's rank files: a line for each token, base64, a space, its rank, which is its id.
+
+- A vocabulary read from ranks has no merges: whatever spells a token may merge, lowest id first,
+  and a pre-token that is a token is one.
+- The file says neither how text is cut nor what the special tokens are. They come from the side
+  file ``PATH.json`` that `write` makes, from the caller, or from the file's content where that is
+  one of OpenAI's encodings: known by its SHA-256, since a name proves nothing.
+- Vocabularies with merges are written where ids and merges are in the same order, so that ranks
+  give the same ids.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmgpu.bpe.interchange.input_files import (
+    check_id,
+    naming,
+    parse_json,
+    place_tokens,
+    quote,
+    read_limited,
+)
+from llmgpu.bpe.interchange.notes import Note, no_notes
+from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
+from llmgpu.bpe.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import OutputError, VocabularyError
+from llmgpu.files import OutputFile, atomic_output, output_errors
+
+SIDE_FORMAT = "llmgpu-tiktoken"
+SIDE_VERSION = 1
+
+_RANK = re.compile(rb"[0-9]{1,10}")
+_END = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """What tiktoken's source adds to the ranks."""
+
+    name: str
+    pattern: str
+    special_tokens: Mapping[str, int]
+
+
+# By the SHA-256 of the rank file.
+_ENCODINGS = {
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _Encoding(
+        "r50k_base", "gpt2", {_END: 50256}
+    ),
+    "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069": _Encoding(
+        "p50k_base", "gpt2", {_END: 50256}
+    ),
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": _Encoding(
+        "cl100k_base",
+        "cl100k",
+        {
+            _END: 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+            "<|endofprompt|>": 100276,
+        },
+    ),
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": _Encoding(
+        "o200k_base", "o200k", {_END: 199999, "<|endofprompt|>": 200018}
+    ),
+}
+
+
+def read(
+    path: str | Path,
+    *,
+    pattern: str | None = None,
+    special_tokens: Mapping[str, int] | None = None,
+    note: Note = no_notes,
+) -> Vocabulary:
+    """Read a rank file.
+
+    pattern: a name in PATTERNS, where the side file and the content don't give it, or another one
+        is wanted.
+    special_tokens: ids by text; added to those that are known, or instead of one of that text.
+
+    Raises VocabularyError, with the line, for what is no rank file; LlmgpuError for an unknown
+    pattern.
+    """
+    with naming(path):
+        ranks = _parse_ranks(read_limited(path))
+        canonical = _dump_ranks(ranks)
+        known = _read_side(path, canonical, note) or _recognise(canonical, note)
+        if known is None and pattern is None:
+            raise VocabularyError(
+                "a rank file does not say how text is cut: name the pattern with --pattern, "
+                f"one of {', '.join(PATTERNS)}"
+            )
+        chosen = get_pattern(pattern or (known.pattern if known else ""))
+        special = dict(known.special_tokens if known else {}) | dict(special_tokens or {})
+        for text, number in special.items():
+            check_id(f"special token {quote(text)}", number)
+        _check_bytes(ranks)
+        return Vocabulary(
+            tokens=place_tokens({rank: token for token, rank in ranks.items()}, special),
+            merges=np.empty((0, 3), np.uint32),
+            pattern=chosen.name,
+            expression=chosen.expression,
+            special_tokens=special,
+            match="bpe",
+            ignore_merges=True,
+            training={"imported_from": "tiktoken"},
+        )
+
+
+def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+    """Write a rank file, and beside it ``PATH.json`` with the rest.
+
+    The side file has what ``tiktoken.Encoding`` takes besides the ranks (pat_str, special_tokens),
+    the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
+    Raises VocabularyError where ranks can't give the same ids, OutputError when it can't be
+    written or another file has the side file's name.
+    """
+    ranks = exportable_ranks(vocabulary)
+    data = _dump_ranks(ranks)
+    side = _describe(vocabulary, data)
+    output = OutputFile(path)
+    try:
+        with output_errors(output.path):
+            output.stream.write(data)
+        if not output.is_direct:
+            _check_replaceable(side_path(path))
+            with atomic_output(side_path(path)) as stream:
+                stream.write(side)
+    except BaseException:
+        output.discard()
+        raise
+    output.commit()
+    where = "not in the ranks" if output.is_direct else f"in {side_path(path)}, not in the ranks"
+    note(f"the pattern and {len(vocabulary.special_tokens)} special tokens are {where}")
+
+
+def side_path(path: str | Path) -> str:
+    """The name of the side file of the rank file `path`."""
+    return f"{path}.json"
+
+
+def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
+    """Return id by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
+    if vocabulary.match != "bpe":
+        raise VocabularyError("a vocabulary that matches greedily has no ranks that give its ids")
+    if vocabulary.normalizer is not None:
+        raise VocabularyError(f"tiktoken has no normalizer, this needs {vocabulary.normalizer}")
+    ranks = ordinary_ranks(vocabulary)
+    _check_bytes(ranks)
+    if len(ranks) < np.count_nonzero(vocabulary.token_lengths[vocabulary.ordinary_ids]):
+        raise VocabularyError("two ids have the same bytes: a rank file can hold only one of them")
+    if len(vocabulary.merges):
+        _check_order(vocabulary, ranks)
+    return ranks
+
+
+def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
+    """Check that merges by list and merges by rank give the same ids.
+
+    They do when the one pair that ranks ever merge into a token is in the list, in the order of the
+    ids, and every token has one or is taken whole anyway.
+    """
+    position: dict[tuple[int, ...], int] = {}
+    for k, merge in enumerate(map(tuple, vocabulary.merges.tolist())):
+        position.setdefault(merge, k)
+    last = -1
+    needed = recover_merges(ranks)
+    for merge in map(tuple, needed.tolist()):
+        here = position.get(merge, -1)
+        if here <= last:
+            token = vocabulary.tokens[merge[2]]
+            reason = "is made by another merge" if here < 0 else "is merged in another order"
+            raise VocabularyError(f"by rank, the token {quote(token)} (id {merge[2]}) {reason}")
+        last = here
+    longer = sum(len(token) > 1 for token in ranks)
+    if len(needed) < longer and not vocabulary.ignore_merges:
+        raise VocabularyError(
+            f"{longer - len(needed)} tokens are made by no merge: tiktoken would give their ids"
+        )
+
+
+def _parse_ranks(data: bytes) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    lines_by_rank: dict[int, int] = {}
+    for number, line in enumerate(io.BytesIO(data), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        try:
+            if len(fields) != 2 or not _RANK.fullmatch(fields[1]):
+                raise VocabularyError("a line is a token in base64, a space and its rank")
+            token = _decode_token(fields[0])
+            rank = check_id(f"token {quote(token)}", int(fields[1]))
+            if token in ranks:
+                raise VocabularyError(f"token {quote(token)} has the rank {ranks[token]} already")
+            if rank in lines_by_rank:
+                raise VocabularyError(f"rank {rank} is that of line {lines_by_rank[rank]}")
+        except VocabularyError as error:
+            raise VocabularyError(f"line {number}: {error}") from error
+        ranks[token] = rank
+        lines_by_rank[rank] = number
+    return ranks
+
+
+def _decode_token(text: bytes) -> bytes:
+    try:
+        token = binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error as error:
+        raise VocabularyError(f"{quote(text)} is no base64: {error}") from error
+    if not token:
+        raise VocabularyError("the token is empty")
+    return token
+
+
+def _dump_ranks(ranks: Mapping[bytes, int]) -> bytes:
+    entries = sorted((rank, token) for token, rank in ranks.items())
+    return b"".join(
+        b"%s %d\n" % (binascii.b2a_base64(token, newline=False), rank) for rank, token in entries
+    )
+
+
+def _check_bytes(ranks: Mapping[bytes, int]) -> None:
+    missing = [value for value in range(256) if bytes([value]) not in ranks]
+    if missing:
+        raise VocabularyError(
+            f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: "
+            "tiktoken can't encode text that has them"
+        )
+
+
+def _recognise(canonical: bytes, note: Note) -> _Encoding | None:
+    encoding = _ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
+    if encoding:
+        count = len(encoding.special_tokens)
+        note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count} special tokens")
+    return encoding
+
+
+def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
+    side = {
+        "format": SIDE_FORMAT,
+        "version": SIDE_VERSION,
+        "sha256": hashlib.sha256(ranks).hexdigest(),
+        "pattern": vocabulary.pattern,
+        "pat_str": expression_of(vocabulary.pattern, TIKTOKEN),
+        "special_tokens": vocabulary.special_tokens,
+    }
+    return json.dumps(side, indent=1).encode() + b"\n"
+
+
+def _check_replaceable(side: str) -> None:
+    """Refuse to overwrite a file that was not made here: vocab.json beside the ranks `vocab`."""
+    if Path(side).exists():
+        try:
+            content = parse_json(read_limited(side))
+        except VocabularyError:
+            content = None
+        if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
+            raise OutputError(f"can't write {side}: something else has that name")
+
+
+def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
+    """Read the side file, if there is one and it is that of these ranks."""
+    side = side_path(path)
+    if not Path(side).is_file():
+        return None
+    with naming(Path(side).name):
+        content = parse_json(read_limited(side))
+        if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
+            return None
+        if content.get("version") != SIDE_VERSION:
+            raise VocabularyError(f"it is not of version {SIDE_VERSION}")
+        if content.get("sha256") != hashlib.sha256(canonical).hexdigest():
+            note(f"{side} is that of other ranks: not used")
+            return None
+        encoding = _Encoding(side, *_side_fields(content))
+    note(f"the pattern and {len(encoding.special_tokens)} special tokens are from {side}")
+    return encoding
+
+
+def _side_fields(content: dict[str, Any]) -> tuple[str, dict[str, int]]:
+    pattern, special = content.get("pattern"), content.get("special_tokens")
+    if not isinstance(pattern, str) or not isinstance(special, dict):
+        raise VocabularyError("there must be a pattern and special_tokens")
+    return pattern, special

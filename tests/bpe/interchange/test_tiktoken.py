@@ -1,0 +1,277 @@
+"""Rank files: read, written, and compared with tiktoken itself."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken as peer
+from tiktoken.load import load_tiktoken_bpe
+
+from llmgpu.bpe.interchange import tiktoken
+from llmgpu.bpe.interchange.input_files import MAX_FILE_BYTES
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
+from tests.bpe.interchange.samples import (
+    cl100k_path,
+    random_ranks,
+    rank_vocabulary,
+    texts,
+    trained,
+)
+from tests.reference.encoding import bpe_encode
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tiktoken from taking a file for another that had its name before."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+
+
+def rank_file(ranks: dict[bytes, int]) -> bytes:
+    lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
+    return b"".join(lines)
+
+
+BYTES = {bytes([value]): value for value in range(256)}
+
+
+def open_with_peer(path: Path) -> peer.Encoding:
+    """Do what the side file is made for."""
+    side = json.loads(Path(tiktoken.side_path(path)).read_text())
+    return peer.Encoding(
+        path.name,
+        pat_str=side["pat_str"],
+        mergeable_ranks=load_tiktoken_bpe(str(path)),
+        special_tokens=side["special_tokens"],
+    )
+
+
+def assert_same_meaning(left: Vocabulary, right: Vocabulary) -> None:
+    assert left.fingerprint == right.fingerprint
+    assert (left.pattern, left.special_tokens) == (right.pattern, right.special_tokens)
+
+
+class TestIds:
+    @pytest.mark.parametrize("pattern", PATTERNS)
+    @pytest.mark.parametrize("seed", range(4))
+    def test_any_ranks(self, tmp_path: Path, pattern: str, seed: int) -> None:
+        vocabulary = rank_vocabulary(random_ranks(seed), pattern)
+        tiktoken.write(vocabulary, tmp_path / "r")
+        encoding = open_with_peer(tmp_path / "r")
+        for text in texts(seed, 100):
+            assert bpe_encode(vocabulary, text.encode()) == encoding.encode_ordinary(text), text
+
+    @pytest.mark.parametrize("pattern", PATTERNS)
+    def test_trained_here(self, tmp_path: Path, pattern: str) -> None:
+        vocabulary = trained(pattern if pattern in ("class", "none") else "gpt2")
+        tiktoken.write(vocabulary, tmp_path / "r")
+        encoding = open_with_peer(tmp_path / "r")
+        read = tiktoken.read(tmp_path / "r")
+        for text in texts(9, 200):
+            ids = encoding.encode_ordinary(text)
+            assert bpe_encode(vocabulary, text.encode()) == ids
+            assert bpe_encode(read, text.encode()) == ids
+        assert encoding.encode("<|endoftext|>", allowed_special="all") == [vocabulary.size - 1]
+        assert read.special_tokens == vocabulary.special_tokens
+        assert read.tokens == vocabulary.tokens
+
+
+class TestFiles:
+    def test_there_and_back(self, tmp_path: Path) -> None:
+        data = rank_file(dict(sorted(random_ranks(7).items(), key=lambda item: item[1])))
+        (tmp_path / "r").write_bytes(data)
+        special = {"<|a|>": 600, "<|b|>": 700}
+        read = tiktoken.read(tmp_path / "r", pattern="gpt2", special_tokens=special)
+        assert (read.match, read.ignore_merges, read.merges.shape) == ("bpe", True, (0, 3))
+        assert (read.size, read.special_tokens) == (701, special)
+        tiktoken.write(read, tmp_path / "s")
+        assert (tmp_path / "s").read_bytes() == data
+        assert_same_meaning(tiktoken.read(tmp_path / "s"), read)
+        assert_same_meaning(Vocabulary.from_bytes(read.to_bytes()), read)
+
+    def test_disorder_blank_lines_and_crlf(self, tmp_path: Path) -> None:
+        ranks = random_ranks(8)
+        (tmp_path / "r").write_bytes(b"\r\n" + rank_file(ranks).replace(b"\n", b"\r\n\n"))
+        assert tiktoken.read(tmp_path / "r", pattern="none").tokens == (
+            rank_vocabulary(ranks, "none").tokens
+        )
+
+    def test_side_file_of_other_ranks(self, tmp_path: Path) -> None:
+        tiktoken.write(trained(), tmp_path / "r")
+        (tmp_path / "r").write_bytes(rank_file(BYTES))
+        notes: list[str] = []
+        with pytest.raises(VocabularyError, match="--pattern"):
+            tiktoken.read(tmp_path / "r", note=notes.append)
+        assert "other ranks" in notes[0]
+
+    def test_the_caller_has_the_last_word(self, tmp_path: Path) -> None:
+        tiktoken.write(trained(), tmp_path / "r")
+        read = tiktoken.read(tmp_path / "r", pattern="none", special_tokens={"<x>": 500})
+        assert read.pattern == "none"
+        assert read.special_tokens == {"<|endoftext|>": 399, "<x>": 500}
+
+    def test_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
+        with pytest.raises(OutputError, match="missing"):
+            tiktoken.write(trained(), tmp_path / "missing" / "r")
+        (tmp_path / "r.json").mkdir()
+        with pytest.raises(OutputError, match=r"r\.json"):
+            tiktoken.write(trained(), tmp_path / "r")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
+
+    def test_a_side_file_replaces_only_its_like(self, tmp_path: Path) -> None:
+        for data in (b'{"!": 0}', b"[]", b"\xff"):
+            (tmp_path / "vocab.json").write_bytes(data)
+            with pytest.raises(OutputError, match=r"vocab\.json: something else"):
+                tiktoken.write(trained(), tmp_path / "vocab")
+            assert (tmp_path / "vocab.json").read_bytes() == data
+            assert not (tmp_path / "vocab").exists()
+        tiktoken.write(trained(), tmp_path / "r")
+        tiktoken.write(trained("class"), tmp_path / "r")
+        assert tiktoken.read(tmp_path / "r").pattern == "class"
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"YQ==", "line 1: a line is a token"),
+            (b"YQ== 1 2", "line 1: a line is a token"),
+            (b"YQ== -1", "line 1: a line is a token"),
+            (b"YQ== 1_0", "line 1: a line is a token"),
+            (b"YQ== \xd9\xa1", "line 1: a line is a token"),
+            (b"YQ== 4294967295", "line 1: token b'a' has id 4294967295"),
+            (b"\nY!== 1", "line 2: .* no base64"),
+            (b"YQ 1", "line 1: .* no base64"),
+            (b"== 1", "line 1: .* no base64"),
+            (b"YQ== 1\nYg== 2\nYQ== 3", "line 3: token b'a' has the rank 1"),
+            (b"YQ== 1\nYg== 1", "line 2: rank 1 is that of line 1"),
+            (b"", "256 bytes have no token"),
+            (rank_file(BYTES)[:-9], "1 bytes have no token, the first is 0xff"),
+            (b"\x00\xff" * 1000, "line 1: a line is a token"),
+        ],
+    )
+    def test_bad_files(self, tmp_path: Path, data: bytes, message: str) -> None:
+        (tmp_path / "bad.tiktoken").write_bytes(data)
+        with pytest.raises(VocabularyError, match=rf"bad\.tiktoken: {message}"):
+            tiktoken.read(tmp_path / "bad.tiktoken", pattern="gpt2")
+
+    @pytest.mark.parametrize(
+        ("special", "message"),
+        [
+            ({"x": 97}, "has the id 97 of b'a'"),
+            ({"x": 300, "y": 300}, "has the id 300 of 'x'"),
+            ({"x": -1}, "id -1"),
+            ({"x": 2**40}, "below"),
+            ({"": 300}, "special token ''"),
+            ({"\ud800": 300}, "Unicode"),
+        ],
+    )
+    def test_special_tokens(self, tmp_path: Path, special: dict[str, int], message: str) -> None:
+        (tmp_path / "r").write_bytes(rank_file(BYTES))
+        with pytest.raises(VocabularyError, match=message):
+            tiktoken.read(tmp_path / "r", pattern="gpt2", special_tokens=special)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"version": 2},
+            {"pattern": 3},
+            {"special_tokens": ["a"]},
+            {"special_tokens": {"a": 1.0}},
+            {"special_tokens": {"a": True}},
+        ],
+    )
+    def test_bad_side_files(self, tmp_path: Path, change: dict[str, object]) -> None:
+        tiktoken.write(trained(), tmp_path / "r")
+        side = tmp_path / "r.json"
+        side.write_text(json.dumps(json.loads(side.read_text()) | change))
+        with pytest.raises(VocabularyError, match="/r: "):
+            tiktoken.read(tmp_path / "r")
+
+    def test_a_file_that_is_too_long(self, tmp_path: Path) -> None:
+        with open(tmp_path / "r", "wb") as stream:
+            stream.truncate(MAX_FILE_BYTES + 1)
+        with pytest.raises(VocabularyError, match="/r: longer than 64 MiB"):
+            tiktoken.read(tmp_path / "r")
+
+    def test_files_that_are_none(self, tmp_path: Path) -> None:
+        for path in (tmp_path, tmp_path / "missing", "\0"):
+            with pytest.raises(VocabularyError, match="can't read"):
+                tiktoken.read(path)
+        (tmp_path / "r").write_bytes(rank_file(BYTES))
+        with pytest.raises(LlmgpuError, match="unknown pattern"):
+            tiktoken.read(tmp_path / "r", pattern="gpt9")
+
+
+def by_merges(tokens: list[bytes], merges: list[list[int]], **changes: object) -> Vocabulary:
+    """The bytes, then `tokens`."""
+    start = dataclasses.replace(byte_vocabulary("none", "hf"), match="bpe")
+    merged = np.array(merges, np.uint32).reshape(-1, 3)
+    return dataclasses.replace(start, tokens=(*start.tokens, *tokens), merges=merged, **changes)  # type: ignore[arg-type]
+
+
+class TestNotExported:
+    def test_merges_in_another_order_than_ids(self, tmp_path: Path) -> None:
+        unfit = by_merges([b"bc", b"ab"], [[97, 98, 257], [98, 99, 256]])
+        with pytest.raises(VocabularyError, match="another order"):
+            tiktoken.write(unfit, tmp_path / "r")
+
+    def test_merges_of_another_pair(self, tmp_path: Path) -> None:
+        unfit = by_merges([b"ab", b"bc", b"abc"], [[97, 98, 256], [98, 99, 257], [97, 257, 258]])
+        with pytest.raises(VocabularyError, match="another merge"):
+            tiktoken.write(unfit, tmp_path / "r")
+
+    def test_a_token_that_no_merge_makes(self, tmp_path: Path) -> None:
+        unfit = by_merges([b"ab", b"abcd"], [[97, 98, 256]])
+        with pytest.raises(VocabularyError, match="1 tokens are made by no merge"):
+            tiktoken.write(unfit, tmp_path / "r")
+        tiktoken.write(dataclasses.replace(unfit, ignore_merges=True), tmp_path / "r")
+        assert len(tiktoken.read(tmp_path / "r").tokens) == 258
+
+    def test_more_merges_than_are_needed(self, tmp_path: Path) -> None:
+        tokens = [b"ab", b"bc", b"abc"]
+        every = [[97, 98, 256], [98, 99, 257], [256, 99, 258], [97, 257, 258]]
+        tiktoken.write(by_merges(tokens, every), tmp_path / "r")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"match": "greedy"}, "greedily"),
+            ({"normalizer": "NFC"}, "NFC"),
+            ({"special_tokens": {"a": 97}}, "1 bytes have no token"),
+            ({"pattern": "own", "expression": "x"}, "'own' has no spelling"),
+        ],
+    )
+    def test_rules(self, tmp_path: Path, change: dict[str, object], message: str) -> None:
+        with pytest.raises(VocabularyError, match=message):
+            tiktoken.write(by_merges([], [], **change), tmp_path / "r")
+        assert not list(tmp_path.iterdir())
+
+    def test_two_ids_of_the_same_bytes(self, tmp_path: Path) -> None:
+        with pytest.raises(VocabularyError, match="same bytes"):
+            tiktoken.write(by_merges([b"a"], []), tmp_path / "r")
+
+
+class TestCl100k:
+    def test_byte_for_byte(self, tmp_path: Path) -> None:
+        path = cl100k_path()
+        read = tiktoken.read(path, pattern="gpt2")
+        assert (read.size, len(read.special_tokens)) == (100277, 5)
+        assert read.tokens[100276] == b"<|endofprompt|>" and read.tokens[100256] == b""
+        tiktoken.write(read, tmp_path / "r")
+        assert (tmp_path / "r").read_bytes() == path.read_bytes()
+
+    def test_ids(self, tmp_path: Path) -> None:
+        pattern = "cl100k" if "cl100k" in PATTERNS else "gpt2"
+        read = tiktoken.read(cl100k_path(), pattern=pattern)
+        tiktoken.write(read, tmp_path / "r")
+        encoding = open_with_peer(tmp_path / "r")
+        text = "".join(texts(2, 300)) + Path(__file__).read_text()
+        # One document by the reference takes a while for its table, so all texts are one.
+        assert bpe_encode(read, text.encode()) == encoding.encode_ordinary(text)
