@@ -13,6 +13,7 @@
 - Patterns ``cl100k`` (also called ``gpt4``), ``rustbpe``, ``llama3``, ``qwen2`` and ``nanochat``:
   see `llmgpu.bpe.pattern_cl100k`. ``cl100k`` is what tiktoken has; ``rustbpe`` is the spelling of
   it in rustbpe and minbpe, which cuts white space at the end of a text differently.
+- Pattern ``o200k``: see `llmgpu.bpe.pattern_o200k`.
 - Pattern ``none``: a document is one pre-token.
 - A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
   white space; nothing is lost.
@@ -28,12 +29,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe import pattern_cl100k, pattern_gpt2
+from llmgpu.bpe import pattern_cl100k, pattern_gpt2, pattern_o200k
 from llmgpu.bpe.pattern_blocks import Rule, last_set, last_start_of, mask_in_blocks
 from llmgpu.errors import LlmgpuError
 
@@ -87,14 +87,23 @@ PATTERNS = {
             r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
             r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
         ),
+        Pattern(
+            "o200k",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
         Pattern("none", r"[\x00-\xff]+"),
     )
 }
 ALIASES = {"gpt4": "cl100k"}
 
 
-def _of_cl100k(**rule: Any) -> Rule:
-    return partial(pattern_cl100k.starts, rule=pattern_cl100k.Rule(**rule))
+def _of_cl100k(digits: int, whole_at_end: bool = False) -> Rule:
+    variant = pattern_cl100k.Variant(digits, whole_at_end)
+    return partial(pattern_cl100k.starts, variant=variant)
 
 
 _RULES: dict[str, Rule] = {
@@ -103,6 +112,7 @@ _RULES: dict[str, Rule] = {
     "llama3": _of_cl100k(digits=3),
     "qwen2": _of_cl100k(digits=1),
     "nanochat": _of_cl100k(digits=2),
+    "o200k": pattern_o200k.starts,
 }
 
 
