@@ -1,32 +1,46 @@
 """Pre-tokenization patterns: where text is cut into the pieces that tokens never cross.
 
 - A pattern is published as a regular expression, so that others can reproduce it; the code never
-  runs that expression. It applies a local rule on a few bytes around each, which is the same thing,
-  vectorises, and makes a mask independent of where the text is sliced.
+  runs that expression. It applies a rule on characters and runs of them, which is the same thing
+  and vectorises. No pattern looks behind: what follows a pre-token's start does not depend on what
+  is before it, so a text may be cut there.
 - Pattern ``class``: the byte classes are newline (0x0A), space (0x20), digit (0-9), letter (A-Z,
   a-z and every byte >= 0x80) and punctuation (all else, TAB and CR too). A pre-token starts at and
   after every newline and where the class changes, except that a letter or digit after a space
   continues: a run of spaces belongs to the word or number behind it.
 - Pattern ``gpt2``: letters, numbers and white space as Unicode has them, see
-  `llmgpu.bpe.pattern_gpt2`. A byte that is not valid UTF-8 is a character by itself, neither letter
-  nor number nor white space; nothing is lost.
+  `llmgpu.bpe.pattern_gpt2`.
+- Patterns ``cl100k`` (also called ``gpt4``), ``rustbpe``, ``llama3``, ``qwen2`` and ``nanochat``:
+  see `llmgpu.bpe.pattern_cl100k`. ``cl100k`` is what tiktoken has; ``rustbpe`` is the spelling of
+  it in rustbpe and minbpe, which cuts white space at the end of a text differently.
+- Pattern ``o200k``: see `llmgpu.bpe.pattern_o200k`.
 - Pattern ``none``: a document is one pre-token.
+- A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
+  white space; nothing is lost.
 - Every document starts a pre-token, whatever the pattern.
+- The expressions mean the same to tiktoken's, Hugging Face's and Python's `regex` engines. So
+  ``cl100k`` has ``\\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, which is
+  two repetitions to Oniguruma; behind it nothing could be given back. Its ``$`` follows all the
+  white space there is, so it is the end of the text to engines for which it may be before a newline
+  too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe import pattern_gpt2
+from llmgpu.bpe import pattern_cl100k, pattern_gpt2, pattern_o200k
+from llmgpu.bpe.pattern_blocks import Rule, last_set, last_start_of, mask_in_blocks
 from llmgpu.errors import LlmgpuError
 
 CONTEXT = 16  # bytes before a byte on which it depends whether a pre-token starts there; fewer do
 LOOKAHEAD = 16  # and bytes behind it
 _BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
+_WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
 
 
 @dataclass(frozen=True)
@@ -48,15 +62,65 @@ PATTERNS = {
             "gpt2",
             r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         ),
+        Pattern(
+            "cl100k",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+        ),
+        Pattern(
+            "rustbpe",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        ),
+        Pattern(
+            "llama3",
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        Pattern(
+            "qwen2",
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        Pattern(
+            "nanochat",
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        ),
+        Pattern(
+            "o200k",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
         Pattern("none", r"[\x00-\xff]+"),
     )
+}
+ALIASES = {"gpt4": "cl100k"}
+
+
+def _of_cl100k(digits: int, whole_at_end: bool = False) -> Rule:
+    variant = pattern_cl100k.Variant(digits, whole_at_end)
+    return partial(pattern_cl100k.starts, variant=variant)
+
+
+_RULES: dict[str, Rule] = {
+    "cl100k": _of_cl100k(digits=3, whole_at_end=True),
+    "rustbpe": _of_cl100k(digits=3),
+    "llama3": _of_cl100k(digits=3),
+    "qwen2": _of_cl100k(digits=1),
+    "nanochat": _of_cl100k(digits=2),
+    "o200k": pattern_o200k.starts,
 }
 
 
 def get_pattern(name: str) -> Pattern:
     """Return the pattern called `name`; LlmgpuError with the known names if there is none."""
+    name = ALIASES.get(name, name)
     if name not in PATTERNS:
-        known = ", ".join(PATTERNS)
+        known = ", ".join([*PATTERNS, *ALIASES])
         raise LlmgpuError(f"unknown pattern {name!r}: use one of {known}")
     return PATTERNS[name]
 
@@ -75,9 +139,11 @@ def start_mask(
     pattern: a name in PATTERNS; LlmgpuError if it is not.
     document_starts: positions in text at which documents begin, in [0, n]; n itself is ignored,
         repeats do no harm.
-    context: the CONTEXT bytes, or as many as there are, before text[0] in the same document.
-    closed: whether the document ends at the end of text. If not, the last LOOKAHEAD entries of the
-        result are undecided.
+    context: the CONTEXT bytes, or as many as there are, before text[0] in the same document. Only
+        for patterns class, gpt2 and none: with any other a pre-token starts at text[0].
+    closed: whether the document ends at the end of text. If not, entries near its end are
+        undecided: the last LOOKAHEAD, and with patterns other than class, gpt2 and none those from
+        the start that `last_start` gives.
 
     Returns bool (n,).
     """
@@ -87,6 +153,8 @@ def start_mask(
         return np.zeros(0, np.bool_)
     if len(inner) < len(document_starts) and document_starts.min() == 0:
         context = b""
+    if name in _RULES:
+        return mask_in_blocks(text, np.unique(inner), _RULES[name], closed=closed)
     if name == "gpt2":
         return _gpt2_mask(text, np.unique(inner), context, closed)
     if name == "class":
@@ -98,24 +166,30 @@ def start_mask(
     return mask
 
 
-_WINDOW_BYTES = 1 << 12  # text at the end of a slice in which the start of a word is looked for
+def last_start(
+    text: NDArray[np.uint8],
+    pattern: str,
+    document_starts: NDArray[np.int64],
+    *,
+    closed: bool = False,
+) -> int:
+    """Return the last position found at which a pre-token starts whatever follows the text.
 
+    text: uint8 (n,), beginning with a pre-token.
+    pattern: a name in PATTERNS; LlmgpuError if it is not.
+    document_starts: as for `start_mask`.
+    closed: whether the document ends at the end of text, so that nothing follows.
 
-def last_start(text: NDArray[np.uint8], pattern: str, document_starts: NDArray[np.int64]) -> int:
-    """Return the last place in an open text at which a pre-token is certain to start, 0 if none."""
-    known = len(text) - LOOKAHEAD
-    window = _WINDOW_BYTES
-    first = known
-    while first > 0:
-        first = max(0, known - window)
-        context = context_at(text, first, document_starts, b"")
-        starts = document_starts[document_starts >= first] - first
-        mask = start_mask(text[first:], pattern, starts, context, closed=False)
-        found = np.flatnonzero(mask[: known - first])
-        if len(found):
-            return first + int(found[-1])
-        window *= 2
-    return 0
+    Returns a position in [0, n), 0 if no other is found or n is 0.
+    """
+    name = get_pattern(pattern).name
+    inside = document_starts[document_starts < len(text)]
+    begin = int(inside.max(initial=0))
+    if name == "none" or len(text) == 0:
+        return begin
+    if name == "class":
+        return _last_class_change(text, begin)
+    return last_start_of(text, begin, _RULES.get(name, _gpt2_starts), closed=closed)
 
 
 def context_at(
@@ -153,6 +227,12 @@ def _gpt2_mask(
     return mask[len(before) : len(before) + len(text)]
 
 
+def _gpt2_starts(
+    data: NDArray[np.uint8], edges: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], int]:
+    return pattern_gpt2.starts(data, edges), max(0, len(data) - LOOKAHEAD)
+
+
 def _continuation_table() -> bytes:
     """Per byte: low nibble its class (one bit), high nibble the classes that continue after it.
 
@@ -185,3 +265,14 @@ def _class_changes(text: NDArray[np.uint8], context: bytes) -> NDArray[np.bool_]
         np.equal((here[:-1] >> 4) & here[1:], 0, out=out[1:])
         before = int(here[-1])
     return mask
+
+
+def _last_class_change(text: NDArray[np.uint8], begin: int) -> int:
+    """Return the last start of pattern ``class`` behind `begin`, which is one."""
+    size = _WINDOW
+    while True:
+        low = max(begin, len(text) - size)
+        last = last_set(_class_changes(text[low:], b""))
+        if last > 0 or low == begin:
+            return low + last
+        size *= 2

@@ -1,0 +1,151 @@
+"""Pre-tokens as runs of characters of a kind: what patterns cl100k and o200k have in common.
+
+    [^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*
+    |\\s++$|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+
+
+A character is a letter, a number, a newline (CR or LF), other white space, or other. A pre-token
+starts where the kind changes, except that
+
+- white space but a newline is joined by the letters behind it, and a plain space by other
+  characters too;
+- a single other character that starts a pre-token is joined by the letters behind it;
+- newlines behind other characters go with them.
+
+In what is left of a run of white space, pre-tokens start at its first character; behind its last
+newline; and at its last character if that is no newline, before anything but the end of the
+document. The fifth alternative, which only cl100k has, is that a run at the end of a document is
+never divided. Numbers are counted from the first of their run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A character's code: its class in the low half, and in the high half the classes that go on behind
+# it. The edge of a document has none.
+_LETTER, _NUMBER, _OTHER, _SPACE = 1, 2, 4, 8
+LETTER_CODE = _LETTER | _LETTER << 4
+NUMBER_CODE = _NUMBER | _NUMBER << 4
+OTHER_CODE = _OTHER | _OTHER << 4
+NEWLINE_CODE = _SPACE | _SPACE << 4
+SPACE_CODE = _SPACE | (_SPACE | _LETTER) << 4
+PLAIN_SPACE_CODE = _SPACE | (_SPACE | _LETTER | _OTHER) << 4
+EDGE_CODE = 0
+WHITE_SPACE = _SPACE  # a bit of the code of any
+_SPACE_BUT_NEWLINE = _SPACE | _LETTER << 4  # both bits
+_SOLID = _LETTER | _NUMBER | _OTHER
+
+
+def run_starts(codes: NDArray[np.uint8], digits: int, *, whole_at_end: bool) -> NDArray[np.bool_]:
+    """Mark the characters at which a pre-token starts, in a text that begins with one.
+
+    codes: uint8 (n,), n > 0.
+    digits: numbers in a pre-token, at most.
+    whole_at_end: white space at the end of a document is one pre-token, newlines or not.
+
+    Returns bool (n,).
+    """
+    marked = np.ones(len(codes), np.bool_)
+    np.equal((codes[:-1] >> 4) & codes[1:], 0, out=marked[1:])
+    other, newline = codes == OTHER_CODE, codes == NEWLINE_CODE
+    space = codes & _SPACE_BUT_NEWLINE == _SPACE_BUT_NEWLINE
+    joined = (codes[1:] == LETTER_CODE) & marked[:-1]
+    joined |= newline[1:]
+    joined &= other[:-1]
+    marked[1:] &= ~joined
+    marked[:-1] |= space[:-1] & (codes[1:] & _SOLID != 0)
+    marked[1:] |= newline[:-1] & space[1:]
+    stop = newline | (codes == EDGE_CODE) if whole_at_end else newline
+    _unmark_before_newlines(marked, other, newline, space, stop)
+    _mark_numbers(marked, codes == NUMBER_CODE, digits)
+    return marked
+
+
+def run_begins(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where runs of True begin."""
+    begins = flags.copy()
+    begins[1:] &= ~flags[:-1]
+    return np.flatnonzero(begins)
+
+
+def run_ends(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the first positions behind runs of True."""
+    ends = flags.copy()
+    ends[:-1] &= ~flags[1:]
+    return np.flatnonzero(ends) + 1
+
+
+def last_without(codes: NDArray[np.uint8], bits: int, end: int) -> int:
+    """Return the last position before `end` whose code has none of these bits, or -1."""
+    size = 64
+    while end > 0:
+        first = max(0, end - size)
+        found = np.flatnonzero(codes[first:end] & bits == 0)
+        if len(found):
+            return first + int(found[-1])
+        end = first
+        size *= 2
+    return -1
+
+
+def _unmark_before_newlines(
+    marked: NDArray[np.bool_],
+    other: NDArray[np.bool_],
+    newline: NDArray[np.bool_],
+    space: NDArray[np.bool_],
+    stop: NDArray[np.bool_],
+) -> None:
+    """Join white space between newlines, unless the first of them belong to what is before."""
+    stopped = np.flatnonzero(space[:-1] & stop[1:])
+    if len(stopped) == 0:
+        return
+    begins = run_begins(space)
+    again = begins[np.searchsorted(begins, stopped, "right") - 1]
+    again = again[again > 0]
+    again = again[newline[again - 1]]
+    newlines = run_begins(newline)
+    before = newlines[np.searchsorted(newlines, again) - 1] - 1
+    marked[again] = (before >= 0) & other[before]
+
+
+def _mark_numbers(marked: NDArray[np.bool_], number: NDArray[np.bool_], digits: int) -> None:
+    """Mark every so many digits of a number."""
+    if digits == 1:
+        marked |= number
+        return
+    begins, ends = run_begins(number), run_ends(number)
+    long = ends - begins > digits
+    begins, ends = begins[long], ends[long]
+    more = (ends - begins - 1) // digits
+    rank = np.arange(1, more.sum() + 1) - np.repeat(np.cumsum(more) - more, more)
+    marked[np.repeat(begins, more) + digits * rank] = True
+
+
+def _contraction_letters() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    single = np.zeros(256, np.bool_)
+    single[list(b"sdmtSDMT")] = True
+    double = np.zeros(1 << 16, np.bool_)
+    for letters in (b"ll", b"ve", b"re"):
+        for first in (letters[0], letters[0] - 32):
+            for second in (letters[1], letters[1] - 32):
+                double[first << 8 | second] = True
+    return single, double
+
+
+_SINGLE, _DOUBLE = _contraction_letters()
+
+
+def contraction_ends(first: NDArray[np.uint8], opened: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the contractions end that apostrophes open; behind those that open none, 0.
+
+    first: uint8 (n,), the first byte of each character, see `characters.first_bytes`.
+    opened: int64 (m,), where there are apostrophes.
+
+    Returns int64 (m,), in [0, n].
+    """
+    last = len(first) - 1  # an apostrophe, where it is the last, goes with no letter
+    one, two = first[np.minimum(opened + 1, last)], first[np.minimum(opened + 2, last)]
+    single = _SINGLE[one]
+    double = _DOUBLE[one.astype(np.uint16) << 8 | two] & (opened + 2 <= last)
+    return np.where(single, opened + 2, np.where(double, opened + 3, 0))
