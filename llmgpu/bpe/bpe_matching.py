@@ -33,7 +33,7 @@ class BpeMatcher:
         self._byte_ids = byte_ids(vocabulary)
         self._lockstep = LockstepMerger(self._pairs, self._byte_ids)
         self._remembered: dict[bytes, NDArray[np.uint32]] = {}
-        self._tokens = TrieMatcher(vocabulary.trie) if vocabulary.ignore_merges else None
+        self._tokens = TrieMatcher(vocabulary.trie) if vocabulary.takes_whole_tokens else None
 
     def match(self, text: NDArray[np.uint8], words: Words) -> Matches:
         """Return the tokens of whole words; NO_TOKEN for a byte that has none."""

@@ -80,7 +80,7 @@ class GpuWordEncoder:
             {
                 "encode/00_look_up": {"MAX_WORD": self._longest},
                 "encode/01_whole_tokens": {},
-                "encode/02_merge": {"IGNORE_MERGES": int(vocabulary.ignore_merges)},
+                "encode/02_merge": {"WHOLE_TOKENS": int(vocabulary.takes_whole_tokens)},
                 "encode/03_store": {},
                 "encode/04_count_tokens": {},
                 "encode/05_scan_groups": {},
@@ -97,7 +97,7 @@ class GpuWordEncoder:
             word_arrays={"entries": 8},
             data_arrays={"ids": 16},
         )
-        whole = ("whole_tokens",) if vocabulary.ignore_merges else ()
+        whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
         merging = (*INSERTION, *whole, "merge", "store")
         emitting = ("count_tokens", "scan_groups", "emit", "document_starts")
         self.steps = ("look_up", *merging, *emitting)  # kernels of a slice, in order

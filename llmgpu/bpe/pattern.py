@@ -99,6 +99,7 @@ PATTERNS = {
     )
 }
 ALIASES = {"gpt4": "cl100k"}
+DEFAULT_PATTERN = "cl100k"
 
 
 def _of_cl100k(digits: int, whole_at_end: bool = False) -> Rule:

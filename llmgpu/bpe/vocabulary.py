@@ -43,8 +43,9 @@ class Vocabulary:
     pattern, expression: the pre-tokenizer's name, and what it does as an expression over bytes.
     special_tokens: id by text.
     tie: the rule by which training chose between equally frequent pairs.
-    match: "greedy" (longest token first) or "bpe" (merges in order).
-    ignore_merges: with "bpe", a pre-token that is a token needs no merges.
+    match: "greedy" (longest token first) or "bpe" (merges in order; without any, the pair that
+        makes the token of the lowest id first).
+    ignore_merges: with "bpe", a pre-token that is a token needs no merges; always so without any.
     normalizer: what is done to the text first: None or "NFC".
     unknown_token: id for bytes that no token matches; None if that is an error.
     training: how it was made: at most 64 numbers and texts, for people.
@@ -64,6 +65,19 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         check_vocabulary(self)
+
+    def with_match(self, match: str) -> Vocabulary:
+        """Return the vocabulary with another match rule; VocabularyError if there is no such."""
+        if match == self.match:
+            return self
+        changed = replace(self, match=match)
+        changed.__dict__["trie"] = self.trie  # where cached_property keeps its value
+        return changed
+
+    @property
+    def takes_whole_tokens(self) -> bool:
+        """Whether a pre-token that is a token is taken as it is."""
+        return self.match == "greedy" or self.ignore_merges or len(self.merges) == 0
 
     @property
     def size(self) -> int:
@@ -196,16 +210,18 @@ class Vocabulary:
 
 
 def byte_vocabulary(pattern: str, tie: str) -> Vocabulary:
-    """Return the vocabulary of the 256 bytes, which matches greedily: what training starts from.
+    """Return the vocabulary of the 256 bytes, which matches by merges: what training starts from.
 
     Raises LlmgpuError for an unknown pattern, VocabularyError for an unknown tie rule.
     """
+    known = get_pattern(pattern)
     return Vocabulary(
         tokens=tuple(bytes([value]) for value in range(256)),
         merges=np.empty((0, 3), np.uint32),
-        pattern=pattern,
-        expression=get_pattern(pattern).expression,
+        pattern=known.name,
+        expression=known.expression,
         tie=tie,
+        match="bpe",
     )
 
 
@@ -217,7 +233,7 @@ def build_vocabulary(
     special_tokens: Sequence[str],
     training: dict[str, int | float | str],
 ) -> Vocabulary:
-    """Make the vocabulary of merges that start from bytes; it matches greedily.
+    """Make the vocabulary of merges that start from bytes.
 
     merges: integers (M, 2), ids of the left and the right part. A byte's id is its value, merge k
         makes id 256 + k; the special tokens get the ids after the last merge.

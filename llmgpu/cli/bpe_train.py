@@ -17,7 +17,7 @@ from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.checkpoint import Checkpoint
 from llmgpu.bpe.corpus import Corpus
 from llmgpu.bpe.counts_file import CountsInfo, WordCounts, load_counts, save_counts
-from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.sources import STANDARD_INPUT, resolve_sources
 from llmgpu.bpe.tie import TIE_RULES
 from llmgpu.bpe.training import (
@@ -34,6 +34,7 @@ from llmgpu.bpe.training import (
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
+    PatternName,
     VocabularySizes,
     corpus_options,
     device_option,
@@ -59,8 +60,8 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output
 )
 @click.option(
     "--pattern",
-    type=click.Choice(list(PATTERNS)),
-    show_default="that of the seed or the counts, or class",
+    type=PatternName(),
+    show_default=f"that of the seed or the counts, or {DEFAULT_PATTERN}",
     help="How text is cut into pre-tokens, which no token crosses.",
 )
 @click.option("--min-frequency", default=2, show_default=True, help="Rarer pairs are not merged.")
@@ -270,7 +271,7 @@ def _take_options(
     pattern = settings.pop("pattern") or (seed.pattern if seed else None)
     options = TrainingOptions(
         largest,
-        pattern=pattern or (loaded.info.pattern if loaded else "class"),
+        pattern=pattern or (loaded.info.pattern if loaded else DEFAULT_PATTERN),
         min_frequency=settings.pop("min_frequency"),
         special_tokens=settings.pop("special_tokens"),
         tie=settings.pop("tie") or (seed.tie if seed else "hf"),

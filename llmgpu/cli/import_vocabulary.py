@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from llmgpu.bpe.interchange.formats import FORMATS, guess_format, read_vocabulary
-from llmgpu.bpe.pattern import PATTERNS
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import SpecialToken, output_options
+from llmgpu.cli.options import PatternName, SpecialToken, output_options
 from llmgpu.files import STANDARD_OUTPUT
 
 
@@ -26,7 +25,7 @@ from llmgpu.files import STANDARD_OUTPUT
 )
 @click.option(
     "--pattern",
-    type=click.Choice(list(PATTERNS)),
+    type=PatternName(),
     show_default="that of the file, or gpt2 for vocab.json",
     help="How text is cut, where the file does not say.",
 )

@@ -45,6 +45,22 @@ class ByteSize(click.ParamType[int]):
         return size
 
 
+class PatternName(click.Choice[str]):
+    """The name of a pattern, or another name that it goes by."""
+
+    def __init__(self) -> None:
+        """Take all names there are."""
+        from llmgpu.bpe.pattern import ALIASES, PATTERNS
+
+        super().__init__([*PATTERNS, *ALIASES])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the pattern's own name."""
+        from llmgpu.bpe.pattern import get_pattern
+
+        return get_pattern(super().convert(value, param, ctx)).name
+
+
 class VocabularySizes(click.ParamType[tuple[int, ...]]):
     """One number of ids, or several with commas between them: 8192,32768."""
 

@@ -13,6 +13,7 @@ from llmgpu.bpe.encoding import open_encoder
 from llmgpu.bpe.token_files import FORMATS, open_writer
 from llmgpu.bpe.token_readers import read_side_file, read_tokens
 from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary_check import MATCH_RULES
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
     corpus_options,
@@ -38,10 +39,8 @@ from llmgpu.files import atomic_output
 )
 @click.option(
     "--match",
-    type=click.Choice(["greedy"]),
-    default="greedy",
-    show_default=True,
-    help="The longest token first, inside a pre-token.",
+    type=click.Choice(MATCH_RULES),
+    help="Merges in their order, or the longest token first; by default what the vocabulary says.",
 )
 @click.option("--decode", is_flag=True, help="Read ids in --format and write their text.")
 @click.option("--count", is_flag=True, help="Print the number of tokens only.")
@@ -56,7 +55,7 @@ def tokenize(
     vocab: str,
     output: str,
     format_name: str,
-    match: str,
+    match: str | None,
     decode: bool,
     count: bool,
     line_documents: bool,
@@ -79,6 +78,7 @@ def tokenize(
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
+    vocabulary = vocabulary.with_match(match or vocabulary.match)
     sources = files or ("-",)
     if decode:
         summary = _decode(sources, vocabulary, vocab, format_name, output)

@@ -56,7 +56,7 @@ def train(documents: list[bytes], merges: int, pattern: str) -> Vocabulary:
         tie="hf",
         special_tokens=(),
         training={},
-    )
+    ).with_match("greedy")
 
 
 def encode(encoder: NumpyEncoder, documents: list[bytes]) -> list[list[int]]:

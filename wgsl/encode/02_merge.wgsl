@@ -28,7 +28,7 @@
 @group(0) @binding(6) var<storage, read_write> entries: array<Tokens>;
 @group(0) @binding(7) var<storage, read_write> state: WordState;
 
-override IGNORE_MERGES: bool = false; // words that are tokens are done already
+override WHOLE_TOKENS: bool = false; // words that are tokens are done already
 const THREAD_BYTES: u32 = 64u;
 const LONGEST: u32 = 512u; // bytes of a word
 const BYTE_VECTORS: u32 = 64u;
@@ -212,7 +212,7 @@ fn see_to(fresh_number: u32) {
     let owner = owners[fresh_number];
     if (!is_new(owner)) { return; }
     let number = owner ^ OWN;
-    if (IGNORE_MERGES && entries[number].count != 0u) { return; }
+    if (WHOLE_TOKENS && entries[number].count != 0u) { return; }
     let word = fresh[fresh_number];
     let length = length_of(word.xyz);
     if (length > THREAD_BYTES) {
