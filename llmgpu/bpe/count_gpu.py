@@ -100,6 +100,8 @@ class GpuWordCounter:
                 self._words.add(count_slice(piece, self._pattern))
                 continue
             state = slot.collect()
+            if state["undecided"]:
+                state = self._mark_on_host(slot)
             if state["long"]:
                 self._words.add(_as_distinct(slot.read_long_words(MAX_WORD)))
             with self._lock:
@@ -113,6 +115,14 @@ class GpuWordCounter:
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
         self._words.add(self._table.take_all())
         return self._words.result()
+
+    def _mark_on_host(self, slot: _Slot) -> NDArray[Any]:
+        with self._lock:
+            slot.mark_on_host()
+            commands = self._device.record()
+            slot.all_pending(commands)
+            slot.submit_count(commands)
+        return slot.collect()
 
     def _make_room(self, state: NDArray[Any]) -> None:
         """Let the table grow, or move its words to the host."""
@@ -203,7 +213,7 @@ class _Slot(WordSlot):
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
         self._counter = counter
         self._begin = counter._kernels["begin_slice"].bind(
-            state=counter._table.words.buffers["state"]
+            state=counter._table.words.buffers["state"], undecided=self.buffers["undecided"]
         )
 
     def submit(self, piece: Slice) -> None:
@@ -212,14 +222,15 @@ class _Slot(WordSlot):
             self._counter._table.expect(piece.main_end)
             commands = self.device.record()
             self.upload(commands, piece)
-            self._record_count(commands)
+            self.submit_count(commands)
 
     def run_again(self) -> NDArray[Any]:
         """Run the slice again for the words that are pending; return the state, see `collect`."""
-        self._record_count(self.device.record())
+        self.submit_count(self.device.record())
         return self.collect()
 
-    def _record_count(self, commands: Commands) -> None:
+    def submit_count(self, commands: Commands) -> None:
+        """Record counting the words that are pending, and submit."""
         counter, table = self._counter, self._counter._table.words
         look_up, *others = self.bound(table, ("look_up", *INSERTION, "count_fresh"))
         commands.dispatch(self._begin, 1)

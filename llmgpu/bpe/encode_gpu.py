@@ -8,7 +8,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -123,7 +123,7 @@ class GpuEncoder:
         return SliceEncoder(self._vocabulary, make_matcher(self._vocabulary))
 
     def encode_on_host(self, piece: Slice, offset: int) -> EncodedSlice:
-        """Encode an oversized slice; offset: of the slice in the whole text."""
+        """Encode a slice that the device can't; offset: of the slice in the whole text."""
         return self._host.encode(piece, 0, offset)[0]
 
     def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
@@ -152,7 +152,7 @@ class _Slot:
         size = encoder._slice_bytes
         chunks = -(-size // encoder._chunk_bytes)
         self.staging = Staging(device, size)
-        self._input = pool.get("text", size)
+        self._input = pool.get(f"text {number}", size)
         self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size, pool)
         self._pretokenizer.bind(self._input)
         self._entries = pool.get("chunk entries", 8 * chunks)
@@ -163,7 +163,7 @@ class _Slot:
         self._long_args = pool.get("long args", 24)
         self._compact = pool.get(f"compact output {number}", 4 * size)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
-        self._state_copy = Download(device)
+        self._state_copy, self._undecided_copy = Download(device), Download(device)
         self._ids_copy = Download(device)
         self._bound = self._bind(encoder._kernels)
 
@@ -208,7 +208,10 @@ class _Slot:
         commands.dispatch(bound.prefix_sum, 1)
         commands.dispatch(bound.compact, chunks)
         self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
-        self._state_copy.begin(device.submit(commands))
+        self._undecided_copy.record(commands, self._pretokenizer.undecided, 4)
+        submission = device.submit(commands)
+        self._state_copy.begin(submission)
+        self._undecided_copy.begin(submission)
 
     def _write_params(self, piece: Slice, chunks: int) -> None:
         encoder, vocabulary = self._encoder, self._encoder._vocabulary
@@ -229,15 +232,29 @@ class _Slot:
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))
 
-    def collect(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Wait for the slice; return its ids and its final state, uint32 (STATE_WORDS,)."""
-        state = np.empty(STATE_WORDS, np.uint32)
+    def wait(self) -> tuple[bool, NDArray[np.uint32]]:
+        """Wait for the slice; return whether its pre-tokens were found, and its final state.
+
+        The state is uint32 (STATE_WORDS,).
+        """
+        state, undecided = np.empty(STATE_WORDS, np.uint32), np.empty(1, np.uint32)
         self._state_copy.finish(state.view(np.uint8))
+        self._undecided_copy.finish(undecided.view(np.uint8))
+        return not undecided[0], state
+
+    def read_slice(self, piece: Slice) -> Slice:
+        """Return the slice with its text on the host again."""
+        buffer = np.zeros(piece.length + PADDING, np.uint8)
+        buffer[: piece.length] = self._device.read(self._input, piece.length, np.uint8)
+        return replace(piece, buffer=buffer)
+
+    def fetch(self, state: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the ids of a slice, whose final state this is."""
         ids = np.empty(int(state[STATE_TOTAL]), np.uint32)
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
-        return ids, state
+        return ids
 
 
 class _Run:
@@ -264,7 +281,12 @@ class _Run:
         encoder.return_slots(slots)
 
     def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:
-        ids, state = slot.collect()
+        decided, state = slot.wait()
+        if not decided:
+            encoded = self._encoder.encode_on_host(slot.read_slice(piece), self._offset)
+            self._offset += piece.main_end
+            return encoded
+        ids = slot.fetch(state)
         if state[STATE_UNMATCHED] != NONE:
             offset = self._offset + int(state[STATE_UNMATCHED])
             raise no_token_error(int(state[STATE_UNMATCHED_BYTE]), offset)

@@ -146,6 +146,8 @@ class GpuWordEncoder:
         before, cleared = 0, False
         while pending := int(state["pending"]):
             with self._lock:
+                if state["undecided"]:
+                    slot.mark_on_host()
                 # Nothing was taken in: the table is full, or too crowded where words belong.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
@@ -205,7 +207,9 @@ class _Slot(WordSlot):
         self.buffers |= encoder._shared
         self.buffers["output"] = self._own.get("output", 4 * encoder._slice_bytes)
         self.buffers["documents"] = self._own.get("documents", 4)
-        self._begin = encoder._kernels["begin_slice"].bind(state=encoder._table.buffers["state"])
+        self._begin = encoder._kernels["begin_slice"].bind(
+            state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
+        )
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
         self._documents = 0
 

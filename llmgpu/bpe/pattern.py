@@ -102,19 +102,11 @@ ALIASES = {"gpt4": "cl100k"}
 DEFAULT_PATTERN = "cl100k"
 
 
-def _of_cl100k(digits: int, whole_at_end: bool = False) -> Rule:
-    variant = pattern_cl100k.Variant(digits, whole_at_end)
-    return partial(pattern_cl100k.starts, variant=variant)
-
-
 _RULES: dict[str, Rule] = {
-    "cl100k": _of_cl100k(digits=3, whole_at_end=True),
-    "rustbpe": _of_cl100k(digits=3),
-    "llama3": _of_cl100k(digits=3),
-    "qwen2": _of_cl100k(digits=1),
-    "nanochat": _of_cl100k(digits=2),
-    "o200k": pattern_o200k.starts,
+    name: partial(pattern_cl100k.starts, variant=variant)
+    for name, variant in pattern_cl100k.VARIANTS.items()
 }
+_RULES["o200k"] = pattern_o200k.starts
 
 
 def get_pattern(name: str) -> Pattern:

@@ -49,6 +49,15 @@ class Variant:
     whole_at_end: bool = False
 
 
+VARIANTS = {
+    "cl100k": Variant(digits=3, whole_at_end=True),
+    "rustbpe": Variant(digits=3),
+    "llama3": Variant(digits=3),
+    "qwen2": Variant(digits=1),
+    "nanochat": Variant(digits=2),
+}
+
+
 def _code_table() -> CodeTable:
     by_class = [OTHER_CODE] * 7
     for letter in (

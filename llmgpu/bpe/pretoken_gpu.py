@@ -1,4 +1,9 @@
-"""Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each pattern."""
+"""Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
+
+Kernels of the patterns over runs look a few thousand bytes far, so a text may have runs that they
+can't tell apart: they count in `undecided` where that happens. Then the starts of that slice must
+be found by `pattern.start_mask` and uploaded instead.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pattern import CONTEXT, get_pattern
+from llmgpu.bpe.pattern import CONTEXT, get_pattern, start_mask
+from llmgpu.bpe.pattern_cl100k import VARIANTS
 from llmgpu.bpe.slices import Slice
 from llmgpu.bpe.unicode_classes import code_point_classes
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device
+from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
 
 PARAMS = np.dtype(
     [
@@ -29,6 +35,8 @@ class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
+    undecided: on the device, a u32: if it is not 0 when that slice is marked, its bits are wrong,
+        and `mark_on_host` is to be called.
     """
 
     def __init__(
@@ -44,9 +52,8 @@ class GpuPretokenizer:
 
         capacity: bytes of the largest slice.
         """
-        self._device = device
-        name = get_pattern(pattern).name
-        self._kernel = device.kernel(f"pretoken/{name}_starts.wgsl", WORKGROUP_SIZE=workgroup_size)
+        self._device, self._pattern = device, pattern
+        self._kernel = _pattern_kernel(device, pattern, workgroup_size)
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.start_bits = pool.get("start bits", size)
         self._document_bits = pool.get("document bits", size)
@@ -56,8 +63,12 @@ class GpuPretokenizer:
             "document_bits": self._document_bits,
             "start_bits": self.start_bits,
         }
-        if any(binding.name == "unicode_classes" for binding in self._kernel.bindings):
+        names = {binding.name for binding in self._kernel.bindings}
+        if "unicode_classes" in names:
             self._buffers["unicode_classes"] = _upload_classes(device)
+        self.undecided = device.create_buffer("undecided", 4)
+        if "undecided" in names:
+            self._buffers["undecided"] = self.undecided
         self._bound: BoundKernel | None = None
 
     def bind(self, text: Buffer) -> None:
@@ -67,7 +78,7 @@ class GpuPretokenizer:
     def record(self, commands: Commands, piece: Slice) -> None:
         """Upload what is known of a slice besides its text, and record marking its starts.
 
-        The last LOOKAHEAD bits are undecided unless a document ends there.
+        Unless a document ends there, bits near its end don't hold, see `pattern.start_mask`.
         """
         if self._bound is None:
             raise RuntimeError("no text is bound")
@@ -81,8 +92,30 @@ class GpuPretokenizer:
             starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
             starts[inner] = True
             self._device.write(self._document_bits, np.packbits(starts, bitorder="little"))
+        commands.clear(self.undecided)
         groups = -(-piece.length // (SEGMENT_BYTES * self._kernel.workgroup_size))
         commands.dispatch(self._bound, groups)
+
+    def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
+        """Mark the starts of a slice, whose text this is, in place of what the kernel made."""
+        mask = start_mask(text, self._pattern, piece.boundaries, closed=piece.closed)
+        padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+        padded[: len(mask)] = mask
+        self._device.write(self.start_bits, np.packbits(padded, bitorder="little"))
+        self._device.write(self.undecided, np.zeros(1, np.uint32))
+
+
+def _pattern_kernel(device: Device, pattern: str, workgroup_size: int) -> Kernel:
+    """Compile the kernel of a pattern's family as the pattern needs it."""
+    name = get_pattern(pattern).name
+    if name not in VARIANTS:
+        return device.kernel(f"pretoken/{name}_starts.wgsl", WORKGROUP_SIZE=workgroup_size)
+    return device.kernel(
+        "pretoken/cl100k_starts.wgsl",
+        WORKGROUP_SIZE=workgroup_size,
+        DIGITS=VARIANTS[name].digits,
+        WHOLE_AT_END=int(VARIANTS[name].whole_at_end),
+    )
 
 
 def _upload_classes(device: Device) -> Buffer:

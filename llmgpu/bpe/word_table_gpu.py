@@ -29,6 +29,7 @@ STATE = np.dtype(
             "fresh_data",
             "pending",
             "long",
+            "undecided",
             "full",
             "ids_used",
             "tokens",
@@ -210,17 +211,29 @@ class WordSlot:
         self._state_copy = Download(device)
         self._generation = 0
         self._kernels: list[BoundKernel] = []
-        self.main_end = 0
+        self._piece: Slice | None = None
         self.buffers: dict[str, Buffer] = {
             "text": self._text,
             "start_bits": self._pretokenizer.start_bits,
             "pending": self._pending,
             "params": self._params,
+            "undecided": self._pretokenizer.undecided,
         }
+
+    @property
+    def main_end(self) -> int:
+        """Bytes of the slice's main part."""
+        return self._piece.main_end if self._piece else 0
+
+    def mark_on_host(self) -> None:
+        """Mark where words start in a slice that the device leaves undecided."""
+        if self._piece is not None:
+            text = self.device.read(self._text, self._piece.length, np.uint8)
+            self._pretokenizer.mark_on_host(self._piece, text)
 
     def upload(self, commands: Commands, piece: Slice) -> None:
         """Record uploading the slice in the staging memory, and marking where words start."""
-        self.main_end = piece.main_end
+        self._piece = piece
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
         self.device.write(self._params, params)
         self.staging.copy_to(commands, self._text, piece.length)

@@ -155,10 +155,10 @@ def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
     device.gpu_seconds.clear()
     device.timing = True
     try:
-        ids, _ = encode(GpuEncoder(device, vocabulary, 3_000), b"ab" * 5_000)
+        ids, _ = encode(GpuEncoder(device, vocabulary, 3_000), b"ab\n" * 5_000)
     finally:
         device.timing = False
-    assert ids == [256] * 5_000
+    assert ids == [256, 10] * 5_000
     assert len(device.gpu_seconds) == 7
 
 

@@ -1,17 +1,22 @@
 // words_begin_slice: resets what is known of a slice.
 //
-// binding 0  state  read_write  WordState
+// If its start bits are wrong, the slice is left pending as a whole, and no word is looked at.
+//
+// binding 0  undecided  read        (1) not 0: the start bits are wrong
+// binding 1  state      read_write  WordState
 // dispatch: 1 workgroup of one thread
 //!include words/state.wgsl
 
-@group(0) @binding(0) var<storage, read_write> state: WordState;
+@group(0) @binding(0) var<storage, read> undecided: array<u32>;
+@group(0) @binding(1) var<storage, read_write> state: WordState;
 
 @compute @workgroup_size(1)
 fn words_begin_slice() {
     atomicStore(&state.fresh, 0u);
     atomicStore(&state.fresh_data, 0u);
-    atomicStore(&state.pending, 0u);
+    atomicStore(&state.pending, undecided[0]);
     atomicStore(&state.long, 0u);
     atomicStore(&state.full, 0u);
+    state.undecided = undecided[0];
     state.tokens = 0u;
 }

@@ -73,7 +73,7 @@ fn take(start: u32) -> bool {
 // Takes the pending words that start in 32 bytes of text.
 fn take_segment(segment: u32) {
     let first = segment * 32u;
-    if (first >= params.main_end) { return; }
+    if (first >= params.main_end || state.undecided != 0u) { return; }
     var wanted = pending[segment];
     if (params.main_end - first < 32u) {
         wanted &= (1u << (params.main_end - first)) - 1u;

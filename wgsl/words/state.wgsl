@@ -16,6 +16,7 @@ struct WordState {
     fresh_data: atomic<u32>, // u32s that they would take if all differ
     pending: atomic<u32>,    // words left for another run
     long: atomic<u32>,       // words of more than MAX_WORD bytes, which the host sees to
+    undecided: u32,          // the start bits are wrong: nothing was done
     full: atomic<u32>,       // the table has no room for the fresh words
     ids_used: atomic<u32>,   // encoding: tokens of all words in the table
     tokens: u32,             // encoding: tokens of the slice

@@ -1,0 +1,73 @@
+// pretoken_cl100k_starts: patterns cl100k, rustbpe, llama3, qwen2 and nanochat.
+//
+//   '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
+//   |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
+// with DIGITS for 3, and the fifth alternative only if WHOLE_AT_END is 1; see
+// llmgpu/bpe/pattern_cl100k.py. A byte that is not part of valid UTF-8 is a character that is
+// neither letter, number nor white space.
+//
+// binding 0  params           uniform     PretokenParams
+// binding 1  text             read        (length)
+// binding 2  document_bits    read        (length bits)
+// binding 3  start_bits       read_write  (length bits)
+// binding 4  unicode_classes  read        see unicode.wgsl
+// binding 5  undecided        read_write  see walk.wgsl
+// dispatch: one thread for 32 bytes
+//!include pretoken/walk.wgsl
+
+override DIGITS: u32 = 3u;
+override WHOLE_AT_END: u32 = 0u;
+
+fn is_sign(category: u32) -> bool {
+    return category == OTHER_CATEGORY || category == MARK;
+}
+
+fn letters_end(begin: i32) -> i32 {
+    var position = begin;
+    while (position < stop) {
+        let own = character_behind(position);
+        if (!is_letter(own.x)) { break; }
+        position += i32(own.y);
+    }
+    return position;
+}
+
+fn signs_end(begin: i32) -> i32 {
+    var position = begin;
+    while (position < stop) {
+        let own = character_behind(position);
+        if (!is_sign(own.x)) { break; }
+        position += i32(own.y);
+    }
+    while (position < stop && newline_behind(position)) {
+        position++;
+    }
+    return position;
+}
+
+fn match_end(start: i32) -> i32 {
+    let own = character_at(start);
+    let behind = start + i32(own.y);
+    if (is_letter(own.x)) { return letters_end(behind); }
+    if (own.x == NUMBER_CATEGORY) { return number_end(behind, DIGITS - 1u); }
+    let byte = byte_at(start);
+    if (byte == APOSTROPHE) {
+        let length = contraction_length(start);
+        if (length > 0) { return start + length; }
+    }
+    let next = character_behind(behind);
+    if (is_letter(next.x) && !is_newline(byte)) { return letters_end(behind + i32(next.y)); }
+    if (is_sign(own.x) || (byte == PLAIN_SPACE && is_sign(next.x))) { return signs_end(behind); }
+    return space_end(start, WHOLE_AT_END != 0u);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn pretoken_cl100k_starts(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let segment = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
+    if (segment * 32u >= params.length) { return; }
+    mark_segment(segment);
+}
