@@ -14,6 +14,7 @@
 // binding 5  undecided        read_write  see walk.wgsl
 // dispatch: one thread for 32 bytes
 //!include pretoken/walk.wgsl
+//!include pretoken/quick.wgsl
 
 override DIGITS: u32 = 3u;
 override WHOLE_AT_END: u32 = 0u;
@@ -69,5 +70,5 @@ fn pretoken_cl100k_starts(
 ) {
     let segment = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
     if (segment * 32u >= params.length) { return; }
-    mark_segment(segment);
+    if (!mark_quickly(segment)) { mark_segment(segment); }
 }
