@@ -13,10 +13,8 @@
 // binding 4  unicode_classes  read        see unicode.wgsl
 // binding 5  undecided        read_write  see walk.wgsl
 // dispatch: one thread for 32 bytes
-//!include pretoken/walk.wgsl
 //!include pretoken/quick.wgsl
 
-override DIGITS: u32 = 3u;
 override WHOLE_AT_END: u32 = 0u;
 
 fn is_sign(category: u32) -> bool {
@@ -60,6 +58,32 @@ fn match_end(start: i32) -> i32 {
     if (is_letter(next.x) && !is_newline(byte)) { return letters_end(behind + i32(next.y)); }
     if (is_sign(own.x) || (byte == PLAIN_SPACE && is_sign(next.x))) { return signs_end(behind); }
     return space_end(start, WHOLE_AT_END != 0u);
+}
+
+fn is_special(near: Near) -> bool {
+    return false;
+}
+
+// Starts at letters behind contractions whose apostrophes are in a segment that begins there.
+fn contraction_starts(apostrophes: u32, begin: i32, segment: u32) -> u32 {
+    var left = apostrophes;
+    var ends = 0u;
+    while (left != 0u) {
+        let at = begin + i32(countTrailingZeros(left));
+        let length = contraction_length(at);
+        let end = u32(at + length) - segment * 32u;
+        if (length > 0 && end < 32u) { ends |= 1u << end; }
+        left &= left - 1u;
+    }
+    return ends;
+}
+
+fn with_contractions(runs: u32, segment: u32, near: Near) -> u32 {
+    let first = i32(segment * 32u);
+    let opened = other_starts(near) & vec2<u32>(near.before.apostrophe, near.own.apostrophe);
+    let ends = contraction_starts(opened.x & LAST_BITS, first - 32, segment)
+        | contraction_starts(opened.y, first, segment);
+    return runs | (ends & near.own.letter);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -1,21 +1,38 @@
-// Starts of pattern cl100k and its relatives in 32 bytes of plain ASCII at once, as sets of bytes
-// that are bits of a u32; see llmgpu/bpe/pattern_runs.py for the rule on runs.
+// Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
+// runs is that of llmgpu/bpe/pattern_runs.py.
 //
 // Known are the 16 bytes before and the 16 behind, too. Runs that may reach further, characters
 // beyond ASCII and ends of documents are left to the walk.
+//
+// The kernel that includes this has
+//   fn with_contractions(runs: u32, segment: u32, near: Near) -> u32   the starts, from those of
+//                                                                      runs
+//   fn is_special(near: Near) -> bool   whether the segment must be walked for another reason
 //!include pretoken/walk.wgsl
+
+override DIGITS: u32 = 3u; // in a pre-token, at most
 
 const BESIDE_WORDS: u32 = 4u; // words of text looked at on either side, of 8 in a segment
 const BESIDE_BYTES: u32 = 16u;
+const LAST_BITS: u32 = 0xE0000000u; // from there a contraction may reach into the next segment
 
 struct Sets {
     letter: u32,
+    capital: u32,
     number: u32,
     space: u32, // newlines too
     newline: u32,
     plain_space: u32,
     apostrophe: u32,
+    slash: u32,
     wide: u32, // not 0: bytes beyond ASCII
+}
+
+// Those of a segment and of what is beside it.
+struct Near {
+    before: Sets, // only of the last BESIDE_BYTES
+    own: Sets,
+    next: Sets, // only of the first BESIDE_BYTES
 }
 
 // What is in some words of a segment.
@@ -28,11 +45,13 @@ fn sets_of(segment: u32, first_word: u32, end_word: u32) -> Sets {
             let byte = four & 0xFFu;
             let bit = 1u << (w * 4u + i);
             sets.letter |= select(0u, bit, (byte | 0x20u) - 0x61u <= 25u);
+            sets.capital |= select(0u, bit, byte - 0x41u <= 25u);
             sets.number |= select(0u, bit, byte - 0x30u <= 9u);
             sets.space |= select(0u, bit, byte == PLAIN_SPACE || byte - 0x09u <= 4u);
             sets.newline |= select(0u, bit, is_newline(byte));
             sets.plain_space |= select(0u, bit, byte == PLAIN_SPACE);
             sets.apostrophe |= select(0u, bit, byte == APOSTROPHE);
+            sets.slash |= select(0u, bit, byte == SLASH);
             four >>= 8u;
         }
     }
@@ -74,21 +93,11 @@ fn number_starts(number: u32, before: u32) -> u32 {
     return starts;
 }
 
-// Starts at letters behind contractions whose apostrophes are at these positions of a segment.
-fn contraction_starts(apostrophes: u32, segment_first: i32, first: i32, letter: u32) -> u32 {
-    var left = apostrophes;
-    var ends = 0u;
-    while (left != 0u) {
-        let at = segment_first + i32(countTrailingZeros(left));
-        let end = at + contraction_length(at) - first;
-        if (end > at - first && end >= 0 && end < 32) { ends |= 1u << u32(end); }
-        left &= left - 1u;
-    }
-    return ends & letter;
-}
-
-// White space: the starts in it. `newlines_taken` go with other characters before them.
-fn space_starts(before: Sets, own: Sets, next: Sets) -> u32 {
+// The starts in white space but the newlines that go with other characters before them.
+fn space_starts(near: Near) -> u32 {
+    let before = near.before;
+    let own = near.own;
+    let next = near.next;
     let newlines_before = countLeadingZeros(~before.newline);
     let taken_before = newlines_before > 0u
         && ((others(before) << newlines_before) & 0x80000000u) != 0u;
@@ -111,38 +120,50 @@ fn space_starts(before: Sets, own: Sets, next: Sets) -> u32 {
     return starts | (other_space & behind(before.newline, own.newline) & ~joined);
 }
 
-// Whether the bytes of a segment and those beside it are plain, in one document and in no long run.
-fn is_quick(segment: u32, before: Sets, own: Sets, next: Sets) -> bool {
-    if ((before.wide | own.wide | next.wide) != 0u) { return false; }
+// The other characters at which a pre-token starts; of the bytes before, only the last few hold.
+fn other_starts(near: Near) -> vec2<u32> {
+    let before = others(near.before);
+    let own = others(near.own);
+    return vec2<u32>(
+        before & ~((before | near.before.plain_space) << 1u),
+        own & ~behind(before | near.before.plain_space, own | near.own.plain_space),
+    );
+}
+
+// The starts of runs, contractions apart.
+fn run_starts(near: Near) -> u32 {
+    let before = near.before;
+    let own = near.own;
+    let other = other_starts(near);
+    let joined = behind(
+        before.letter | other.x | (before.space & ~before.newline),
+        own.letter | other.y | (own.space & ~own.newline),
+    );
+    let numbers = number_starts(own.number, countLeadingZeros(~before.number));
+    return other.y | (own.letter & ~joined) | numbers | space_starts(near);
+}
+
+// Whether a segment and what is beside it are plain, in one document and in no long run.
+fn is_quick(segment: u32, near: Near) -> bool {
+    if ((near.before.wide | near.own.wide | near.next.wide) != 0u) { return false; }
     let documents = document_word(segment - 1u) | document_word(segment)
         | document_word(segment + 1u);
     let long = max(
-        countLeadingZeros(~before.number),
-        max(countLeadingZeros(~before.newline), countTrailingZeros(~next.space)),
+        countLeadingZeros(~near.before.number),
+        max(countLeadingZeros(~near.before.newline), countTrailingZeros(~near.next.space)),
     );
-    return documents == 0u && long < BESIDE_BYTES;
+    return documents == 0u && long < BESIDE_BYTES && !is_special(near);
 }
 
 // Marks a segment, or gives false if it must be walked.
 fn mark_quickly(segment: u32) -> bool {
     if (segment == 0u || (segment + 2u) * 32u > params.length) { return false; }
-    let before = sets_of(segment - 1u, 8u - BESIDE_WORDS, 8u);
-    let own = sets_of(segment, 0u, 8u);
-    let next = sets_of(segment + 1u, 0u, BESIDE_WORDS);
-    if (!is_quick(segment, before, own, next)) { return false; }
-    let other_before = others(before);
-    let other = others(own);
-    let single_before = other_before & ~(other_before << 1u) & ~(before.plain_space << 1u);
-    let single = other & ~behind(other_before, other) & ~behind(before.plain_space, own.plain_space);
-    let not_joined = ~behind(before.letter, own.letter) & ~behind(single_before, single)
-        & ~behind(before.space & ~before.newline, own.space & ~own.newline);
-    var starts = single | (own.letter & not_joined);
-    starts |= number_starts(own.number, countLeadingZeros(~before.number));
-    starts |= space_starts(before, own, next);
-    let first = i32(segment * 32u);
-    let opened_before = single_before & before.apostrophe & 0xE0000000u;
-    starts |= contraction_starts(single & own.apostrophe, first, first, own.letter);
-    starts |= contraction_starts(opened_before, first - 32, first, own.letter);
-    start_bits[segment] = starts;
+    let near = Near(
+        sets_of(segment - 1u, 8u - BESIDE_WORDS, 8u),
+        sets_of(segment, 0u, 8u),
+        sets_of(segment + 1u, 0u, BESIDE_WORDS),
+    );
+    if (!is_quick(segment, near)) { return false; }
+    start_bits[segment] = with_contractions(run_starts(near), segment, near);
     return true;
 }
