@@ -49,7 +49,7 @@ fn match_end(start: i32) -> i32 {
     let behind = start + i32(own.y);
     if (is_letter(own.x)) { return letters_end(behind); }
     if (own.x == NUMBER_CATEGORY) { return number_end(behind, DIGITS - 1u); }
-    let byte = byte_at(start);
+    let byte = text_byte(start);
     if (byte == APOSTROPHE) {
         let length = contraction_length(start);
         if (length > 0) { return start + length; }

@@ -26,7 +26,7 @@ fn is_neutral(category: u32) -> bool {
 }
 
 fn with_contraction(end: i32) -> i32 {
-    if (is_end(end) || byte_at(end) != APOSTROPHE) { return end; }
+    if (ends_before(end) || text_byte(end) != APOSTROPHE) { return end; }
     return end + contraction_length(end);
 }
 
@@ -71,8 +71,8 @@ fn signs_end(begin: i32) -> i32 {
         if (own.x != OTHER_CATEGORY && own.x != MARK) { break; }
         position += i32(own.y);
     }
-    while (position < stop && !is_end(position)) {
-        let byte = byte_at(position);
+    while (position < stop && !ends_before(position)) {
+        let byte = text_byte(position);
         if (!is_newline(byte) && byte != SLASH) { break; }
         position++;
     }
@@ -84,7 +84,7 @@ fn match_end(start: i32) -> i32 {
     let behind = start + i32(own.y);
     if (is_letter(own.x)) { return word_end(start, own, false); }
     if (own.x == NUMBER_CATEGORY) { return number_end(behind, 2u); }
-    let byte = byte_at(start);
+    let byte = text_byte(start);
     if (!is_newline(byte)) {
         let next = character_behind(behind);
         let end = word_end(behind, next, own.x == MARK);
