@@ -25,6 +25,7 @@ from tests.bpe.test_pattern_families import (
 from tests.gpu.wgsl import shader_constants
 
 CAPACITY = 1 << 21
+PLAIN = [*" \t\r\n'sSaB12.!/", "'ll", "'rE", "\n//", "; "]
 REACH = shader_constants("pretoken/walk.wgsl")["REACH"]
 
 
@@ -100,6 +101,16 @@ def test_bits_before_the_last_start_of_an_open_slice_hold(
     np.testing.assert_array_equal(found[:cut], whole[:cut])
     rest = walker.mask(text[cut:] + follows, begins[begins > cut] - cut)
     np.testing.assert_array_equal(rest, whole[cut:])
+
+
+@given(st.lists(st.sampled_from(PLAIN), min_size=1, max_size=8), st.integers(0, 1 << 32))
+def test_plain_text(walker: Walker, pattern: str, pieces: list[str], seed: int) -> None:
+    """Without documents' ends or characters beyond ASCII, segments are marked at once."""
+    rng = np.random.default_rng(seed)
+    text = "".join(rng.choice(pieces, 600, p=rng.dirichlet(np.ones(len(pieces)) / 2))).encode()
+    found = walker.mask(text, np.zeros(1, np.int64))
+    np.testing.assert_array_equal(found, expected_mask([text], pattern))
+    assert walker.undecided() == 0
 
 
 def test_code_points_between_others(walker: Walker, pattern: str) -> None:

@@ -13,9 +13,8 @@
 // binding 4  unicode_classes  read        see unicode.wgsl
 // binding 5  undecided        read_write  see walk.wgsl
 // dispatch: one thread for 32 bytes
-//!include pretoken/walk.wgsl
+//!include pretoken/quick.wgsl
 
-override DIGITS: u32 = 3u;
 override WHOLE_AT_END: u32 = 0u;
 
 fn is_sign(category: u32) -> bool {
@@ -50,7 +49,7 @@ fn match_end(start: i32) -> i32 {
     let behind = start + i32(own.y);
     if (is_letter(own.x)) { return letters_end(behind); }
     if (own.x == NUMBER_CATEGORY) { return number_end(behind, DIGITS - 1u); }
-    let byte = byte_at(start);
+    let byte = text_byte(start);
     if (byte == APOSTROPHE) {
         let length = contraction_length(start);
         if (length > 0) { return start + length; }
@@ -61,6 +60,32 @@ fn match_end(start: i32) -> i32 {
     return space_end(start, WHOLE_AT_END != 0u);
 }
 
+fn is_special(near: Near) -> bool {
+    return false;
+}
+
+// Starts at letters behind contractions whose apostrophes are in a segment that begins there.
+fn contraction_starts(apostrophes: u32, begin: i32, segment: u32) -> u32 {
+    var left = apostrophes;
+    var ends = 0u;
+    while (left != 0u) {
+        let at = begin + i32(countTrailingZeros(left));
+        let length = contraction_length(at);
+        let end = u32(at + length) - segment * 32u;
+        if (length > 0 && end < 32u) { ends |= 1u << end; }
+        left &= left - 1u;
+    }
+    return ends;
+}
+
+fn with_contractions(runs: u32, segment: u32, near: Near) -> u32 {
+    let first = i32(segment * 32u);
+    let opened = other_starts(near) & vec2<u32>(near.before.apostrophe, near.own.apostrophe);
+    let ends = contraction_starts(opened.x & LAST_BITS, first - 32, segment)
+        | contraction_starts(opened.y, first, segment);
+    return runs | (ends & near.own.letter);
+}
+
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn pretoken_cl100k_starts(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -69,5 +94,5 @@ fn pretoken_cl100k_starts(
 ) {
     let segment = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
     if (segment * 32u >= params.length) { return; }
-    mark_segment(segment);
+    if (!mark_quickly(segment)) { mark_segment(segment); }
 }

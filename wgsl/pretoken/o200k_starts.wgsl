@@ -14,7 +14,7 @@
 // binding 4  unicode_classes  read        see unicode.wgsl
 // binding 5  undecided        read_write  see walk.wgsl
 // dispatch: one thread for 32 bytes
-//!include pretoken/walk.wgsl
+//!include pretoken/quick.wgsl
 
 fn is_sign(category: u32) -> bool {
     return category == OTHER_CATEGORY;
@@ -26,7 +26,7 @@ fn is_neutral(category: u32) -> bool {
 }
 
 fn with_contraction(end: i32) -> i32 {
-    if (is_end(end) || byte_at(end) != APOSTROPHE) { return end; }
+    if (ends_before(end) || text_byte(end) != APOSTROPHE) { return end; }
     return end + contraction_length(end);
 }
 
@@ -41,9 +41,9 @@ fn small_end(begin: i32) -> i32 {
     return position;
 }
 
-// The end of U*S+ or U+S* and the contraction behind it, or the position itself if neither is there.
-// first: the character at the position. A neutral one may be before it: then S+ matches that at
-// least.
+// The end of U*S+ or U+S* and the contraction behind it, or the position itself if neither is
+// there. first: the character at the position. A neutral one may be before it: then S+ matches that
+// at least.
 fn word_end(begin: i32, first: vec2<u32>, behind_neutral: bool) -> i32 {
     var position = begin;
     var neutral_end = select(-1, begin, behind_neutral);
@@ -71,8 +71,8 @@ fn signs_end(begin: i32) -> i32 {
         if (own.x != OTHER_CATEGORY && own.x != MARK) { break; }
         position += i32(own.y);
     }
-    while (position < stop && !is_end(position)) {
-        let byte = byte_at(position);
+    while (position < stop && !ends_before(position)) {
+        let byte = text_byte(position);
         if (!is_newline(byte) && byte != SLASH) { break; }
         position++;
     }
@@ -84,7 +84,7 @@ fn match_end(start: i32) -> i32 {
     let behind = start + i32(own.y);
     if (is_letter(own.x)) { return word_end(start, own, false); }
     if (own.x == NUMBER_CATEGORY) { return number_end(behind, 2u); }
-    let byte = byte_at(start);
+    let byte = text_byte(start);
     if (!is_newline(byte)) {
         let next = character_behind(behind);
         let end = word_end(behind, next, own.x == MARK);
@@ -95,6 +95,54 @@ fn match_end(start: i32) -> i32 {
     return space_end(start, false);
 }
 
+// The positions up to 3 behind those of a set.
+fn soon_behind(before: u32, own: u32) -> u32 {
+    return behind(before, own) | (own << 2u) | (before >> 30u) | (own << 3u) | (before >> 29u);
+}
+
+// Slashes behind newlines, and apostrophes so near to each other that contractions may touch.
+fn is_special(near: Near) -> bool {
+    let before = near.before;
+    let own = near.own;
+    let slashes = (before.slash & (before.newline << 1u))
+        | (own.slash & behind(before.newline, own.newline));
+    let apostrophes = (before.apostrophe & soon_behind(0u, before.apostrophe))
+        | (own.apostrophe & soon_behind(before.apostrophe, own.apostrophe));
+    let long = countLeadingZeros(~others(before)) + 1u >= BESIDE_BYTES;
+    return (slashes | apostrophes) != 0u || long;
+}
+
+// The bytes of contractions whose apostrophes are in a segment that begins there, and in the second
+// set the first ones behind them.
+fn contractions(apostrophes: u32, begin: i32, segment: u32) -> vec2<u32> {
+    var left = apostrophes;
+    var found = vec2<u32>();
+    while (left != 0u) {
+        let at = begin + i32(countTrailingZeros(left));
+        let length = contraction_length(at);
+        for (var k = 0; k <= length && length > 0; k++) {
+            let position = u32(at + k) - segment * 32u;
+            let bit = select(0u, 1u << (position & 31u), position < 32u);
+            found |= select(vec2<u32>(bit, 0u), vec2<u32>(0u, bit), k == length);
+        }
+        left &= left - 1u;
+    }
+    return found;
+}
+
+fn with_contractions(runs: u32, segment: u32, near: Near) -> u32 {
+    let first = i32(segment * 32u);
+    let before = near.before;
+    let own = near.own;
+    let opened_before = before.apostrophe & (before.letter << 1u) & LAST_BITS;
+    let opened = own.apostrophe & behind(before.letter, own.letter);
+    let found = contractions(opened_before, first - 32, segment)
+        | contractions(opened, first, segment);
+    let small_before = before.letter & ~before.capital;
+    let humps = own.capital & behind(small_before, own.letter & ~own.capital);
+    return ((runs | humps) & ~found.x) | (found.y & own.letter);
+}
+
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn pretoken_o200k_starts(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -103,5 +151,5 @@ fn pretoken_o200k_starts(
 ) {
     let segment = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
     if (segment * 32u >= params.length) { return; }
-    mark_segment(segment);
+    if (!mark_quickly(segment)) { mark_segment(segment); }
 }

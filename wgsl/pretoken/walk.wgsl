@@ -31,9 +31,20 @@ fn ascii_category(byte: u32) -> u32 {
     return select(OTHER_CATEGORY, NUMBER_CATEGORY, byte - 0x30u <= 9u);
 }
 
+// The same as byte_at and is_end for positions in the text and behind its first: a walk never looks
+// before it.
+fn text_byte(position: i32) -> u32 {
+    return (text[u32(position) >> 2u] >> ((u32(position) & 3u) * 8u)) & 0xFFu;
+}
+
+fn ends_before(position: i32) -> bool {
+    if (position >= i32(params.length)) { return true; }
+    return params.has_documents != 0u && begins_document(position);
+}
+
 // Category and bytes of the character that begins at a position of the text.
 fn character_at(position: i32) -> vec2<u32> {
-    let byte = byte_at(position);
+    let byte = text_byte(position);
     if (byte < 0x80u) { return vec2<u32>(ascii_category(byte), 1u); }
     let decoded = decode(position, byte);
     if (decoded.y == 1u) { return vec2<u32>(OTHER_CATEGORY, 1u); }
@@ -42,13 +53,13 @@ fn character_at(position: i32) -> vec2<u32> {
 
 // The same at a position that begins no pre-token by itself: nothing if the document ends there.
 fn character_behind(position: i32) -> vec2<u32> {
-    if (is_end(position)) { return vec2<u32>(NOTHING, 0u); }
+    if (ends_before(position)) { return vec2<u32>(NOTHING, 0u); }
     return character_at(position);
 }
 
 // The category of the character that ends before a position which begins no document.
 fn category_before(position: i32) -> u32 {
-    let byte = byte_at(position - 1);
+    let byte = text_byte(position - 1);
     if (byte < 0x80u) { return ascii_category(byte); }
     for (var length = 2; length <= 4; length++) {
         if (is_lead(position - length, u32(length))) { return character_at(position - length).x; }
@@ -66,17 +77,17 @@ fn is_newline(byte: u32) -> bool {
 
 // Whether a newline is at a position; none is if the document ends there.
 fn newline_behind(position: i32) -> bool {
-    return !is_end(position) && is_newline(byte_at(position));
+    return !ends_before(position) && is_newline(text_byte(position));
 }
 
 // Bytes of the contraction that the apostrophe at a position opens, 0 if it opens none.
 fn contraction_length(apostrophe: i32) -> i32 {
-    if (is_end(apostrophe + 1)) { return 0; }
-    let a = byte_at(apostrophe + 1);
+    if (ends_before(apostrophe + 1)) { return 0; }
+    let a = text_byte(apostrophe + 1);
     let small = a | 0x20u;
     if (small == 0x73u || small == 0x64u || small == 0x6Du || small == 0x74u) { return 2; } // sdmt
-    if (is_end(apostrophe + 2)) { return 0; }
-    let b = byte_at(apostrophe + 2);
+    if (ends_before(apostrophe + 2)) { return 0; }
+    let b = text_byte(apostrophe + 2);
     if (a == 0xC5u && b == 0xBFu) { return 3; } // U+017F, another small s
     let ll = small == 0x6Cu && (b | 0x20u) == 0x6Cu;
     let ve_or_re = (small == 0x76u || small == 0x72u) && (b | 0x20u) == 0x65u;
@@ -108,7 +119,7 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
         }
         last = position;
         position += i32(own.y);
-        if (is_newline(byte_at(last))) {
+        if (is_newline(text_byte(last))) {
             behind_newline = position;
             if (position >= stop) { return position; }
         }
@@ -121,7 +132,7 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
 
 // Whether a pre-token starts at a position inside of a document whatever is before it.
 fn is_certain(position: i32) -> bool {
-    let byte = byte_at(position);
+    let byte = text_byte(position);
     if ((byte & 0xC0u) == 0x80u) { return false; }
     let before = category_before(position);
     if (before != NUMBER_CATEGORY && !is_letter(before)) { return false; }

@@ -1,0 +1,169 @@
+// Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
+// runs is that of llmgpu/bpe/pattern_runs.py.
+//
+// Known are the 16 bytes before and the 16 behind, too. Runs that may reach further, characters
+// beyond ASCII and ends of documents are left to the walk.
+//
+// The kernel that includes this has
+//   fn with_contractions(runs: u32, segment: u32, near: Near) -> u32   the starts, from those of
+//                                                                      runs
+//   fn is_special(near: Near) -> bool   whether the segment must be walked for another reason
+//!include pretoken/walk.wgsl
+
+override DIGITS: u32 = 3u; // in a pre-token, at most
+
+const BESIDE_WORDS: u32 = 4u; // words of text looked at on either side, of 8 in a segment
+const BESIDE_BYTES: u32 = 16u;
+const LAST_BITS: u32 = 0xE0000000u; // from there a contraction may reach into the next segment
+
+struct Sets {
+    letter: u32,
+    capital: u32,
+    number: u32,
+    space: u32, // newlines too
+    newline: u32,
+    plain_space: u32,
+    apostrophe: u32,
+    slash: u32,
+    wide: u32, // not 0: bytes beyond ASCII
+}
+
+// Those of a segment and of what is beside it.
+struct Near {
+    before: Sets, // only of the last BESIDE_BYTES
+    own: Sets,
+    next: Sets, // only of the first BESIDE_BYTES
+}
+
+// What is in some words of a segment.
+fn sets_of(segment: u32, first_word: u32, end_word: u32) -> Sets {
+    var sets = Sets();
+    for (var w = first_word; w < end_word; w++) {
+        var four = text[segment * 8u + w];
+        sets.wide |= four & 0x80808080u;
+        for (var i = 0u; i < 4u; i++) {
+            let byte = four & 0xFFu;
+            let bit = 1u << (w * 4u + i);
+            sets.letter |= select(0u, bit, (byte | 0x20u) - 0x61u <= 25u);
+            sets.capital |= select(0u, bit, byte - 0x41u <= 25u);
+            sets.number |= select(0u, bit, byte - 0x30u <= 9u);
+            sets.space |= select(0u, bit, byte == PLAIN_SPACE || byte - 0x09u <= 4u);
+            sets.newline |= select(0u, bit, is_newline(byte));
+            sets.plain_space |= select(0u, bit, byte == PLAIN_SPACE);
+            sets.apostrophe |= select(0u, bit, byte == APOSTROPHE);
+            sets.slash |= select(0u, bit, byte == SLASH);
+            four >>= 8u;
+        }
+    }
+    return sets;
+}
+
+fn others(sets: Sets) -> u32 {
+    return ~(sets.letter | sets.number | sets.space);
+}
+
+// The set of bytes behind those of a set.
+fn behind(before: u32, own: u32) -> u32 {
+    return (own << 1u) | (before >> 31u);
+}
+
+// Runs of a set that begin at these of its members.
+fn runs_from(members: u32, begins: u32) -> u32 {
+    return members & ~(members + begins);
+}
+
+// Number starts: every DIGITS digits of a run, of which `before` are in front of the segment.
+fn number_starts(number: u32, before: u32) -> u32 {
+    let from_before = (DIGITS - before % DIGITS) % DIGITS;
+    var begins = number & ~(number << 1u);
+    var together = number;
+    for (var k = 1u; k <= DIGITS; k++) {
+        together &= number << k;
+    }
+    if (before > 0u && (number & 1u) != 0u) {
+        begins &= ~1u;
+        if (countTrailingZeros(~number) > from_before) { begins |= 1u << from_before; }
+    }
+    var starts = begins;
+    loop {
+        begins = (begins << DIGITS) & together;
+        if (begins == 0u) { break; }
+        starts |= begins;
+    }
+    return starts;
+}
+
+// The starts in white space but the newlines that go with other characters before them.
+fn space_starts(near: Near) -> u32 {
+    let before = near.before;
+    let own = near.own;
+    let next = near.next;
+    let newlines_before = countLeadingZeros(~before.newline);
+    let taken_before = newlines_before > 0u
+        && ((others(before) << newlines_before) & 0x80000000u) != 0u;
+    let taken_begins = own.newline
+        & (behind(others(before), others(own)) | select(0u, 1u, taken_before));
+    let taken = runs_from(own.newline, taken_begins);
+    let rest = own.space & ~taken;
+    let rest_before = select(before.space, before.space & 0x7FFFFFFFu, taken_before);
+    var starts = rest & ~behind(rest_before, rest);
+
+    let other_space = own.space & ~own.newline;
+    let solid = (~own.space >> 1u) | (~next.space << 31u);
+    starts |= other_space & solid;
+
+    // Behind the last newline of a run: none follows the other white space from there on.
+    let next_space = next.space & ~next.newline;
+    let newline_next = (next.newline >> countTrailingZeros(~next_space)) & 1u;
+    let at_newline = other_space & ((own.newline >> 1u) | (newline_next << 31u));
+    let joined = reverseBits(runs_from(reverseBits(other_space), reverseBits(at_newline)));
+    return starts | (other_space & behind(before.newline, own.newline) & ~joined);
+}
+
+// The other characters at which a pre-token starts; of the bytes before, only the last few hold.
+fn other_starts(near: Near) -> vec2<u32> {
+    let before = others(near.before);
+    let own = others(near.own);
+    return vec2<u32>(
+        before & ~((before | near.before.plain_space) << 1u),
+        own & ~behind(before | near.before.plain_space, own | near.own.plain_space),
+    );
+}
+
+// The starts of runs, contractions apart.
+fn run_starts(near: Near) -> u32 {
+    let before = near.before;
+    let own = near.own;
+    let other = other_starts(near);
+    let joined = behind(
+        before.letter | other.x | (before.space & ~before.newline),
+        own.letter | other.y | (own.space & ~own.newline),
+    );
+    let numbers = number_starts(own.number, countLeadingZeros(~before.number));
+    return other.y | (own.letter & ~joined) | numbers | space_starts(near);
+}
+
+// Whether a segment and what is beside it are plain, in one document and in no long run.
+fn is_quick(segment: u32, near: Near) -> bool {
+    if ((near.before.wide | near.own.wide | near.next.wide) != 0u) { return false; }
+    let documents = document_word(segment - 1u) | document_word(segment)
+        | document_word(segment + 1u);
+    let long = max(
+        countLeadingZeros(~near.before.number),
+        max(countLeadingZeros(~near.before.newline), countTrailingZeros(~near.next.space)),
+    );
+    return documents == 0u && long < BESIDE_BYTES && !is_special(near);
+}
+
+// Marks a segment, or gives false if it must be walked.
+fn mark_quickly(segment: u32) -> bool {
+    if (segment == 0u || (segment + 2u) * 32u > params.length) { return false; }
+    let near = Near(
+        sets_of(segment - 1u, 8u - BESIDE_WORDS, 8u),
+        sets_of(segment, 0u, 8u),
+        sets_of(segment + 1u, 0u, BESIDE_WORDS),
+    );
+    if (!is_quick(segment, near)) { return false; }
+    start_bits[segment] = with_contractions(run_starts(near), segment, near);
+    return true;
+}
