@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from llmgpu.bpe.pattern import LOOKAHEAD, context_at, start_mask
 from llmgpu.bpe.word_runs import WordAccumulator, default_memory_bytes
 from llmgpu.bpe.word_table import PADDING, WordTable
 from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords, word_too_long
+from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress, no_progress
 
 READ_BYTES = 2 << 20  # text in a piece
@@ -33,11 +33,7 @@ _WINDOW_BYTES = 1 << 12  # text at the end of a piece in which the start of a wo
 
 def default_threads() -> int:
     """Return how many processors this process may use, MOST_THREADS at most."""
-    try:
-        processors = len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
-        processors = os.cpu_count() or 1
-    return min(processors, MOST_THREADS)
+    return min(usable_processors(), MOST_THREADS)
 
 
 def count_words(
