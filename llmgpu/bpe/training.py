@@ -397,7 +397,7 @@ def _no_merges() -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
 
 
 def _replay(words: SymbolWords, merges: NDArray[np.uint32], progress: Progress) -> SymbolWords:
-    from llmgpu.bpe.train_numpy import apply_merges
+    from llmgpu.bpe.train_numpy_replay import apply_merges
 
     return apply_merges(words, merges, progress) if len(merges) else words
 
