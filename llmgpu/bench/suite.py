@@ -22,7 +22,7 @@ from llmgpu.bench.machine import describe_machine
 from llmgpu.bench.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.tokenize import measure_tokenizing
 from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.training import ENGINES
+from llmgpu.bpe.training_options import ENGINES
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress, no_progress
 

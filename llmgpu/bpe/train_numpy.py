@@ -11,6 +11,9 @@ in which no pair's left symbol is any pair's right symbol can be merged in one p
   behind all older ones.
 - A pair (a, a) is a prefix of its own; its occurrences are merged from the left.
 
+The parts are the files beside this one: linked symbols, pairs and where they are, the
+selection of a batch, its application, and the same for merges that are known, the replay.
+
 Decisions:
 
 - Words are counted once and weighted. Their symbols lie end to end with a separator around each

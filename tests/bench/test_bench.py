@@ -23,7 +23,8 @@ from llmgpu.bench.peers_training import TRAINING_PEERS
 from llmgpu.bench.suite import BenchOptions, all_correct, run_benchmark
 from llmgpu.bench.times import summarize
 from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.training import TrainingOptions, train_vocabulary
+from llmgpu.bpe.training import train_vocabulary
+from llmgpu.bpe.training_options import TrainingOptions
 from llmgpu.cli.bench import bench
 from llmgpu.errors import DeviceError, InputError, LlmgpuError
 from llmgpu.progress import no_progress
