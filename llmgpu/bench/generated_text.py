@@ -22,15 +22,13 @@ BLOCK_WORDS = 1 << 15
 _TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
 _DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
 _SYLLABLES = 4  # of a word at most
-_CELL = 4  # bytes of a syllable, and of what follows a word; what is not used is 0
 _LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which on words have a syllable more
 _CODAS = ("", "", "n", "s", "r", "t", "l", "")
 _ENDS = {" ": 220, ", ": 14, ". ": 11, ".\n": 4, "\n": 2, "? ": 2, "; ": 1, ": ": 1, ".\n\n": 1}
-_SENTENCE_END = np.frombuffer(b".?\n", np.uint8)
 
 
 def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
-    """Yield `nbytes` of UTF-8 text in blocks of some 170 KB; the last ends with a newline.
+    """Yield `nbytes` of UTF-8 text in blocks of some 200 KB; the last ends with a newline.
 
     Except for its last four bytes, a text is the beginning of every longer one of the same seed.
     """
@@ -54,7 +52,8 @@ def _cut(text: bytes, nbytes: int) -> bytes:
 class _Words:
     """Spells and draws words.
 
-    A word is a row of cells: _SYLLABLES syllables, then a final consonant and what follows a word.
+    A word is a row of cells: _SYLLABLES syllables, then a final consonant and what follows the word.
+    A cell is 4 bytes, zeros at the end of which stand for nothing.
     """
 
     def __init__(self) -> None:
@@ -62,6 +61,7 @@ class _Words:
         self._codas = _cells(list(_CODAS))
         ends = [end for end, share in _ENDS.items() for _ in range(share)]
         self._ends = _cells(ends) << np.uint32(8)
+        self._ends_sentence = np.array([end[0] in ".?\n" for end in ends])
         ranks = _table_ranks()
         self._table = np.empty((_DRAWS, _SYLLABLES + 1), np.uint32)
         self._table[: len(ranks)] = self._spell(ranks)
@@ -75,10 +75,10 @@ class _Words:
         rows = self._table.take(draws, axis=0)
         rare = np.flatnonzero(draws >= self._in_table)
         rows[rare] = self._spell(_rare_ranks(random[rare] >> np.uint64(24)))
-        ends = self._ends[(random >> np.uint64(16)).astype(np.uint8)]
-        ends[-1] = self._ends[-1]
-        rows[:, -1] |= ends
-        _capitalize(rows, ends)
+        ends = (random >> np.uint64(16)).astype(np.uint8)
+        ends[-1] = len(self._ends) - 1
+        rows[:, -1] |= self._ends[ends]
+        _capitalize(rows, self._ends_sentence[ends])
         return rows.tobytes().translate(None, b"\0")
 
     def _spell(self, ranks: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -119,17 +119,16 @@ def _rare_ranks(random: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.fmod(ranks, float(1 << 32)).astype(np.uint64)
 
 
-def _capitalize(rows: NDArray[np.uint32], ends: NDArray[np.uint32]) -> None:
+def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> None:
     """Give the first words of sentences a capital, where they are Latin; the first row is one."""
-    ending = (ends >> 8).astype(np.uint8)
-    first = np.append(0, np.flatnonzero(np.isin(ending[:-1], _SENTENCE_END)) + 1)
+    first = np.append(0, np.flatnonzero(ends_sentence[:-1]) + 1)
     letters = rows[first, 0].astype(np.uint8)
     small = (letters >= ord("a")) & (letters <= ord("z"))
     rows[first, 0] ^= np.where(small, 0x20, 0).astype(np.uint32)
 
 
 def _cells(texts: list[str]) -> NDArray[np.uint32]:
-    """Return texts of _CELL bytes at most as uint32 (n,), the first byte the lowest."""
+    """Return texts of 4 bytes at most as cells, uint32 (n,), the first byte the lowest."""
     return np.array([int.from_bytes(text.encode(), "little") for text in texts], np.uint32)
 
 
