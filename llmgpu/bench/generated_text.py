@@ -52,7 +52,7 @@ def _cut(text: bytes, nbytes: int) -> bytes:
 class _Words:
     """Spells and draws words.
 
-    A word is a row of cells: _SYLLABLES syllables, then a final consonant and what follows the word.
+    A word is a row of cells: _SYLLABLES syllables, then a final consonant and what follows it.
     A cell is 4 bytes, zeros at the end of which stand for nothing.
     """
 
