@@ -129,11 +129,13 @@ def _training_jobs(job: Job, engines: list[Engine]) -> list[tuple[Job, list[Trai
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
     software = [engine for engine in engines if engine.is_software_adapter]
     hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]
-    recount = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
-    software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, SOFTWARE_TRAIN_VOCAB_SIZE)
     wanted = [(job, numpy + [Trainer(engine) for engine in hardware])]
-    wanted += [(recount, numpy + _both_trainers(hardware))] if hardware else []
-    wanted += [(software_job, numpy + _both_trainers(software))] if software else []
+    if hardware:
+        recount_job = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
+        wanted.append((recount_job, numpy + _both_trainers(hardware)))
+    if software:
+        software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, SOFTWARE_TRAIN_VOCAB_SIZE)
+        wanted.append((software_job, numpy + _both_trainers(software)))
     jobs: list[tuple[Job, list[Trainer]]] = []
     for own_job, trainers in wanted:
         same = [listed for other, listed in jobs if other == own_job]

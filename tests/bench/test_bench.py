@@ -62,6 +62,8 @@ def test_record_is_json_and_complete(record: dict[str, Any]) -> None:
     assert record["complete"]
     assert all_correct(record)
     assert record["text"]["bytes"] <= LIMIT
+    done = [(result["what"], result["engine"]) for result in record["results"]]
+    assert len(set(done)) == len(done)  # so small a text is one job for all
 
 
 @pytest.mark.parametrize("what", ["bpe-train", "tokenize"])
