@@ -2,7 +2,8 @@
 
 By default the sources of Python's standard library, which every machine has: .py files in the order
 of their paths, without the few that are not UTF-8, because peers can't read those. Different
-versions of Python have different sources, so the text's hash is recorded.
+versions of Python have different sources, so the text's hash is recorded. The source "generated" is
+text of any size, see `llmgpu.bench.generated_text`; a file of that name is ./generated.
 All files are one document, end to end, and the text ends with a line where its length is cut.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from llmgpu.bench.generated_text import generate_text
 from llmgpu.bpe.corpus import Corpus, CorpusOptions
 from llmgpu.errors import InputError
 
+GENERATED = "generated"
 _READ_BYTES = 1 << 20
 _NOT_STANDARD = {"site-packages", "dist-packages"}
 
@@ -55,6 +58,8 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
     """
     if not sources:
         text = BenchText("Python's standard library", _standard_library(limit))
+    elif GENERATED in sources:
+        text = BenchText("generated", b"".join(_generated(sources, limit)))
     else:
         text = BenchText(", ".join(sources), _cut(_read(sources, limit + 1), limit))
     if not text.data:
@@ -62,11 +67,29 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
     return text
 
 
+def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
+    """Yield the text of `load_text`, which is not all in memory if it is generated.
+
+    Raises:
+        InputError: as `load_text`.
+    """
+    if GENERATED in sources:
+        yield from _generated(sources, limit)
+    else:
+        yield load_text(sources, limit).data
+
+
 def standard_library_files() -> list[Path]:
     """Return the .py files of Python's standard library, sorted by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [path for path in root.rglob("*.py") if path.is_file()]
     return sorted(path for path in files if not _NOT_STANDARD & set(path.relative_to(root).parts))
+
+
+def _generated(sources: Sequence[str], limit: int) -> Iterator[bytes]:
+    if len(sources) > 1:
+        raise InputError("generated text is of any size by itself: give no other sources with it")
+    return generate_text(limit)
 
 
 def _standard_library(limit: int) -> bytes:

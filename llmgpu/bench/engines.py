@@ -45,6 +45,7 @@ class Job:
     path: Path
     folder: Path
     vocab_size: int
+    pattern: str
     runs: int
 
 
@@ -77,11 +78,11 @@ def _open(device: str) -> Engine:
     return Engine(backend, 0.0 if backend is NUMPY else seconds)
 
 
-def make_job(text: BenchText, folder: Path, vocab_size: int, runs: int) -> Job:
+def make_job(text: BenchText, folder: Path, vocab_size: int, pattern: str, runs: int) -> Job:
     """Write a text to a file, which puts it into the page cache, and return the job on it."""
     path = folder / f"corpus-{len(text.data)}.txt"
     path.write_bytes(text.data)
-    return Job(text, path, folder, vocab_size, runs)
+    return Job(text, path, folder, vocab_size, pattern, runs)
 
 
 def begin_result(what: str, engine: str, job: Job) -> dict[str, Any]:
@@ -91,5 +92,6 @@ def begin_result(what: str, engine: str, job: Job) -> dict[str, Any]:
         "engine": engine,
         "text_bytes": len(job.text.data),
         "vocab_size": job.vocab_size,
+        "pattern": job.pattern,
         "correct": None,  # True or False once an answer was compared
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from typing import Any
 
 import llmgpu
 from llmgpu.backend import Backend
+from llmgpu.processors import usable_processors
 
-_PACKAGES = ("numpy", "wgpu", "tokenizers", "tiktoken")
+_PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken")
 
 
 def describe_machine(backends: Sequence[Backend]) -> dict[str, Any]:
@@ -21,20 +21,13 @@ def describe_machine(backends: Sequence[Backend]) -> dict[str, Any]:
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),
-        "cpus": usable_cpus(),
+        "cpus": usable_processors(),
         "adapters": [_describe_adapter(backend) for backend in backends if backend.device],
         "python": platform.python_version(),
         "llmgpu": llmgpu.__version__,
         "commit": git_commit(Path(llmgpu.__file__).resolve().parents[1]),
         **{name: package_version(name) for name in _PACKAGES},
     }
-
-
-def usable_cpus() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def package_version(name: str) -> str | None:

@@ -1,64 +1,67 @@
-"""The peers: Hugging Face's tokenizers and tiktoken, where they are installed.
+"""What the measurements of peers have in common, whether they train or tokenize.
 
-Both cut text with a regular expression over characters. `EXPRESSION` says over characters what
-pattern ``class`` says over bytes, and the two agree on valid UTF-8: every byte of a character
-beyond ASCII is a letter for ``class``. Both encode by merges (byte pair encoding proper), llmgpu by
-the longest match, so their ids are not the same; they share one vocabulary and its ids.
+Peers cut text with a regular expression over characters. `expression_of` says over characters what
+a pattern says over bytes, and the two agree on valid UTF-8: for pattern ``class`` every byte of a
+character beyond ASCII is a letter.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-from collections.abc import Callable
-from pathlib import Path
+import re
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmgpu.bench.machine import package_version, usable_cpus
+from llmgpu.bench.engines import Job
+from llmgpu.bench.machine import package_version
+from llmgpu.bpe.pattern import get_pattern
 from llmgpu.bpe.tie import byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary
 
-TOKENIZERS, TIKTOKEN = "tokenizers", "tiktoken"
-EXPRESSION = " *[A-Za-z\u0080-\U0010ffff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\u0080-\U0010ffff]+"
-# Characters in a piece of a batch, at which each was fastest (of 2**8 to 2**20, two processors).
-TOKENIZERS_PIECE = 1 << 12
-TIKTOKEN_PIECE = 1 << 18
-
-Encode = Callable[[str], NDArray[np.uint32]]
+_CLASS = " *[A-Za-z\u0080-\U0010ffff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\u0080-\U0010ffff]+"
+# Pre-tokens end after such a newline under every pattern that peers are measured with.
+_PIECE_END = re.compile(r"(?<=\S)\n(?=\w)")
 
 
-def peer_name(package: str) -> str | None:
-    """Return a peer's name and version, None if it isn't installed."""
-    version = package_version(package)
-    return None if version is None else f"{package} {version}"
+@dataclass(frozen=True)
+class Peer:
+    """A package to measure beside llmgpu, and the patterns that it can cut text with."""
+
+    package: str
+    patterns: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What tables call it: its name, and its version where it is installed."""
+        version = package_version(self.package)
+        return self.package if version is None else f"{self.package} {version}"
+
+    def why_not(self, job: Job) -> str | None:
+        """Return why it can't do a job, as a line; None if it can."""
+        if package_version(self.package) is None:
+            return f"not installed: pip install {self.package}"
+        if job.pattern not in self.patterns:
+            return f"left out: it doesn't know pattern {job.pattern}"
+        if not job.text.is_utf8:
+            return "left out: the text is not UTF-8, which it can't read"
+        return None
 
 
-def train_tokenizers(path: Path, vocab_size: int) -> Any:
-    """Train Hugging Face's BPE on a file, with all processors; return its tokenizer."""
-    hf = importlib.import_module(TOKENIZERS)
-    tokenizer = hf.Tokenizer(hf.models.BPE())
-    tokenizer.pre_tokenizer = _pre_tokenizer(hf)
-    trainer = hf.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        show_progress=False,
-        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train([str(path)], trainer)
-    return tokenizer
+def expression_of(pattern: str) -> str:
+    """Return a pattern as a regular expression over characters."""
+    return _CLASS if pattern == "class" else get_pattern(pattern).expression
 
 
-def tokenizers_merges(tokenizer: Any) -> list[tuple[bytes, bytes]]:
-    """Return the merges of a tokenizer of Hugging Face, as bytes."""
-    byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    return [
-        (bytes(byte_of[c] for c in left), bytes(byte_of[c] for c in right))
-        for left, right in merges
-    ]
+def pieces(text: str, characters: int) -> list[str]:
+    """Cut a text into pieces of at least `characters` where pre-tokens end."""
+    found: list[str] = []
+    begin = 0
+    while begin < len(text):
+        newline = _PIECE_END.search(text, begin + characters)
+        end = len(text) if newline is None else newline.end()
+        found.append(text[begin:end])
+        begin = end
+    return found
 
 
 def vocabulary_merges(vocabulary: Vocabulary) -> list[tuple[bytes, bytes]]:
@@ -67,82 +70,21 @@ def vocabulary_merges(vocabulary: Vocabulary) -> list[tuple[bytes, bytes]]:
     return [(tokens[left], tokens[right]) for left, right, _ in vocabulary.merges.tolist()]
 
 
-def open_tokenizers(vocabulary: Vocabulary) -> Encode:
-    """Make an encoder of Hugging Face's from a vocabulary; it uses all processors."""
-    hf = importlib.import_module(TOKENIZERS)
-    characters = _byte_characters()
-
-    def spell(token: bytes) -> str:
-        return "".join(characters[byte] for byte in token)
-
-    ids = {spell(token): number for token, number in _ranks(vocabulary).items()}
-    merges = [(spell(left), spell(right)) for left, right in vocabulary_merges(vocabulary)]
-    tokenizer = hf.Tokenizer(hf.models.BPE(vocab=ids, merges=merges))
-    tokenizer.pre_tokenizer = _pre_tokenizer(hf)
-
-    def encode(text: str) -> NDArray[np.uint32]:
-        batch = tokenizer.encode_batch_fast(
-            _pieces(text, TOKENIZERS_PIECE), add_special_tokens=False
-        )
-        return np.concatenate([np.array(piece.ids, np.uint32) for piece in batch])
-
-    return encode
-
-
-def open_tiktoken(vocabulary: Vocabulary) -> Encode:
-    """Make an encoder of tiktoken's from a vocabulary; it uses all processors."""
-    tiktoken = importlib.import_module(TIKTOKEN)
-    encoding = tiktoken.Encoding(
-        "llmgpu-bench",
-        pat_str=EXPRESSION,
-        mergeable_ranks=_ranks(vocabulary),
-        special_tokens={},
-    )
-    threads = usable_cpus()
-
-    def encode(text: str) -> NDArray[np.uint32]:
-        batch = encoding.encode_ordinary_batch(_pieces(text, TIKTOKEN_PIECE), num_threads=threads)
-        return np.concatenate([np.array(piece, np.uint32) for piece in batch])
-
-    return encode
-
-
-OPENERS: dict[str, Callable[[Vocabulary], Encode]] = {
-    TOKENIZERS: open_tokenizers,
-    TIKTOKEN: open_tiktoken,
-}
-
-
-def _pre_tokenizer(hf: Any) -> Any:
+def byte_level(pattern: str) -> Any:
+    """Return Hugging Face's pre-tokenizer that cuts by a pattern and spells bytes."""
+    hf = importlib.import_module("tokenizers")
     pre = hf.pre_tokenizers
-    split = pre.Split(hf.Regex(EXPRESSION), behavior="isolated")
+    if pattern == "gpt2":
+        return pre.ByteLevel(add_prefix_space=False)
+    split = pre.Split(hf.Regex(expression_of(pattern)), behavior="isolated")
     return pre.Sequence([split, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    ranks: dict[bytes, int] = {}
-    for number in vocabulary.ordinary_ids.tolist():
-        ranks.setdefault(vocabulary.tokens[number], number)
-    return ranks
-
-
-def _byte_characters() -> list[str]:
-    """Return the character that the byte-level alphabet shows each byte as.
+def byte_characters() -> list[str]:
+    """Return the character that Hugging Face's byte-level alphabet shows each byte as.
 
     Under the tie rule "hf" bytes rank in the order of those characters.
     """
-    hf = importlib.import_module(TOKENIZERS)
+    hf = importlib.import_module("tokenizers")
     alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
     return [alphabet[rank] for rank in byte_ranks("hf").tolist()]
-
-
-def _pieces(text: str, characters: int) -> list[str]:
-    """Cut a text into pieces of at least `characters`, after newlines, where pre-tokens end."""
-    pieces: list[str] = []
-    begin = 0
-    while begin < len(text):
-        newline = text.find("\n", begin + characters)
-        end = len(text) if newline < 0 else newline + 1
-        pieces.append(text[begin:end])
-        begin = end
-    return pieces

@@ -1,7 +1,8 @@
 """The benchmark as a whole: which engines do which jobs, and the record of it.
 
-Training on a software adapter takes the whole text through the CPU once a merge, so such adapters
-get a smaller job, and NumPy does that one too. Every result states its sizes.
+The recount trainer takes the whole text through the device once a merge, and a software adapter
+computes on the CPU, so these get smaller jobs, which the trainers they stand beside do too. Every
+result states its sizes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.bpe_train import WHAT as BPE_TRAIN
-from llmgpu.bench.bpe_train import measure_training
+from llmgpu.bench.bpe_train import Trainer, measure_training
 from llmgpu.bench.corpus import BenchText, load_text
-from llmgpu.bench.engines import ALL, Engine, make_job, open_engines
+from llmgpu.bench.engines import ALL, Engine, Job, make_job, open_engines
 from llmgpu.bench.machine import describe_machine
 from llmgpu.bench.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.tokenize import measure_tokenizing
+from llmgpu.bpe.pattern import get_pattern
+from llmgpu.bpe.training_options import ENGINES
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress, no_progress
 
@@ -28,10 +31,12 @@ FORMAT = "llmgpu-bench"
 VERSION = 1
 DEFAULT_LIMIT = 20_000_000
 DEFAULT_VOCAB_SIZE = 8192
+DEFAULT_PATTERN = "gpt2"  # which all peers know
 DEFAULT_RUNS = 5
 QUICK_LIMIT = 1_000_000
 QUICK_VOCAB_SIZE = 1024
 QUICK_RUNS = 2
+RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 
@@ -41,8 +46,8 @@ class BenchOptions:
     """What to measure.
 
     parts: of PARTS. devices: as ``--device`` takes them, or "all". corpus: sources; none stands for
-    Python's standard library. limit: bytes of text at most. runs: measurements of each engine.
-    peers: whether to measure other tokenizers.
+    Python's standard library. limit: bytes of text at most. pattern: where text is cut.
+    runs: measurements of each engine. peers: whether to measure other tokenizers.
 
     Raises:
         LlmgpuError: an option is out of range.
@@ -53,10 +58,12 @@ class BenchOptions:
     corpus: tuple[str, ...] = ()
     limit: int = DEFAULT_LIMIT
     vocab_size: int = DEFAULT_VOCAB_SIZE
+    pattern: str = DEFAULT_PATTERN
     runs: int = DEFAULT_RUNS
     peers: bool = True
 
     def __post_init__(self) -> None:
+        get_pattern(self.pattern)
         unknown = set(self.parts) - set(PARTS)
         if unknown:
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
@@ -108,19 +115,44 @@ def _results(
     folder: Path,
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
-    job = make_job(text, folder, options.vocab_size, options.runs)
+    job = make_job(text, folder, options.vocab_size, options.pattern, options.runs)
     if BPE_TRAIN in options.parts:
-        software = [engine for engine in engines if engine.is_software_adapter]
-        others = [engine for engine in engines if not engine.is_software_adapter]
-        yield from measure_training(job, others, options.peers, progress)
-        if software:
-            small = make_job(
-                text.first(SOFTWARE_TRAIN_LIMIT),
-                folder,
-                min(options.vocab_size, SOFTWARE_TRAIN_VOCAB_SIZE),
-                options.runs,
-            )
-            numpy = [engine for engine in others if engine.backend is NUMPY]
-            yield from measure_training(small, numpy + software, False, progress)
+        for own_job, trainers in _training_jobs(job, engines):
+            peers = options.peers and own_job == job
+            yield from measure_training(own_job, trainers, peers, progress)
     if TOKENIZE in options.parts:
         yield from measure_tokenizing(job, engines, options.peers, progress)
+
+
+def _training_jobs(job: Job, engines: list[Engine]) -> list[tuple[Job, list[Trainer]]]:
+    """Return the whole job and smaller ones, each with who is to do it."""
+    numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
+    software = [engine for engine in engines if engine.is_software_adapter]
+    hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]
+    wanted = [(job, numpy + [Trainer(engine) for engine in hardware])]
+    if hardware:
+        recount_job = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
+        wanted.append((recount_job, numpy + _both_trainers(hardware)))
+    if software:
+        software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, SOFTWARE_TRAIN_VOCAB_SIZE)
+        wanted.append((software_job, numpy + _both_trainers(software)))
+    jobs: list[tuple[Job, list[Trainer]]] = []
+    for own_job, trainers in wanted:
+        same = [listed for other, listed in jobs if other == own_job]
+        if same:
+            same[0] += [trainer for trainer in trainers if trainer not in same[0]]
+        else:
+            jobs.append((own_job, trainers))
+    return jobs
+
+
+def _both_trainers(engines: list[Engine]) -> list[Trainer]:
+    return [Trainer(engine, kind) for engine in engines for kind in ENGINES]
+
+
+def _smaller(job: Job, limit: int, vocab_size: int) -> Job:
+    """Return a job with less of the text and fewer ids, or the same one if it is small enough."""
+    if len(job.text.data) <= limit and job.vocab_size <= vocab_size:
+        return job
+    size = min(job.vocab_size, vocab_size)
+    return make_job(job.text.first(limit), job.folder, size, job.pattern, job.runs)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench.bpe_train import train_file
 from llmgpu.bench.engines import Engine, Job, begin_result
-from llmgpu.bench.peers import OPENERS, Encode, peer_name
+from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, Encode, TokenizingPeer
 from llmgpu.bench.times import repeat, summarize, timed
 from llmgpu.bpe.corpus import Corpus, corpus_from_bytes
 from llmgpu.bpe.encoding import Encoder, open_encoder
@@ -154,16 +154,14 @@ class TokenizingBench:
         rate = len(self.job.text.data) / total / 1e6 if total else None
         return {"seconds": seconds, "total": total, "mb_per_second": rate}
 
-    def measure_peer(self, package: str) -> dict[str, Any]:
-        """Measure a peer where it is installed and can read the text."""
-        name = peer_name(package)
-        result = begin_result(WHAT, name or package, self.job)
-        if name is None:
-            result["note"] = f"not installed: pip install {package}"
-        elif not self.job.text.is_utf8:
-            result["note"] = "left out: the text is not UTF-8, which it can't read"
+    def measure_peer(self, peer: TokenizingPeer) -> dict[str, Any]:
+        """Measure a peer; one that can't do the job says why."""
+        result = begin_result(WHAT, peer.name, self.job)
+        reason = peer.why_not(self.job)
+        if reason is None:
+            self._measure_peer(result, peer.open)
         else:
-            self._measure_peer(result, OPENERS[package])
+            result["note"] = reason
         return result
 
     def _measure_peer(self, result: dict[str, Any], opener: Callable[[Vocabulary], Encode]) -> None:
@@ -213,5 +211,5 @@ def measure_tokenizing(
     for engine in engines:
         yield bench.measure_engine(engine)
     if peers:
-        for package in OPENERS:
-            yield bench.measure_peer(package)
+        for peer in TOKENIZING_PEERS:
+            yield bench.measure_peer(peer)

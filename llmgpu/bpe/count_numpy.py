@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from llmgpu.bpe.slices import Slice, SliceReader
 from llmgpu.bpe.word_runs import WordAccumulator, default_memory_bytes
 from llmgpu.bpe.word_table import WordTable
 from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords, word_too_long
+from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress, no_progress
 
 SLICE_BYTES = 2 << 20
@@ -31,11 +31,7 @@ MOST_THREADS = 4  # by default: between NumPy's operations only one can run
 
 def default_threads() -> int:
     """Return how many processors this process may use, MOST_THREADS at most."""
-    try:
-        processors = len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux has it
-        processors = os.cpu_count() or 1
-    return min(processors, MOST_THREADS)
+    return min(usable_processors(), MOST_THREADS)
 
 
 def count_words(

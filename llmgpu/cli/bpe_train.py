@@ -20,17 +20,10 @@ from llmgpu.bpe.counts_file import CountsInfo, WordCounts, load_counts, save_cou
 from llmgpu.bpe.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.sources import STANDARD_INPUT, resolve_sources
 from llmgpu.bpe.tie import TIE_RULES
-from llmgpu.bpe.training import (
-    ENGINES,
-    CountedWords,
-    Plan,
-    TrainingOptions,
-    TrainingResult,
-    count_corpus,
-    estimate_memory,
-    make_plan,
-    train_vocabulary,
-)
+from llmgpu.bpe.training import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.training_options import ENGINES, TrainingOptions
+from llmgpu.bpe.training_plan import Plan, estimate_memory, make_plan
+from llmgpu.bpe.training_result import TrainingResult
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (

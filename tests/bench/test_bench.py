@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,14 @@ from llmgpu.bench import bpe_train, peers, tokenize
 from llmgpu.bench.corpus import load_text, standard_library_files
 from llmgpu.bench.engines import Engine, make_job, open_engines
 from llmgpu.bench.machine import describe_machine, git_commit
+from llmgpu.bench.peers import expression_of, pieces
+from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS
+from llmgpu.bench.peers_training import TRAINING_PEERS
 from llmgpu.bench.suite import BenchOptions, all_correct, run_benchmark
 from llmgpu.bench.times import summarize
 from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.training import TrainingOptions, train_vocabulary
+from llmgpu.bpe.training import train_vocabulary
+from llmgpu.bpe.training_options import TrainingOptions
 from llmgpu.cli.bench import bench
 from llmgpu.errors import DeviceError, InputError, LlmgpuError
 from llmgpu.progress import no_progress
@@ -27,6 +32,7 @@ from llmgpu.progress import no_progress
 LIMIT = 20_000
 VOCAB_SIZE = 300
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
+BEYOND_ASCII = "Grüße, 東京 42!\n  naïve\u00a0Größe\tτί  x\n\n/a\nb\u2003\nc's\n" * 40
 
 
 def small(**changes: Any) -> BenchOptions:
@@ -56,6 +62,8 @@ def test_record_is_json_and_complete(record: dict[str, Any]) -> None:
     assert record["complete"]
     assert all_correct(record)
     assert record["text"]["bytes"] <= LIMIT
+    done = [(result["what"], result["engine"]) for result in record["results"]]
+    assert len(set(done)) == len(done)  # so small a text is one job for all
 
 
 @pytest.mark.parametrize("what", ["bpe-train", "tokenize"])
@@ -78,49 +86,90 @@ def test_adapters_report_start_up_and_kernels(record: dict[str, Any]) -> None:
     if "timestamp-query" in list_adapters()[0].features:
         assert trained["kernels"]["seconds"].keys() >= {"count_look_up", "batched_link"}
         assert encoded["kernels"]["seconds"].keys() >= {"trie_tokenizer_chunked"}
+    recounted = of(record, "bpe-train", f"recount on {name}")
+    assert recounted["correct"] is True
+    assert recounted["text_bytes"] == trained["text_bytes"]
 
 
 def test_peers_are_measured(record: dict[str, Any]) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("tiktoken")
-    assert "the merges of NumPy" in of(record, "bpe-train", "tokenizers")["answer"]
+    pytest.importorskip("rustbpe")
+    assert of(record, "bpe-train", "tokenizers")["answer"] == "the merges of NumPy"
+    assert of(record, "bpe-train", "rustbpe")["answer"] == "the tokens of NumPy, --tie bytes"
     counts = {of(record, "tokenize", name)["tokens"] for name in ("tokenizers", "tiktoken")}
     assert len(counts) == 1  # both apply the same merges
     assert of(record, "tokenize", "tiktoken")["match"] == "bpe"
 
 
-def test_peers_agree_on_text_beyond_ascii() -> None:
+def test_gigatoken_is_measured_where_it_is_installed(record: dict[str, Any]) -> None:
+    result = of(record, "bpe-train", "gigatoken")
+    try:
+        importlib.metadata.version("gigatoken")
+    except importlib.metadata.PackageNotFoundError:
+        assert result["note"] == "not installed: pip install gigatoken"
+    else:
+        assert result["answer"] == "the merges of NumPy"
+
+
+@pytest.mark.parametrize("pattern", ["class", "gpt2"])
+def test_peers_agree_on_text_beyond_ascii(pattern: str) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("tiktoken")
-    text = "Grüße, 東京 42!\n  naïve\u00a0Größe\tτί  x\n" * 40
-    options = TrainingOptions(320)
-    vocabulary = train_vocabulary(corpus_from_bytes(text.encode()), options, NUMPY).vocabulary
-    ids = [opener(vocabulary)(text) for opener in peers.OPENERS.values()]
+    options = TrainingOptions(320, pattern)
+    corpus = corpus_from_bytes(BEYOND_ASCII.encode())
+    vocabulary = train_vocabulary(corpus, options, NUMPY).vocabulary
+    ids = [peer.open(vocabulary)(BEYOND_ASCII) for peer in TOKENIZING_PEERS]
     assert np.array_equal(*ids)
-    assert vocabulary.decode(ids[0]) == text.encode()
+    assert vocabulary.decode(ids[0]) == BEYOND_ASCII.encode()
 
 
-def test_training_peer_beyond_ascii(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
+@pytest.mark.parametrize("pattern", ["class", "gpt2"])
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 2000])
+def test_training_peers_beyond_ascii(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], pattern: str, vocab_size: int
+) -> None:
     path = tmp_path / "text"
-    path.write_text("Grüße, 東京 42!\n  naïve\u00a0Größe\tτί  x\n" * 40, encoding="utf-8")
-    job = make_job(load_text([str(path)], LIMIT), tmp_path, VOCAB_SIZE, 1)
+    path.write_text(BEYOND_ASCII, encoding="utf-8")
+    job = make_job(load_text([str(path)], LIMIT), tmp_path, vocab_size, pattern, 1)
     results = list(bpe_train.measure_training(job, [], True, no_progress))
-    assert [result["correct"] for result in results] == [True]
+    packages = [result["engine"].split()[0] for result in results]
+    assert packages == [peer.package for peer in TRAINING_PEERS]
+    for result in results:
+        assert result["correct"] is True or "note" in result
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "none", 1)
+    results = list(bpe_train.measure_training(job, [], True, no_progress))
+    results += list(tokenize.measure_tokenizing(job, [], True, no_progress))
+    assert len(results) == len(TRAINING_PEERS) + len(TOKENIZING_PEERS)
+    for result in results:
+        assert result["note"].startswith(("left out: it doesn't know pattern none", "not inst"))
+
+
+@pytest.mark.parametrize("pattern", ["class", "gpt2"])
+def test_pieces_end_where_pre_tokens_do(pattern: str) -> None:
+    regex = pytest.importorskip("regex")
+    text = BEYOND_ASCII + load_text([], LIMIT).data.decode()
+    cut = pieces(text, 10)
+    assert "".join(cut) == text
+    assert len(cut) > 100
+    expression = regex.compile(expression_of(pattern))
+    of_pieces = [word for piece in cut for word in expression.findall(piece)]
+    assert of_pieces == expression.findall(text)
 
 
 def test_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "package_version", lambda name: None)
     record: dict[str, Any] = {}
     run_benchmark(small(devices=("cpu",), runs=1), record)
-    for what, package in (
-        ("bpe-train", "tokenizers"),
-        ("tokenize", "tokenizers"),
-        ("tokenize", "tiktoken"),
-    ):
-        result = of(record, what, package)
-        assert "not installed" in result["note"]
-        assert "seconds" not in result
+    for what, listed in (("bpe-train", TRAINING_PEERS), ("tokenize", TOKENIZING_PEERS)):
+        for peer in listed:
+            result = of(record, what, peer.package)
+            assert result["note"] == f"not installed: pip install {peer.package}"
+            assert "seconds" not in result
     assert all_correct(record)
 
 
@@ -136,21 +185,22 @@ def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
 
 def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
     text = load_text([], LIMIT)
-    job = make_job(text, tmp_path, VOCAB_SIZE, 1)
+    job = make_job(text, tmp_path, VOCAB_SIZE, "gpt2", 1)
     other = train_vocabulary(corpus_from_bytes(b"zzyyzzyy"), TrainingOptions(258), NUMPY)
     wrong = bpe_train.TrainingBench(job, other.vocabulary, no_progress)
-    result = wrong.measure_engine(NUMPY_ENGINE)
+    result = wrong.measure_trainer(bpe_train.Trainer(NUMPY_ENGINE))
     assert result["correct"] is False
     assert "seconds" not in result
-    if peers.peer_name("tokenizers"):
-        result = wrong.measure_tokenizers()
-        assert result["correct"] is False
-        assert "seconds" not in result
+    for peer in TRAINING_PEERS:
+        if peer.tie == "hf" and peer.why_not(job) is None:
+            result = wrong.measure_peer(peer)
+            assert result["correct"] is False
+            assert "seconds" not in result
     assert not all_correct({"results": [result]})
 
 
 def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
-    job = make_job(load_text([], LIMIT), tmp_path, VOCAB_SIZE, 1)
+    job = make_job(load_text([], LIMIT), tmp_path, VOCAB_SIZE, "gpt2", 1)
     vocabulary = bpe_train.train_file(job, NUMPY).vocabulary
     vocabulary.save(tmp_path / "v.bin")
     wrong = tokenize.TokenizingBench(
@@ -236,7 +286,7 @@ def test_summary_of_times() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"parts": ("other",)}, {"runs": 0}, {"vocab_size": 256}], ids=str
+    "changes", [{"parts": ("other",)}, {"runs": 0}, {"vocab_size": 256}, {"pattern": "x"}], ids=str
 )
 def test_bad_options(changes: dict[str, Any]) -> None:
     with pytest.raises(LlmgpuError):
@@ -248,10 +298,27 @@ def test_command(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     result = CliRunner().invoke(bench, [*arguments, "-o", str(output)])
     assert result.exit_code == 0, result.output
-    assert "KB of text, 300 ids" in result.stdout
+    assert "KB of text, 300 ids, pattern gpt2" in result.stdout
     assert json.loads(output.read_text())["complete"]
-    result = CliRunner().invoke(bench, ["tokenize", *arguments, "--no-peers", "--json"])
+    more = ["--pattern", "class", "--corpus", "generated", "--no-peers", "--json"]
+    result = CliRunner().invoke(bench, ["tokenize", *arguments, *more])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [item["engine"] for item in found["results"]] == ["NumPy"]
+    assert [(item["engine"], item["pattern"]) for item in found["results"]] == [("NumPy", "class")]
+    assert found["text"]["source"] == "generated"
     assert "NumPy" in result.stderr
+
+
+def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:
+    for source in (["--corpus", "generated"], []):
+        path = tmp_path / "text"
+        options = [*source, "--limit", "300KB", "--write-corpus", str(path)]
+        result = CliRunner().invoke(bench, options)
+        assert result.exit_code == 0, result.output
+        assert result.output == ""
+        assert path.read_bytes() == load_text(source[1:], 300_000).data
+
+
+def test_generated_text_stands_alone() -> None:
+    with pytest.raises(InputError, match="no other sources"):
+        load_text(["generated", "file"], 100)

@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import train_numpy
+from llmgpu.bpe import (
+    train_numpy,
+    train_numpy_pairs,
+    train_numpy_replay,
+    train_numpy_selection,
+    train_numpy_symbols,
+)
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.count_numpy import count_words
 from llmgpu.bpe.merges import SymbolMerges, byte_ids, translate
@@ -97,7 +103,7 @@ def test_sizes_of_batches_and_lists_do_not_matter(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_numpy, "MAX_BATCH", batch)
-        patch.setattr(train_numpy, "SHORT_LIST", short_list)
+        patch.setattr(train_numpy_selection, "SHORT_LIST", short_list)
         check(documents, 30, pattern, "hf", 1)
 
 
@@ -119,7 +125,7 @@ def test_merges_of_a_longer_text(tie: str) -> None:
 
 
 def test_long_keys_are_sorted_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_numpy, "_INDEX_BITS", 1)
+    monkeypatch.setattr(train_numpy_pairs, "_INDEX_BITS", 1)
     check([make_text(3, 300)], 100, "class", "hf", 2)
 
 
@@ -162,7 +168,7 @@ def test_too_many_merges_are_refused() -> None:
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_numpy, "MAX_POSITIONS", 8)
+    monkeypatch.setattr(train_numpy_symbols, "MAX_POSITIONS", 8)
     assert len(train([b"abcdef"], 9, "none", "hf", 1).pairs) == 5  # and a separator at each end
     with pytest.raises(LlmgpuError, match="9 positions, the trainer can number 8"):
         train([b"abcdefg"], 9, "none", "hf", 1)
@@ -223,7 +229,7 @@ def test_training_goes_on_from_replayed_merges(
     whole = train_numpy.train(words, merges=40, min_frequency=min_frequency)
     first = triples_of(whole.pairs)[:replayed]
     rest = train_numpy.train(
-        train_numpy.apply_merges(words, first),
+        train_numpy_replay.apply_merges(words, first),
         merges=40 - len(first),
         min_frequency=min_frequency,
     )
@@ -261,7 +267,7 @@ def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
         result = data.draw(st.one_of(st.just(size), part))
         merges.append((data.draw(part), data.draw(part), result))
         size = max(size, result + 1)
-    replayed = train_numpy.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
+    replayed = train_numpy_replay.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
     expected: Counter[tuple[int, ...]] = Counter()
     total = 0
     for piece, weight in counted.items():

@@ -10,7 +10,8 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.corpus import load_text
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.training import TrainingOptions, train_vocabulary
+from llmgpu.bpe.training import train_vocabulary
+from llmgpu.bpe.training_options import TrainingOptions
 from llmgpu.gpu import Device
 from tests.reference.bpe import bytes_to_unicode
 

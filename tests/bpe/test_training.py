@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.training import (
-    CountedWords,
-    TrainingOptions,
-    count_corpus,
-    estimate_memory,
-    train_vocabulary,
-)
+from llmgpu.bpe.training import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.training_options import TrainingOptions
+from llmgpu.bpe.training_plan import estimate_memory
 from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device
