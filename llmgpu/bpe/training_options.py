@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from llmgpu.bpe.pattern import get_pattern
+from llmgpu.bpe.pattern import DEFAULT_PATTERN, get_pattern
 from llmgpu.bpe.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary
@@ -38,7 +38,7 @@ class TrainingOptions:
     """
 
     vocab_size: int
-    pattern: str = "class"
+    pattern: str = DEFAULT_PATTERN
     min_frequency: int = 2
     special_tokens: tuple[str, ...] = ()
     tie: str = "hf"

@@ -84,18 +84,27 @@ class BufferMap:
         """Ask for the map; it is there once the device has been waited for."""
         self._buffer, self._nbytes = buffer, nbytes
         self._status: int | None = None
+        self._interrupt: BaseException | None = None
         _pending_maps.add(self)
 
-        @ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator, unused-ignore]
         def finished(status: int, message: Any, first: Any, second: Any) -> None:
             self._status = status
             _pending_maps.discard(self)
 
-        self._callback = finished
+        def interrupted(kind: type, error: BaseException, trace: Any) -> None:
+            """Keep what a signal raised in the callback: nobody else would hear of it."""
+            self._interrupt = error
+            _pending_maps.discard(self)
+
+        self._callback = ffi.callback(
+            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)",
+            finished,
+            onerror=interrupted,
+        )
         self._info = _api.new_struct(
             "WGPUBufferMapCallbackInfo",
             mode=lib.WGPUCallbackMode_AllowProcessEvents,
-            callback=finished,
+            callback=self._callback,
         )
         mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
         libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, self._info)
@@ -104,10 +113,12 @@ class BufferMap:
         """Block until a submission (None: all) is done and the map with it; whether it succeeded.
 
         Another thread's wait may be the one that runs the callback, a moment later than this one's
-        returns.
+        returns. Raises what a signal's handler raised in the callback, such as KeyboardInterrupt.
         """
         wait(device, index)
         while self._status is None:
+            if self._interrupt is not None:
+                raise self._interrupt
             libf.wgpuDevicePoll(device._internal, False, ffi.NULL)
             time.sleep(0)
         return bool(self._status == lib.WGPUMapAsyncStatus_Success)
