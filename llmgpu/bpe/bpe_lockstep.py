@@ -1,5 +1,6 @@
 """Byte pair encoding of many words at a time, in lockstep, on NumPy.
 
+- Pairs of bytes that are sure to be merged are merged first, all at once.
 - In a round, of each word the pair of the lowest rank is merged, the leftmost of several, until no
   pair is left: the definition. A round is a minimum over the keys of all pairs, and a few
   operations for each word that is not done.
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import ranges
 from llmgpu.bpe.hash_table import HashTable
-from llmgpu.bpe.pair_ranks import NO_RANK, PairRanks
+from llmgpu.bpe.pair_ranks import NO_RANK, PairRanks, byte_ids
+from llmgpu.bpe.safe_pairs import SafePairs
+from llmgpu.bpe.vocabulary import Vocabulary
 
 MOST_BYTES = 256  # of a word: a key has 8 bits for the place
 _PLACE_BITS = np.uint32(8)
@@ -29,13 +32,13 @@ _GONE = -2  # a symbol that was merged into the one before; -1 is a byte without
 class LockstepMerger:
     """Merges the bytes of words. Memory: about 100 bytes for each pair that merges."""
 
-    def __init__(self, pairs: PairRanks, byte_ids: NDArray[np.int32]) -> None:
-        """Prepare for merging these pairs; byte_ids: int32 (256,), the symbol of each byte."""
+    def __init__(self, vocabulary: Vocabulary, pairs: PairRanks) -> None:
+        """Prepare for merging the pairs of a vocabulary."""
         self._results = pairs.results
-        self._byte_ids = byte_ids
+        self._byte_ids = byte_ids(vocabulary)
         keys = pairs.left.astype(np.int64) << 32 | pairs.right
         self._ranks = HashTable(keys, pairs.ranks, default=NO_RANK)
-        self._byte_pair_ranks = self._rank(np.repeat(byte_ids, 256), np.tile(byte_ids, 256))
+        self._safe_pairs = SafePairs(vocabulary, pairs)
 
     def _rank(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.uint32]:
         # An id of -1, a byte without a token, gives a negative key, which is in no table.
@@ -48,14 +51,28 @@ class LockstepMerger:
 
         data: uint8, the words end to end. lengths: int64 (words,), from 1 to MOST_BYTES.
         """
-        pairs = data[:-1].astype(np.int64) << 8 | data[1:]
-        words = _Words(self._byte_ids[data], self._byte_pair_ranks[pairs], lengths)
+        symbols = self._byte_ids[data]
+        left = self._safe_pairs.find(data, np.cumsum(lengths))
+        symbols[left] = self._results[self._safe_pairs.ranks[data[left], data[left + 1]]]
+        symbols[left + 1] = _GONE
+        words = _Words(symbols, *self._first_ranks(data, symbols), lengths)
         while len(best := words.best_keys()):
             places = words.merge(best & _PLACE_MASK, self._results[best >> _PLACE_BITS])
-            for which, left, right in words.pairs_at(places):
-                ranks = self._rank(words.symbols[left], words.symbols[right])
-                words.set_ranks(which, left, ranks)
+            for which, at, behind in words.pairs_at(places):
+                ranks = self._rank(words.symbols[at], words.symbols[behind])
+                words.set_ranks(which, at, ranks)
         return words.result(lengths)
+
+    def _first_ranks(
+        self, data: NDArray[np.uint8], symbols: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return where symbols are, and the rank of each and the next one."""
+        there = np.flatnonzero(symbols != _GONE)
+        ranks = self._safe_pairs.ranks[data[there[:-1]], data[there[1:]]]
+        merged = np.diff(np.append(there, len(symbols))) > 1
+        new = np.flatnonzero(merged[:-1] | merged[1:])
+        ranks[new] = self._rank(symbols[there[new]], symbols[there[new + 1]])
+        return there, ranks
 
 
 class _Words:
@@ -65,18 +82,25 @@ class _Words:
     """
 
     def __init__(
-        self, symbols: NDArray[np.int32], ranks: NDArray[np.uint32], lengths: NDArray[np.int64]
+        self,
+        symbols: NDArray[np.int32],
+        there: NDArray[np.int64],
+        ranks: NDArray[np.uint32],
+        lengths: NDArray[np.int64],
     ) -> None:
-        """Start with a symbol for each byte; ranks: uint32 (n - 1,), of neighbouring ones."""
+        """Start with symbols at the positions `there`; ranks: uint32, of each and the next."""
         self.symbols = symbols
         positions = np.arange(len(symbols), dtype=np.int32)
         self._before, self._behind = positions - 1, positions + 1
+        self._before[there[1:]], self._behind[there[:-1]] = there[:-1], there[1:]
         # Of the words that are not done: where they start and end, and where their keys are.
         self._ends = np.cumsum(lengths)
         self._firsts = self._ends - lengths
+        self._behind[there[-1:]] = len(symbols)
         self._keys = np.full(len(symbols), _NO_KEY, np.uint32)
-        self._keys[:-1] = ranks << _PLACE_BITS
-        self._keys[self._ends - 1] = _NO_KEY
+        self._keys[there[:-1]] = ranks << _PLACE_BITS
+        # The last symbol of a word has no next one in it.
+        self._keys[there[np.searchsorted(there, self._ends) - 1]] = _NO_KEY
         self._keys |= (positions - np.repeat(self._firsts, lengths)).astype(np.uint32)
         self._key_firsts = self._firsts
 

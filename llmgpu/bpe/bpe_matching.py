@@ -31,7 +31,7 @@ class BpeMatcher:
         """Prepare for the merges of a vocabulary."""
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
-        self._lockstep = LockstepMerger(self._pairs, self._byte_ids)
+        self._lockstep = LockstepMerger(vocabulary, self._pairs)
         self._remembered: dict[bytes, NDArray[np.uint32]] = {}
         self._tokens = TrieMatcher(vocabulary.trie) if vocabulary.takes_whole_tokens else None
 
