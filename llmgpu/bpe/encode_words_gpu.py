@@ -36,11 +36,11 @@ from llmgpu.bpe.word_table_gpu import (
 )
 from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download
 
-LONGEST = 512  # bytes of a word that is merged on the device; in wgsl/encode/02_merge.wgsl
-SOFTWARE_LONGEST = 64  # more would take more steps than a thread may take there
+LONGEST = 512  # bytes of a word that is merged on the device: the steps grow with the square
+SOFTWARE_LONGEST = 256  # more would be more steps than a thread may take there
 LONG_WORD = 0xFFFFFFFE  # in wgsl/encode/params.wgsl
 BYTE_VECTORS = 64  # in wgsl/encode/02_merge.wgsl
-SLICE_BYTES, SOFTWARE_SLICE_BYTES = 16 << 20, 2 << 20
+SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 FREE = 0xFFFFFFFF  # rank of a free slot, in wgsl/encode/02_merge.wgsl
 
@@ -54,15 +54,13 @@ class GpuWordEncoder:
         vocabulary: Vocabulary,
         slice_bytes: int | None = None,
         *,
-        first_words: int = FIRST_WORDS,
+        first_words: int = 2 * FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
-        longest: int | None = None,
         workgroup_size: int = 256,
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
-        slice_bytes, first_words, table_bytes, longest: sizes on which the ids do not depend. Longer
-            words than `longest`, of LONGEST bytes at most, are merged on the host.
+        slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
 
         Raises:
             DeviceError: the adapter's memory or limits don't do.
@@ -72,7 +70,7 @@ class GpuWordEncoder:
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
-        self._longest = longest or (SOFTWARE_LONGEST if device.is_software else LONGEST)
+        self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         self._kernels = prepare_kernels(
             device,
@@ -103,7 +101,7 @@ class GpuWordEncoder:
         self.steps = ("look_up", *merging, *emitting)  # kernels of a slice, in order
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
         self._shared = self._make_shared_buffers()
-        self._idle: list[_Slot] = []  # slots of the last text; kept for the next one
+        self._idle = [_Slot(self) for _ in range(SLOTS)]  # kept from one text to the next
         self._empty = True
 
     def _make_shared_buffers(self) -> dict[str, Buffer]:
@@ -112,7 +110,7 @@ class GpuWordEncoder:
         trie = self._vocabulary.trie
         buffers = {
             "words": create("words", 4 * size),
-            "ranks": create("pair ranks", 4 * size),
+            "links": create("symbol links", 4 * size),
             "offsets": create("segment offsets", size // 8 + 4),
             "group_sums": create("group sums", size // 8 + 4),
             "nodes": create("trie nodes", trie.nodes.nbytes),
@@ -211,6 +209,7 @@ class _Slot(WordSlot):
             state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
         )
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
+        self._ids_copy.reserve(encoder._slice_bytes)  # a token of text has four bytes or so
         self._documents = 0
 
     def submit(self, piece: Slice) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 
-NO_RANK = 0xFFFFFF  # of a pair that doesn't merge; all ranks are below
+NO_RANK = 0x3FFFFF  # of a pair that doesn't merge; all ranks are below
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ class GpuPretokenizer:
         """
         if self._bound is None:
             raise RuntimeError("no text is bound")
-        inner = piece.boundaries[piece.boundaries < piece.length]
+        inner = piece.boundaries[(piece.boundaries > 0) & (piece.boundaries < piece.length)]
         params = np.zeros(1, PARAMS)
         params["length"] = piece.length
         params["has_documents"] = len(inner) > 0

@@ -74,6 +74,8 @@ def wait(device: Any, index: int | None) -> None:
     libf.wgpuDevicePoll(device._internal, True, submission)
 
 
+# Seconds between two looks at a map: short waits are to be short, long ones to cost nothing.
+_FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
 _pending_maps: set[BufferMap] = set()  # a callback must outlive the map that will call it
 
 
@@ -109,18 +111,20 @@ class BufferMap:
         mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
         libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, self._info)
 
-    def wait(self, device: Any, index: int | None) -> bool:
-        """Block until a submission (None: all) is done and the map with it; whether it succeeded.
+    def wait(self, device: Any) -> bool:
+        """Block until the submissions before the map are done and it is there; tell if it is.
 
-        Another thread's wait may be the one that runs the callback, a moment later than this one's
-        returns. Raises what a signal's handler raised in the callback, such as KeyboardInterrupt.
+        Asks again and again: waiting inside of wgpu would keep other threads from submitting.
+        Raises what a signal's handler raised in the callback, such as KeyboardInterrupt.
         """
-        wait(device, index)
+        pause = _FIRST_PAUSE
         while self._status is None:
             if self._interrupt is not None:
                 raise self._interrupt
             libf.wgpuDevicePoll(device._internal, False, ffi.NULL)
-            time.sleep(0)
+            if self._status is None:
+                time.sleep(pause)
+                pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
         return bool(self._status == lib.WGPUMapAsyncStatus_Success)
 
     def array(self) -> NDArray[np.uint8]:

@@ -64,8 +64,7 @@ class Staging:
         """
         if self._map is None:
             self._map = native.BufferMap(self._buffer, write=True, nbytes=self.nbytes)
-            index = None if self._busy is None else self._busy.index
-            if not self._map.wait(self._device.handle, index):
+            if not self._map.wait(self._device.handle):
                 raise DeviceError(f"{self._device.name} can't map {self.nbytes} bytes for writing")
         return self._map.array()
 
@@ -107,7 +106,7 @@ class Download:
         if self._pending is not None:
             raise RuntimeError("a download is under way in this memory")
         self._size = -(-nbytes // 4) * 4
-        self._reserve(self._size)
+        self.reserve(self._size)
         commands.copy(source.handle, self._buffer, self._size)
 
     def begin(self, submission: Submission) -> None:
@@ -119,14 +118,15 @@ class Download:
         """Wait for the copy and move the first len(out) bytes into `out`."""
         if self._pending is None:
             raise RuntimeError("no download is under way in this memory")
-        mapped, submission = self._pending
+        mapped, _ = self._pending
         self._pending = None
-        if not mapped.wait(self._device.handle, submission.index):
+        if not mapped.wait(self._device.handle):
             raise DeviceError(f"{self._device.name} can't map {len(out)} bytes for reading")
         parallel_copy(out, mapped.array()[: len(out)])
         mapped.unmap()
 
-    def _reserve(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int) -> None:
+        """Make room for `nbytes` bytes, which takes a while, before it is needed."""
         if nbytes > self._capacity:
             self._buffer = None
             self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))

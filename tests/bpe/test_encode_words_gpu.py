@@ -61,7 +61,6 @@ def encode(encoder: Encoder, documents: list[bytes]) -> list[list[int]]:
     slice_bytes=st.sampled_from([64, 1000, 4096, 1 << 16]),
     first_words=st.sampled_from([1, 64, 4096]),
     table_bytes=st.sampled_from([1, 10_000, 1 << 20]),
-    longest=st.sampled_from([None, 16, 100, 512]),
     workgroup_size=st.sampled_from([64, 256]),
 )
 def test_ids_of_merging(
@@ -72,7 +71,6 @@ def test_ids_of_merging(
     slice_bytes: int,
     first_words: int,
     table_bytes: int,
-    longest: int | None,
     workgroup_size: int,
 ) -> None:
     vocabulary = with_pattern(vocabulary, pattern)
@@ -82,7 +80,6 @@ def test_ids_of_merging(
         slice_bytes,
         first_words=first_words,
         table_bytes=table_bytes,
-        longest=longest,
         workgroup_size=workgroup_size,
     )
     expected = [reference.bpe_encode(vocabulary, text) for text in documents]
@@ -116,11 +113,8 @@ def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
     vocabulary = train(text[:50_000])
     documents = text.splitlines(keepends=True)
     expected = encode(NumpyEncoder(vocabulary, threads=2), documents)
-    for longest in (64, 512):
-        encoder = GpuWordEncoder(
-            any_device, vocabulary, slice_bytes, first_words=64, longest=longest
-        )
-        assert encode(encoder, documents) == expected
+    encoder = GpuWordEncoder(any_device, vocabulary, slice_bytes, first_words=64)
+    assert encode(encoder, documents) == expected
     assert b"".join(vocabulary.decode(np.array(ids)) for ids in expected) == text
 
 
@@ -147,5 +141,5 @@ def test_constants_are_those_of_the_kernels() -> None:
     assert (shared["LONG_WORD"], shared["NO_TOKEN"]) == (LONG_WORD, NO_TOKEN)
     merging = shader_constants("encode/02_merge.wgsl")
     assert (merging["NO_RANK"], merging["BYTE_VECTORS"]) == (NO_RANK, BYTE_VECTORS)
-    assert merging["LONGEST"] == LONGEST
+    assert merging["BYTE_MASK"] >= LONGEST
     assert merging["FREE"] == encode_words_gpu.FREE
