@@ -20,7 +20,6 @@ from llmgpu.bpe.gpu_slices import submitted_slices
 from llmgpu.bpe.slices import Slice, SliceReader
 from llmgpu.bpe.word_runs import WordAccumulator
 from llmgpu.bpe.word_table_gpu import (
-    FIRST_SLICE_BYTES,
     FIRST_WORDS,
     INSERTION,
     TABLE_BYTES,
@@ -33,6 +32,7 @@ from llmgpu.gpu import Commands, Device, Kernel
 from llmgpu.progress import Progress, no_progress
 
 MAX_WORD = 1024
+FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, of later ones few
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
 SLOTS = 3  # slices in flight: one being read, one uploaded, one computed
 COUNT_LIMIT = 1 << 32  # occurrences that the device can count of one word

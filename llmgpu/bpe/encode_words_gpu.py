@@ -26,7 +26,6 @@ from llmgpu.bpe.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.bpe.word_table_gpu import (
-    FIRST_SLICE_BYTES,
     FIRST_WORDS,
     INSERTION,
     TABLE_BYTES,
@@ -54,7 +53,7 @@ class GpuWordEncoder:
         vocabulary: Vocabulary,
         slice_bytes: int | None = None,
         *,
-        first_words: int = 2 * FIRST_WORDS,
+        first_words: int = 4 * FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
         workgroup_size: int = 256,
     ) -> None:
@@ -127,7 +126,7 @@ class GpuWordEncoder:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.Encoder.encode`."""
         slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
         reader = SliceReader(source, self._vocabulary.pattern)
-        first = min(FIRST_SLICE_BYTES, self._slice_bytes) if self._empty else None
+        first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
         offset = 0
         for slot, piece in submitted_slices(reader, slots, self._slice_bytes, first):
             if piece.oversized:
@@ -209,7 +208,7 @@ class _Slot(WordSlot):
             state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
         )
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
-        self._ids_copy.reserve(encoder._slice_bytes)  # a token of text has four bytes or so
+        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # a token has four bytes, or three
         self._documents = 0
 
     def submit(self, piece: Slice) -> None:

@@ -265,7 +265,7 @@ def _last_class_change(text: NDArray[np.uint8], begin: int) -> int:
     size = _WINDOW
     while True:
         low = max(begin, len(text) - size)
-        last = last_set(_class_changes(text[low:], b""))
+        last = last_set(_class_changes(text[low:].copy(), b""))
         if last > 0 or low == begin:
             return low + last
         size *= 2

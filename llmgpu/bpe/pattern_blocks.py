@@ -60,9 +60,13 @@ def last_start_of(text: NDArray[np.uint8], begin: int, rule: Rule, *, closed: bo
     size = _WINDOW
     while True:
         low = max(begin, len(text) - size)
-        start = low + _sync_point(text[low:]) if low > begin else begin
+        # A copy: the text may be in memory of a device's, which is slow to read.
+        window = text[low:].copy()
+        start = low + _sync_point(window) if low > begin else begin
         if start >= low:
-            data = np.append(text[start:], np.uint8(0)) if closed else text[start:]
+            data = window[start - low :]
+            if closed:
+                data = np.append(data, np.uint8(0))
             edges = np.array([len(data) - 1] if closed else [], np.int64)
             marked, decided = rule(data, edges)
             known = len(data) - 1 if closed else decided

@@ -40,8 +40,8 @@ STATE = np.dtype(
         )
     ]
 )  # WordState in wgsl/words/state.wgsl
-FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, of later ones few
 FIRST_WORDS = 1 << 19
+MOST_FRESH = 1 << 19  # words that are listed in a run
 TABLE_BYTES = 4 << 30  # a table that would need more is emptied
 SLOT_BYTES = 20  # key and claim of a slot
 GROUPS, SOFTWARE_GROUPS = 512, 64
@@ -92,7 +92,7 @@ class GpuWordTable:
         self._word_arrays = {"places": 4, **word_arrays}
         self._data_arrays = {"word_data": 4, **data_arrays}
         self.generation = 0
-        self.fresh_capacity = max(64, min(slice_bytes // 8, first_words))
+        self.fresh_capacity = max(64, min(slice_bytes // 8, first_words, MOST_FRESH))
         self.buffers: dict[str, Buffer] = {
             "state": device.create_buffer("word state", STATE.itemsize),
             "fresh": device.create_buffer("fresh words", 16 * self.fresh_capacity),
