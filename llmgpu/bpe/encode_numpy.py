@@ -74,7 +74,9 @@ class NumpyEncoder:
             while (piece := reader.read(buffers.pop())) is not None:
                 pending.append((pool.submit(self._encode_slice, piece, offset), piece.buffer))
                 offset += piece.main_end
-                while pending and (not buffers or pending[0][0].done()):
+                # A short slice is what a pipe had: who writes to it may wait for the answer.
+                patient = piece.length > self._slice_bytes // 2
+                while pending and not (patient and buffers):
                     encoded, buffer = pending.popleft()
                     yield encoded.result()
                     buffers.append(buffer)
