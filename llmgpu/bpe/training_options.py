@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.pattern import DEFAULT_PATTERN, get_pattern
 from llmgpu.bpe.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.tie import TIE_RULES, byte_ranks
@@ -80,7 +81,12 @@ class TrainingOptions:
     @cached_property
     def start(self) -> Vocabulary:
         """The vocabulary that training goes on from."""
-        return self.seed or byte_vocabulary(self.pattern, self.tie)
+        seed = self.seed or byte_vocabulary(self.pattern, self.tie)
+        by_ranks = seed.match == "bpe" and len(seed.merges) == 0
+        if by_ranks and self.seed is not None:
+            # Further merges are for a list, so ranks are written out as one.
+            return replace(seed, merges=recover_merges(ordinary_ranks(seed)), ignore_merges=True)
+        return seed
 
     @cached_property
     def symbols(self) -> SeedSymbols:

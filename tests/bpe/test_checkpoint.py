@@ -194,7 +194,11 @@ def test_a_run_goes_on_where_it_ended(
 ) -> None:
     documents = [make_text(7, 600), b"abcd cdab " * 200]
     options = TrainingOptions(
-        400, smaller_sizes=(280, 350), seed=seed() if seeded else None, special_tokens=("<|x|>",)
+        400,
+        "class",
+        smaller_sizes=(280, 350),
+        seed=seed() if seeded else None,
+        special_tokens=("<|x|>",),
     )
     whole = train_vocabulary(corpus_from_bytes(documents), options, NUMPY)
     checkpoint = Checkpoint.begin(tmp_path / "run", options.facts())

@@ -123,7 +123,7 @@ def seeds(draw: st.DrawFn) -> Vocabulary:
     tokens += [*unmade, *(text.encode() for text in special[first:])]
     triples = [(ids[left], ids[right], ids[256 + k]) for k, (left, right) in enumerate(merges)]
     return replace(
-        byte_vocabulary(pattern, tie),
+        byte_vocabulary(pattern, tie).with_match("greedy"),
         tokens=tuple(tokens),
         merges=np.array(triples, np.uint32).reshape(-1, 3),
         special_tokens={text: tokens.index(text.encode()) for text in special},
@@ -144,7 +144,7 @@ def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
     spelled = reference.spell(reference.train(documents, 12, "none", tie, 1))[256:]
     others = [b"aab", b"bba", b"aaaa"]
     tokens = draw(st.lists(st.sampled_from([*spelled, *others]), max_size=6, unique=True))
-    start = byte_vocabulary("none", tie)
+    start = byte_vocabulary("none", tie).with_match("greedy")
     return replace(start, tokens=(*start.tokens, *tokens)), documents
 
 
@@ -201,15 +201,29 @@ def test_training_goes_on_from_a_seed(
 
 def test_a_merge_that_spells_a_token_of_the_seed_takes_its_id() -> None:
     seed = replace(
-        byte_vocabulary("class", "hf"),
+        byte_vocabulary("class", "hf").with_match("greedy"),
         tokens=(*byte_vocabulary("class", "hf").tokens, b"abc", b"zz", b"ab"),
     )
-    options = TrainingOptions(260, seed=seed)
+    options = TrainingOptions(260, seed.pattern, seed=seed)
     made = train_vocabulary(corpus_from_bytes(b"abcd " * 9), options, NUMPY).vocabulary
     # Equally frequent, and the token spelled "ab" ranks behind all bytes: (c, d) comes before it.
     assert made.merges.tolist() == [[97, 98, 258], [99, 100, 259]]
     assert made.tokens[259:] == (b"cd",)
     assert made.training["seed_fingerprint"] == seed.fingerprint
+
+
+def test_ranks_are_gone_on_from_like_merges() -> None:
+    text = corpus_from_bytes(b"abcabc abd " * 30)
+    listed = train_vocabulary(text, TrainingOptions(262, "class"), NUMPY).vocabulary
+    ranked = replace(listed, merges=np.empty((0, 3), np.uint32), ignore_merges=True)
+    made = []
+    for seed in (listed, ranked):
+        options = TrainingOptions(270, "class", seed=seed)
+        corpus = corpus_from_bytes(b"abcabc abd xyz xyz " * 30)
+        made.append(train_vocabulary(corpus, options, NUMPY).vocabulary)
+    assert made[0].tokens == made[1].tokens
+    assert made[0].merges.tolist() == made[1].merges.tolist()
+    assert made[1].size > 262
 
 
 @pytest.mark.parametrize("engine", ["numpy", "seed"])
@@ -223,7 +237,7 @@ def test_several_sizes_are_those_of_several_runs(
     engine: str, documents: list[bytes], sizes: list[int], tie: str
 ) -> None:
     documents = [*documents, b"a"]
-    start = byte_vocabulary("none", tie)
+    start = byte_vocabulary("none", tie).with_match("greedy")
     seed = replace(start, tokens=(*start.tokens, b"aab")) if engine == "seed" else None
     sizes = sorted(size + (seed is not None) for size in sizes)
 
@@ -253,7 +267,7 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
         ({"max_token_length": 4}, "the length of tokens"),
         ({"smaller_sizes": (280,)}, "several sizes"),
     ):
-        options = TrainingOptions(300, engine="recount", **changes)  # type: ignore[arg-type]
+        options = TrainingOptions(300, "class", engine="recount", **changes)  # type: ignore[arg-type]
         with pytest.raises(LlmgpuError, match=message):
             train_vocabulary(corpus_from_bytes(b"abab"), options, adapter)
     options = TrainingOptions(300, engine="recount")
@@ -293,6 +307,7 @@ def test_options_that_do_not_go_with_the_seed(changes: dict[str, object], messag
         tokens=(*start.tokens, b"<s>") if "<s>" in message else (*start.tokens, b"abcd"),
         special_tokens={"<s>": 256} if "<s>" in message else {},
     )
-    options = {"vocab_size": 300, "special_tokens": ("<x>",), "seed": seed} | changes
+    given = {"pattern": seed.pattern, "special_tokens": ("<x>",), "seed": seed}
+    options = {"vocab_size": 300} | given | changes
     with pytest.raises(LlmgpuError, match=message):
         TrainingOptions(**options)  # type: ignore[arg-type]

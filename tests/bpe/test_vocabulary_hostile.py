@@ -279,7 +279,8 @@ class TestMemory:
         assert_bounded(data)
 
 
-def fingerprint_of(tokens: list[bytes]) -> str:
+def fingerprint_of(tokens: list[bytes], match: str = "greedy") -> str:
     """The fingerprint of a vocabulary of these tokens, so that a file gets past that check."""
     base = small_vocabulary()
-    return Vocabulary(tuple(tokens), base.merges[:0], base.pattern, base.expression).fingerprint
+    made = Vocabulary(tuple(tokens), base.merges[:0], base.pattern, base.expression, match=match)
+    return made.fingerprint

@@ -64,7 +64,7 @@ def test_info_lists_the_adapters(llmgpu: Run) -> None:
 
 def test_info_of_a_vocabulary(llmgpu: Run, vocab: Path) -> None:
     facts = json.loads(llmgpu("info", "v.bin", "--json").stdout)
-    assert (facts["tokens"], facts["merges"], facts["pattern"]) == (400, 144, "class")
+    assert (facts["tokens"], facts["merges"], facts["pattern"]) == (400, 144, "cl100k")
     tokens = llmgpu("info", "v.bin", "--tokens", "--first", "3").stdout
     assert tokens == b"0\t\\x00\n1\t\\x01\n2\t\\x02\n"
     found = llmgpu("info", "v.bin", "--search", "e").stdout.decode().splitlines()

@@ -132,7 +132,7 @@ def test_a_closed_pipe_is_no_error(corpus: Path, vocab: Path, device_name: str) 
         (["corpus.txt", "--vocab", "missing.bin"], 1, "missing.bin"),
         (["corpus.txt", "--vocab", "corpus.txt"], 1, "corpus.txt"),
         (["corpus.txt", "--vocab", "short.bin"], 1, "short.bin"),
-        (["corpus.txt", "--match", "bpe"], 2, "bpe"),
+        (["corpus.txt", "--match", "best"], 2, "best"),
         (["corpus.txt", "--format", "xml"], 2, "xml"),
         (["ids.txt", "--decode"], 1, "400"),
         (["words.txt", "--decode"], 1, "words.txt"),
