@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import is_ascending
-from llmgpu.bpe.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.pattern import get_pattern
 from llmgpu.bpe.word_runs import WordAccumulator
 from llmgpu.bpe.words import MAX_TEXT_BYTES, MAX_WORD_BYTES, DistinctWords, add_up
-from llmgpu.errors import InputError, OutputError
+from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
 
 FORMAT_NAME = "llmgpu word counts"
@@ -206,7 +206,7 @@ def _check_header(header: dict[str, Any]) -> None:
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
     name, expression = header["pattern"], header["expression"]
-    if name not in PATTERNS or PATTERNS[name].expression != expression:
+    if not _cuts_by(name, expression):
         raise _UnfitError(
             f"its words were cut by pattern {name!r}, {expression!r}, which this llmgpu does not "
             "know: count the corpus again"
@@ -244,3 +244,10 @@ def _check_words(words: DistinctWords, header: dict[str, Any]) -> None:
         )
     if not is_ascending(words.data, words.offsets):
         raise _UnfitError("damaged: its words are not in order")
+
+
+def _cuts_by(pattern: str, expression: str) -> bool:
+    try:
+        return get_pattern(pattern).expression == expression
+    except LlmgpuError:
+        return False

@@ -15,6 +15,8 @@
   it in rustbpe and minbpe, which cuts white space at the end of a text differently.
 - Pattern ``o200k``: see `llmgpu.bpe.pattern_o200k`.
 - Pattern ``none``: a document is one pre-token.
+- Any other regular expression is the pattern called ``regex:`` and the expression, see
+  `llmgpu.bpe.pattern_regex`.
 - A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
   white space; nothing is lost.
 - Every document starts a pre-token, whatever the pattern.
@@ -27,13 +29,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe import pattern_cl100k, pattern_gpt2, pattern_o200k
+from llmgpu.bpe import pattern_cl100k, pattern_gpt2, pattern_o200k, pattern_regex
 from llmgpu.bpe.pattern_blocks import Rule, last_set, last_start_of, mask_in_blocks
 from llmgpu.errors import LlmgpuError
 
@@ -100,6 +102,7 @@ PATTERNS = {
 }
 ALIASES = {"gpt4": "cl100k"}
 DEFAULT_PATTERN = "cl100k"
+REGEX_PREFIX = "regex:"
 
 
 _RULES: dict[str, Rule] = {
@@ -109,8 +112,23 @@ _RULES: dict[str, Rule] = {
 _RULES["o200k"] = pattern_o200k.starts
 
 
+def pattern_of_expression(expression: str) -> str:
+    """Return the name of the pattern that cuts by a regular expression."""
+    for pattern in PATTERNS.values():
+        if pattern.expression == expression:
+            return pattern.name
+    return get_pattern(REGEX_PREFIX + expression).name
+
+
 def get_pattern(name: str) -> Pattern:
-    """Return the pattern called `name`; LlmgpuError with the known names if there is none."""
+    """Return the pattern called `name`.
+
+    Raises LlmgpuError with the known names if there is none, or if its expression is wrong.
+    """
+    if name.startswith(REGEX_PREFIX):
+        expression = name.removeprefix(REGEX_PREFIX)
+        pattern_regex.compile_expression(expression)
+        return Pattern(name, expression)
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])
@@ -140,12 +158,14 @@ def start_mask(
 
     Returns bool (n,).
     """
-    name = get_pattern(pattern).name
+    name, expression = astuple(get_pattern(pattern))
     inner = document_starts[(document_starts > 0) & (document_starts < len(text))]
     if len(text) == 0:
         return np.zeros(0, np.bool_)
     if len(inner) < len(document_starts) and document_starts.min() == 0:
         context = b""
+    if name.startswith(REGEX_PREFIX):
+        return pattern_regex.starts(text, expression, np.unique(inner))
     if name in _RULES:
         return mask_in_blocks(text, np.unique(inner), _RULES[name], closed=closed)
     if name == "gpt2":
@@ -178,7 +198,7 @@ def last_start(
     name = get_pattern(pattern).name
     inside = document_starts[document_starts < len(text)]
     begin = int(inside.max(initial=0))
-    if name == "none" or len(text) == 0:
+    if name == "none" or name.startswith(REGEX_PREFIX) or len(text) == 0:
         return begin
     if name == "class":
         return _last_class_change(text, begin)

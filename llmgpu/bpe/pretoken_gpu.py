@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pattern import CONTEXT, get_pattern, start_mask
+from llmgpu.bpe.pattern import CONTEXT, REGEX_PREFIX, get_pattern, start_mask
 from llmgpu.bpe.pattern_cl100k import VARIANTS
 from llmgpu.bpe.slices import Slice
 from llmgpu.bpe.unicode_classes import code_point_classes
@@ -53,6 +53,7 @@ class GpuPretokenizer:
         capacity: bytes of the largest slice.
         """
         self._device, self._pattern = device, pattern
+        self._by_host = pattern.startswith(REGEX_PREFIX)
         self._kernel = _pattern_kernel(device, pattern, workgroup_size)
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.start_bits = pool.get("start bits", size)
@@ -92,7 +93,7 @@ class GpuPretokenizer:
             starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
             starts[inner] = True
             self._device.write(self._document_bits, np.packbits(starts, bitorder="little"))
-        commands.clear(self.undecided)
+        self._device.write(self.undecided, np.full(1, self._by_host, np.uint32))
         groups = -(-piece.length // (SEGMENT_BYTES * self._kernel.workgroup_size))
         commands.dispatch(self._bound, groups)
 
@@ -108,6 +109,8 @@ class GpuPretokenizer:
 def _pattern_kernel(device: Device, pattern: str, workgroup_size: int) -> Kernel:
     """Compile the kernel of a pattern's family as the pattern needs it."""
     name = get_pattern(pattern).name
+    if name.startswith(REGEX_PREFIX):
+        name = "none"  # the host marks
     if name not in VARIANTS:
         return device.kernel(f"pretoken/{name}_starts.wgsl", WORKGROUP_SIZE=workgroup_size)
     return device.kernel(

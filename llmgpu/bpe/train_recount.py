@@ -186,6 +186,10 @@ class _RecountLoop:
         self._device.write(self._state, state)
         commands = self._device.record()
         pretokenizer.record(commands, whole)
+        self._device.submit(commands)
+        if self._device.read(pretokenizer.undecided, 1, np.uint32)[0]:
+            pretokenizer.mark_on_host(whole, text)
+        commands = self._device.record()
         boundary = self._kernels["bpe_word_boundary"].bind(
             text=text_buffer,
             start_bits=pretokenizer.start_bits,

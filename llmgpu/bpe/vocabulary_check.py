@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.pattern import PATTERNS, REGEX_PREFIX
 from llmgpu.bpe.tie import TIE_RULES
 from llmgpu.bpe.trie import NO_TOKEN
 from llmgpu.errors import VocabularyError
@@ -53,6 +53,8 @@ def _check_pattern(name: str, expression: str) -> None:
     """A published name goes with its published expression, and with no other."""
     _check_text("the pattern's name", name)
     _check_text("the pattern's expression", expression)
+    if name.startswith(REGEX_PREFIX) and name != REGEX_PREFIX + expression:
+        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
     for pattern in PATTERNS.values():
         if (pattern.name == name) != (pattern.expression == expression):
             raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")

@@ -27,12 +27,13 @@ from llmgpu.bpe.training_result import TrainingResult
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
-    PatternName,
     VocabularySizes,
+    chosen_pattern,
     corpus_options,
     device_option,
     make_corpus_options,
     output_options,
+    pattern_options,
 )
 from llmgpu.cli.word_counts import check_counted_alike, check_sources, load_all
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
@@ -51,9 +52,7 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output
     help="Ids at most, special tokens and those of a seed included. Several sizes are written to "
     "v-8192.bin, v-32768.bin and so on.",
 )
-@click.option(
-    "--pattern",
-    type=PatternName(),
+@pattern_options(
     show_default=f"that of the seed or the counts, or {DEFAULT_PATTERN}",
     help="How text is cut into pre-tokens, which no token crosses.",
 )
@@ -261,7 +260,8 @@ def _take_options(
     path = settings.pop("seed_vocab")
     seed = Vocabulary.load(path) if path else None
     *smaller, largest = settings.pop("sizes")
-    pattern = settings.pop("pattern") or (seed.pattern if seed else None)
+    pattern = chosen_pattern(settings.pop("pattern"), settings.pop("pattern_regex"))
+    pattern = pattern or (seed.pattern if seed else None)
     options = TrainingOptions(
         largest,
         pattern=pattern or (loaded.info.pattern if loaded else DEFAULT_PATTERN),

@@ -9,7 +9,7 @@ import click
 from llmgpu.bpe.interchange.formats import FORMATS, guess_format, read_vocabulary
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import PatternName, SpecialToken, output_options
+from llmgpu.cli.options import SpecialToken, chosen_pattern, output_options, pattern_options
 from llmgpu.files import STANDARD_OUTPUT
 
 
@@ -23,9 +23,7 @@ from llmgpu.files import STANDARD_OUTPUT
     show_default="what the file looks like",
     help="A rank file, a tokenizer.json, or vocab.json and merges.txt.",
 )
-@click.option(
-    "--pattern",
-    type=PatternName(),
+@pattern_options(
     show_default="that of the file, or gpt2 for vocab.json",
     help="How text is cut, where the file does not say.",
 )
@@ -44,6 +42,7 @@ def import_vocabulary(
     merges: str | None,
     format_name: str | None,
     pattern: str | None,
+    pattern_regex: str | None,
     special_tokens: tuple[tuple[str, int], ...],
     output: str,
     as_json: bool,
@@ -65,7 +64,7 @@ def import_vocabulary(
         source,
         merges,
         chosen,
-        pattern=pattern,
+        pattern=chosen_pattern(pattern, pattern_regex),
         special_tokens=dict(special_tokens),
         note=lambda text: report.line(f"note: {text}"),
     )

@@ -61,6 +61,40 @@ class PatternName(click.Choice[str]):
         return get_pattern(super().convert(value, param, ctx)).name
 
 
+class PatternExpression(click.ParamType[str]):
+    """A regular expression; its value is the name of the pattern that cuts by it."""
+
+    name = "expression"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the pattern's name."""
+        from llmgpu.bpe.pattern import pattern_of_expression
+
+        return pattern_of_expression(str(value))
+
+
+def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
+    """Add --pattern, which `settings` describe, and --pattern-regex; see `chosen_pattern`."""
+
+    def add(command: Decorated) -> Decorated:
+        by_expression = click.option(
+            "--pattern-regex",
+            type=PatternExpression(),
+            metavar="EXPRESSION",
+            help="Cut by any regular expression instead, on the host (package regex).",
+        )
+        return click.option("--pattern", type=PatternName(), **settings)(by_expression(command))
+
+    return add
+
+
+def chosen_pattern(pattern: str | None, pattern_regex: str | None) -> str | None:
+    """Return the pattern that was asked for, by its name or by an expression; None if none was."""
+    if pattern and pattern_regex:
+        raise click.UsageError("--pattern and --pattern-regex can't be combined")
+    return pattern or pattern_regex
+
+
 class VocabularySizes(click.ParamType[tuple[int, ...]]):
     """One number of ids, or several with commas between them: 8192,32768."""
 
