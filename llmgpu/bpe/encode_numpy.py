@@ -218,8 +218,9 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
 
 def _words_of(piece: Slice, entry: int, pattern: str) -> Words:
     """Return the words of a slice from position `entry` on, where a token starts."""
-    context = b" " * piece.continues
-    mask = start_mask(piece.text, pattern, piece.boundaries, context, closed=piece.closed)
+    mask = start_mask(
+        piece.text, pattern, piece.boundaries, continues=piece.continues, closed=piece.closed
+    )
     bounds = np.flatnonzero(mask)
     bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
     starts = np.concatenate([np.array([entry]), bounds[:-1]])

@@ -39,8 +39,7 @@ from llmgpu.bpe import pattern_cl100k, pattern_gpt2, pattern_o200k, pattern_rege
 from llmgpu.bpe.pattern_blocks import Rule, last_set, last_start_of, mask_in_blocks
 from llmgpu.errors import LlmgpuError
 
-CONTEXT = 16  # bytes before a byte on which it depends whether a pre-token starts there; fewer do
-LOOKAHEAD = 16  # and bytes behind it
+_LOOKAHEAD = 16  # bytes behind a byte on which it depends, with gpt2, whether a pre-token starts
 _BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
 
@@ -105,11 +104,17 @@ DEFAULT_PATTERN = "cl100k"
 REGEX_PREFIX = "regex:"
 
 
+def _gpt2_starts(
+    data: NDArray[np.uint8], edges: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], int]:
+    return pattern_gpt2.starts(data, edges), max(0, len(data) - _LOOKAHEAD)
+
+
 _RULES: dict[str, Rule] = {
     name: partial(pattern_cl100k.starts, variant=variant)
     for name, variant in pattern_cl100k.VARIANTS.items()
 }
-_RULES["o200k"] = pattern_o200k.starts
+_RULES |= {"o200k": pattern_o200k.starts, "gpt2": _gpt2_starts}
 
 
 def pattern_of_expression(expression: str) -> str:
@@ -140,8 +145,8 @@ def start_mask(
     text: NDArray[np.uint8],
     pattern: str,
     document_starts: NDArray[np.int64],
-    context: bytes = b"",
     *,
+    continues: bool = False,
     closed: bool = True,
 ) -> NDArray[np.bool_]:
     """Mark the bytes at which a pre-token starts.
@@ -150,11 +155,10 @@ def start_mask(
     pattern: a name in PATTERNS; LlmgpuError if it is not.
     document_starts: positions in text at which documents begin, in [0, n]; n itself is ignored,
         repeats do no harm.
-    context: the CONTEXT bytes, or as many as there are, before text[0] in the same document. Only
-        for patterns class, gpt2 and none: with any other a pre-token starts at text[0].
-    closed: whether the document ends at the end of text. If not, entries near its end are
-        undecided: the last LOOKAHEAD, and with patterns other than class, gpt2 and none those from
-        the start that `last_start` gives.
+    continues: with pattern none, whether text[0] is inside of a pre-token; with any other one
+        starts there.
+    closed: whether the document ends at the end of text. If not, entries from the start that
+        `last_start` gives are undecided.
 
     Returns bool (n,).
     """
@@ -162,19 +166,15 @@ def start_mask(
     inner = document_starts[(document_starts > 0) & (document_starts < len(text))]
     if len(text) == 0:
         return np.zeros(0, np.bool_)
-    if len(inner) < len(document_starts) and document_starts.min() == 0:
-        context = b""
     if name.startswith(REGEX_PREFIX):
         return pattern_regex.starts(text, expression, np.unique(inner))
     if name in _RULES:
         return mask_in_blocks(text, np.unique(inner), _RULES[name], closed=closed)
-    if name == "gpt2":
-        return _gpt2_mask(text, np.unique(inner), context, closed)
     if name == "class":
-        mask = _class_changes(text, context)
+        mask = _class_changes(text)
     else:
         mask = np.zeros(len(text), np.bool_)
-        mask[0] = not context
+        mask[0] = not continues
     mask[inner] = True
     return mask
 
@@ -202,48 +202,7 @@ def last_start(
         return begin
     if name == "class":
         return _last_class_change(text, begin)
-    return last_start_of(text, begin, _RULES.get(name, _gpt2_starts), closed=closed)
-
-
-def context_at(
-    text: NDArray[np.uint8], position: int, document_starts: NDArray[np.int64], context: bytes
-) -> bytes:
-    """Return the CONTEXT bytes before a position in its document, or as many as there are.
-
-    document_starts: int64, ascending. context: that of text[0].
-    """
-    before = document_starts[document_starts <= position]
-    first = int(before[-1]) if len(before) else 0
-    last = text[max(first, position - CONTEXT) : position].tobytes()
-    return last if len(before) else (context + last)[-CONTEXT:]
-
-
-def _gpt2_mask(
-    text: NDArray[np.uint8], inner: NDArray[np.int64], context: bytes, closed: bool
-) -> NDArray[np.bool_]:
-    """Mark the starts of pattern gpt2 block by block; documents begin at `inner`, ascending."""
-    edge = np.zeros(1, np.uint8)
-    before = np.frombuffer(context, np.uint8) if context else edge
-    spread = np.insert(text, inner, 0) if len(inner) else text
-    data = np.concatenate([before, spread, edge[:closed]])
-    edges = len(before) + inner + np.arange(len(inner))
-    first_edge, last_edge = [0] if not context else [], [len(data) - 1] if closed else []
-    every_edge = np.concatenate([first_edge, edges, last_edge]).astype(np.int64)
-    mask = np.empty(len(data), np.bool_)
-    for first in range(0, len(data), _BLOCK):
-        begin, end = max(0, first - CONTEXT), min(len(data), first + _BLOCK + LOOKAHEAD)
-        low, high = np.searchsorted(every_edge, (begin, end))
-        marked = pattern_gpt2.starts(data[begin:end], every_edge[low:high] - begin)
-        mask[first : first + _BLOCK] = marked[first - begin : first - begin + _BLOCK]
-    if len(inner):
-        mask = np.delete(mask, edges)
-    return mask[len(before) : len(before) + len(text)]
-
-
-def _gpt2_starts(
-    data: NDArray[np.uint8], edges: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], int]:
-    return pattern_gpt2.starts(data, edges), max(0, len(data) - LOOKAHEAD)
+    return last_start_of(text, begin, _RULES[name], closed=closed)
 
 
 def _continuation_table() -> bytes:
@@ -265,10 +224,10 @@ def _continuation_table() -> bytes:
 _CONTINUATION = _continuation_table()
 
 
-def _class_changes(text: NDArray[np.uint8], context: bytes) -> NDArray[np.bool_]:
+def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Mark where pattern ``class`` starts a pre-token, documents inside the text apart."""
     mask = np.empty(len(text), np.bool_)
-    before = _CONTINUATION[context[-1]] if context else 0
+    before = 0
     for first in range(0, len(text), _BLOCK):
         piece = text[first : first + _BLOCK].tobytes()
         # bytes.translate beats NumPy's indexing, which widens each byte to an 8-byte index.
@@ -285,7 +244,7 @@ def _last_class_change(text: NDArray[np.uint8], begin: int) -> int:
     size = _WINDOW
     while True:
         low = max(begin, len(text) - size)
-        last = last_set(_class_changes(text[low:].copy(), b""))
+        last = last_set(_class_changes(text[low:].copy()))
         if last > 0 or low == begin:
             return low + last
         size *= 2

@@ -67,7 +67,7 @@ def starts(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> NDArray[np.bool
     data: uint8 (n,). edges: positions of bytes that are no text but stand between documents.
 
     Returns bool (n,). The first bytes lack what is before them, the last ones what is behind: they
-    are undecided within CONTEXT and LOOKAHEAD of the ends, unless an edge is there.
+    are undecided within a few bytes of the ends, unless an edge is there.
     """
     raw = data.tobytes()
     codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pattern import CONTEXT, REGEX_PREFIX, get_pattern, start_mask
+from llmgpu.bpe.pattern import REGEX_PREFIX, get_pattern, start_mask
 from llmgpu.bpe.pattern_cl100k import VARIANTS
 from llmgpu.bpe.slices import Slice
 from llmgpu.bpe.unicode_classes import code_point_classes
@@ -22,9 +22,7 @@ PARAMS = np.dtype(
     [
         ("length", "<u4"),
         ("has_documents", "<u4"),
-        ("context_length", "<u4"),
-        ("padding", "<u4"),
-        ("context", "u1", (CONTEXT,)),
+        ("continues", "<u4"),
     ]
 )  # PretokenParams in wgsl/pretoken/params.wgsl
 SEGMENT_BYTES = 32  # bytes of text that a thread marks
@@ -87,7 +85,7 @@ class GpuPretokenizer:
         params = np.zeros(1, PARAMS)
         params["length"] = piece.length
         params["has_documents"] = len(inner) > 0
-        params["context_length"] = CONTEXT if piece.continues else 0
+        params["continues"] = piece.continues
         self._device.write(self._params, params)
         if len(inner):
             starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import pattern
+from llmgpu.bpe import pattern_blocks
 from llmgpu.bpe.corpus import corpus_from_bytes
 from llmgpu.bpe.count_numpy import count_words
-from llmgpu.bpe.pattern import CONTEXT, LOOKAHEAD, PATTERNS, context_at, start_mask
+from llmgpu.bpe.pattern import PATTERNS, start_mask
 from tests.bpe.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
 
@@ -119,7 +119,7 @@ def test_any_bytes(documents: list[bytes]) -> None:
 def test_blocks_of_every_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference.pre_token_starts([text.encode()], "gpt2")
     for block in range(1, len(text.encode())):
-        monkeypatch.setattr(pattern, "_BLOCK", block)
+        monkeypatch.setattr(pattern_blocks, "_BLOCK", block)
         assert mask_of([text.encode()]).tolist() == expected
 
 
@@ -127,7 +127,7 @@ def test_blocks_of_every_size(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @given(DOCUMENTS, st.integers(1, 50))
 def test_blocks_of_any_size(documents: list[bytes], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pattern, "_BLOCK", block)
+        patch.setattr(pattern_blocks, "_BLOCK", block)
         mask = mask_of(documents)
     assert mask.tolist() == reference.pre_token_starts(documents, "gpt2")
 
@@ -137,22 +137,6 @@ def test_long_texts() -> None:
     plain = [piece for piece in PIECES if piece.isascii()]
     texts = ["".join(rng.choice(pieces, 120_000)).encode() for pieces in (plain, PIECES, plain)]
     assert mask_of(texts).tolist() == reference.pre_token_starts(texts, "gpt2")
-
-
-@pytest.mark.parametrize("text", TRICKY)
-def test_every_context_and_lookahead(text: str) -> None:
-    """The least of either: nothing behind is known, or nothing but CONTEXT bytes before."""
-    data = text.encode()
-    whole = mask_of([data]).tolist()
-    none, first = np.empty(0, np.int64), np.zeros(1, np.int64)
-    array = np.frombuffer(data, np.uint8)
-    for cut in range(1, len(data)):
-        context = context_at(array, cut, first, b"")
-        assert context == data[max(0, cut - CONTEXT) : cut]
-        assert start_mask(array[cut:], "gpt2", none, context).tolist() == whole[cut:]
-        decided = max(0, cut - LOOKAHEAD)
-        begun = start_mask(array[:cut], "gpt2", first, closed=False)[:decided]
-        assert begun.tolist() == whole[:decided]
 
 
 @settings(deadline=None)

@@ -51,7 +51,7 @@ class Marker:
 
 @pytest.fixture(scope="module", params=["class", "gpt2", "none"])
 def marked_pattern(request: pytest.FixtureRequest) -> str:
-    """Each pattern that is marked in slices with context."""
+    """Each pattern that is no walk over runs."""
     name: str = request.param
     return name
 

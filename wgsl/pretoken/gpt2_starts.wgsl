@@ -91,7 +91,7 @@ fn contraction_length(apostrophe: i32) -> u32 {
 
 // Bytes of the contraction that begins at a position, 0 if none does.
 fn contraction_at(position: i32) -> u32 {
-    if (position < -i32(params.context_length) || byte_at(position) != APOSTROPHE) { return 0u; }
+    if (position < 0 || byte_at(position) != APOSTROPHE) { return 0u; }
     if (!begins_document(position)) {
         if (byte_at(position - 1) == PLAIN_SPACE || class_before(position) == OTHER) { return 0u; }
     }

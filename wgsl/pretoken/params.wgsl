@@ -1,30 +1,21 @@
-// What the kernels share that mark where pre-tokens start: a slice of text, and what is before it.
+// What the kernels share that mark where pre-tokens start: a slice of text, which begins with one.
 //
 // A kernel makes one bit for each byte; a thread makes 32 of them. Whether a pre-token starts at a
-// byte depends on a few bytes before and behind it, never on where the text was cut into slices.
+// byte does not depend on where the text was cut into slices.
 
 struct PretokenParams {
     length: u32,         // bytes of text
     has_documents: u32,  // 1: document_bits marks where documents begin
-    context_length: u32, // bytes of the same document that are before the text
-    padding: u32,
-    context: vec4<u32>,  // those bytes, the last one highest
+    continues: u32,      // 1: the slice begins inside of a pre-token; with pattern none only
 }
-
-const CONTEXT_BYTES: i32 = 16;
 
 @group(0) @binding(0) var<uniform> params: PretokenParams;
 @group(0) @binding(1) var<storage, read> text: array<u32>;
 @group(0) @binding(2) var<storage, read> document_bits: array<u32>;
 @group(0) @binding(3) var<storage, read_write> start_bits: array<u32>;
 
-// Negative positions are in the context.
 fn byte_at(position: i32) -> u32 {
-    let shift = (u32(position) & 3u) * 8u;
-    if (position >= 0) {
-        return (text[u32(position) >> 2u] >> shift) & 0xFFu;
-    }
-    return (params.context[u32(position + CONTEXT_BYTES) >> 2u] >> shift) & 0xFFu;
+    return (text[u32(position) >> 2u] >> ((u32(position) & 3u) * 8u)) & 0xFFu;
 }
 
 fn document_word(segment: u32) -> u32 {
@@ -32,10 +23,10 @@ fn document_word(segment: u32) -> u32 {
     return document_bits[segment];
 }
 
-// Whether a document begins here, or the known text does.
+// Whether a document begins here, or the slice does with a pre-token.
 fn begins_document(position: i32) -> bool {
-    if (position <= -i32(params.context_length)) { return true; }
-    if (position < 0 || params.has_documents == 0u) { return false; }
+    if (position <= 0) { return params.continues == 0u; }
+    if (params.has_documents == 0u) { return false; }
     return ((document_bits[u32(position) >> 5u] >> (u32(position) & 31u)) & 1u) != 0u;
 }
 

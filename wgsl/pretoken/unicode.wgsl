@@ -62,7 +62,7 @@ fn decode(position: i32, byte: u32) -> vec2<u32> {
 
 // Whether a valid sequence of this many bytes begins at a position.
 fn is_lead(position: i32, length: u32) -> bool {
-    if (position < -i32(params.context_length)) { return false; }
+    if (position < 0) { return false; }
     let byte = byte_at(position);
     return byte >= 0xC0u && decode(position, byte).y == length;
 }
