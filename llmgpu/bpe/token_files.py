@@ -53,6 +53,12 @@ def side_path(path: str | Path) -> str:
     return f"{path}.json"
 
 
+def require_ids(ids: NDArray[np.uint32], vocabulary_size: int) -> None:
+    """Raise OutputError for an id that is beyond the vocabulary."""
+    if len(ids) and int(ids.max()) >= vocabulary_size:
+        raise OutputError(f"id {ids.max()} is beyond the vocabulary of {vocabulary_size} tokens")
+
+
 class TokenSink(ABC):
     """Takes ids piece by piece; a context manager that gives up on an exception.
 
@@ -126,9 +132,7 @@ class TokenWriter(TokenSink):
         closed: bool = False,
     ) -> None:
         """Write the next `ids`, see `TokenSink.write`."""
-        if len(ids) and int(ids.max()) >= self._vocabulary_size:
-            limit = self._vocabulary_size
-            raise OutputError(f"id {ids.max()} is beyond the vocabulary of {limit} tokens")
+        require_ids(ids, self._vocabulary_size)
         with output_errors(self._output.path):
             self._write(ids, document_starts, text_bytes, closed)
             if self._output.is_direct:

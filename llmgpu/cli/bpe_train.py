@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,7 +17,8 @@ from llmgpu.bpe.checkpoint import Checkpoint
 from llmgpu.bpe.corpus import Corpus
 from llmgpu.bpe.counts_file import CountsInfo, WordCounts, load_counts, save_counts
 from llmgpu.bpe.pattern import DEFAULT_PATTERN
-from llmgpu.bpe.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.bpe.run_facts import FILES, file_facts
+from llmgpu.bpe.sources import resolve_sources
 from llmgpu.bpe.tie import TIE_RULES
 from llmgpu.bpe.training import CountedWords, count_corpus, train_vocabulary
 from llmgpu.bpe.training_options import ENGINES, TrainingOptions
@@ -305,14 +305,7 @@ def _reading_facts(
 ) -> dict[str, Any]:
     """Return what is read and how, for a checkpoint to compare."""
     paths = [source.path for source in resolve_sources(corpus)[0]] if corpus else from_counts
-    return {"corpus files (name, bytes, time of change)": list(map(_file_facts, paths)), **reading}
-
-
-def _file_facts(path: str) -> list[str | int]:
-    if path == STANDARD_INPUT:
-        return [path]
-    status = os.stat(path)
-    return [path, status.st_size, status.st_mtime_ns]
+    return {FILES: list(map(file_facts, paths)), **reading}
 
 
 @contextmanager
