@@ -116,8 +116,8 @@ class ShardWriter(TokenSink):
         own: Run = {
             "shard tokens": shard_tokens,
             "layout": layout,
-            "vocabulary": vocabulary.fingerprint,
             "match": vocabulary.match,
+            "vocabulary": vocabulary.fingerprint,
         }
         self._run = own | (run or {})
         _check_is_manifest(self._names.manifest)
@@ -205,8 +205,10 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        if index >= self.kept:
-            _remove(self._names.manifest)  # it would list what is being replaced
+        if index == self.kept:  # they would list what is being replaced
+            _remove(self._names.manifest)
+            if index == 0:
+                _remove(self._names.progress)
         self._current.close()
         self._current = None
         self._shards.append(shard)
