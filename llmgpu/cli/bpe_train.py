@@ -229,6 +229,7 @@ def _count(job: _Job) -> dict[str, Any]:
         "documents": source.documents,
         "invalid_sequences": job.text.invalid_sequences if job.text else 0,
         "left_out_files": job.text.left_out if job.text else 0,
+        "left_out_rows": job.text.null_rows if job.text else 0,
         "seconds": seconds,
     }
 
@@ -390,6 +391,7 @@ def _summary(
         "batches": result.batches,
         "invalid_sequences": text.invalid_sequences if text else 0,
         "left_out_files": text.left_out if text else 0,
+        "left_out_rows": text.null_rows if text else 0,
         "stop_reason": result.stop_reason,
         "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
     }
@@ -402,6 +404,8 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
         report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
     if summary["left_out_files"]:
         report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
+    if summary["left_out_rows"]:
+        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
     text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")

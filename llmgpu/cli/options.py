@@ -159,7 +159,7 @@ def corpus_options(command: Decorated) -> Decorated:
             default="text",
             show_default=True,
             metavar="NAME",
-            help="Field of a .jsonl line that holds the text.",
+            help="Field of a .jsonl line, or column of a .parquet, that holds the text.",
         ),
         click.option(
             "--encoding-errors",

@@ -151,6 +151,7 @@ def _summary(
         "documents": text.documents,
         "invalid_sequences": text.invalid_sequences,
         "left_out_files": text.left_out,
+        "left_out_rows": text.null_rows,
         "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
         "fingerprint": vocabulary.fingerprint,
         "device": backend.description,
@@ -164,6 +165,8 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
         report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
     if summary["left_out_files"]:
         report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
+    if summary["left_out_rows"]:
+        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
     if summary["tokens"]:
         report.line(
             f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "

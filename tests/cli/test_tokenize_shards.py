@@ -170,3 +170,23 @@ def test_options_that_do_not_go_together(llmgpu: Run, vocab: Path) -> None:
         ("x", "is no number of tokens"),
     ]:
         fails(llmgpu("tokenize", *OPTIONS, "--shard-tokens", number), 2, message)
+
+
+def test_a_parquet_file_becomes_shards(llmgpu: Run, vocab: Path, corpus: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lines = corpus.read_text().splitlines()
+    rows = [*lines[:300], None, *lines[300:], None]
+    table = pa.table({"body": pa.array(rows, pa.string())})
+    parquet.write_table(table, corpus.parent / "c.parquet", row_group_size=100)
+    arguments = ("tokenize", "c.parquet", "--text-field", "body", *OPTIONS, "-o", "o.bin")
+    done = llmgpu(*arguments, "--shard-tokens", "1000")
+    assert done.returncode == 0, done.stderr
+    assert b"note: 2 rows without text left out" in done.stderr
+    manifest = json.loads((corpus.parent / "o.json").read_bytes())
+    assert manifest["documents"] == len(lines)
+    assert manifest["bytes"] == sum(map(len, lines))
+    names = [shard["file"] for shard in manifest["shards"]]
+    back = llmgpu("tokenize", *names, *OPTIONS, "--decode")
+    assert back.stdout == "".join(lines).encode()
+    fails(llmgpu(*arguments, "--text-field", "text"), 1, "the columns are: 'body' (string)")
