@@ -60,10 +60,11 @@ class ParquetColumn:
     def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
         """Yield the text of each row; InputError for what is damaged or, if "strict", no UTF-8."""
         number = 0
+        rows = max(1, self._file.metadata.num_rows)
         for values in self._batches():
             for value in values:
                 number += 1
-                self.position = self._size * number // self._file.metadata.num_rows
+                self.position = min(self._size, self._size * number // rows)
                 if value is None:
                     self.null_rows += 1
                 else:
