@@ -9,7 +9,8 @@ For the output ``OUT.bin``:
 - ``OUT.progress.json`` says what a run has finished and what it was called with; a run that ended
   too early goes on from it. The ids come once more from the first, and are compared with the
   shards that are there instead of written.
-- Shards of a former run that are beyond the last one are removed at the end.
+- Shards of a former run that are beyond the last one are removed at the end, and so are temporary
+  files that a killed run left.
 
 A document start at the border of two shards belongs to the second one.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -62,6 +64,15 @@ class ShardNames:
     def progress(self) -> str:
         """What a run that isn't done has finished."""
         return f"{os.path.splitext(self.output)[0]}.progress.json"
+
+    def remove_temporary(self) -> None:
+        """Remove what a run that was killed left of the shard that it was writing."""
+        folder, name = os.path.split(self.output)
+        stem, suffix = map(re.escape, os.path.splitext(name))
+        temporary = re.compile(rf"\.{stem}-\d{{6}}{suffix}(\.json)?\.[0-9a-f]{{12}}\.tmp")
+        for found in os.listdir(folder or "."):
+            if temporary.fullmatch(found):
+                _remove(os.path.join(folder, found))
 
 
 @dataclass(frozen=True)
@@ -167,6 +178,7 @@ class ShardWriter(TokenSink):
             self.abort()
             raise
         _remove(self._names.progress)
+        self._names.remove_temporary()
 
     def abort(self) -> None:
         """Give up the shard that is being written; those that are finished stay."""

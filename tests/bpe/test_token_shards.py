@@ -263,6 +263,8 @@ def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:
     with shards_in(tmp_path, tokens=1) as writer:
         write_bytes(writer, list(range(9)))
     (tmp_path / "out-000020.bin").write_bytes(b"of somebody else")
+    (tmp_path / ".out-000003.bin.0123456789ab.tmp").write_bytes(b"of a killed run")
+    (tmp_path / ".other-000003.bin.0123456789ab.tmp").write_bytes(b"of another output")
     interrupted(tmp_path, [5])
     assert len(json.loads((tmp_path / "out.json").read_bytes())["shards"]) == 9
     interrupted(tmp_path, list(range(9)))
@@ -271,6 +273,7 @@ def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:
         write_bytes(writer, [5, 6, 7, 8, 9])
     assert read_shards(tmp_path)[1] == [[5, 6, 7, 8, 9]]
     assert sorted(os.listdir(tmp_path)) == [
+        ".other-000003.bin.0123456789ab.tmp",
         *(f"out-00000{i}.bin{end}" for i in range(2) for end in ("", ".json")),
         "out-000020.bin",
         "out.json",
