@@ -18,11 +18,12 @@ import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.run_facts import Run, check_same_run
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors
 
@@ -34,8 +35,6 @@ _RUN, _COUNTS, _MERGES = "run.json", "counts", "merges"
 _OWN_FILES = re.compile(rf"{_RUN}|{_COUNTS}|{_MERGES}|\.({_RUN}|{_COUNTS})\.[0-9a-f]+\.tmp")
 _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 _PAIR_BYTES, _COUNT_BYTES = 8, 8
-
-Run = dict[str, Any]  # what JSON holds: what a run is called with, by names that people know
 
 
 class Checkpoint:
@@ -82,7 +81,7 @@ class Checkpoint:
         if checkpoint._is_unused():
             checkpoint._write_run(run)
             return checkpoint
-        _check_run(folder, _read_run(folder / _RUN), run)
+        check_same_run(f"{folder} is the checkpoint of another run", _read_run(folder / _RUN), run)
         return checkpoint
 
     @property
@@ -165,23 +164,6 @@ def _read_run(path: Path) -> Run:
         )
     run: Run = content["run"]
     return run
-
-
-def _check_run(folder: Path, begun: Run, asked: Run) -> None:
-    asked = json.loads(json.dumps(asked))
-    names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
-    if names:
-        name = names[0]
-        others = f" (and {', '.join(names[1:])})" if names[1:] else ""
-        raise InputError(
-            f"{folder} is the checkpoint of another run: {name} was {_show(begun.get(name))} and "
-            f"is {_show(asked.get(name))} now{others}"
-        )
-
-
-def _show(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _parse_log(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:

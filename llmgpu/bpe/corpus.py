@@ -1,9 +1,10 @@
 """A corpus: text from files, folders, globs and standard input as one stream with documents in it.
 
-- Text is bytes. Each file is a document, and so is each line of a .jsonl; separators and line
-  documents cut further (see `llmgpu.bpe.documents`).
-- Where the text is what the file holds (no separators, nothing to replace, no .jsonl), files are
-  read straight into the caller's buffer. Otherwise they are read in blocks of bounded size.
+- Text is bytes. Each file is a document, and so are each line of a .jsonl and each row of a
+  .parquet; separators and line documents cut further (see `llmgpu.bpe.documents`).
+- Where the text is what the file holds (no separators, nothing to replace, no .jsonl or .parquet),
+  files are read straight into the caller's buffer. Otherwise they are read in blocks of bounded
+  size.
 - A pipe is not waited for once there is something to hand over, so that text flows as it is
   produced. What follows within PATIENCE_SECONDS is still taken along: it makes bigger pieces.
 - A limit cuts at exactly that many bytes of text; a document that would begin there doesn't count.
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.documents import Chunk, DocumentSplitter, LineStarts, Utf8Policy
 from llmgpu.bpe.jsonl import jsonl_documents
+from llmgpu.bpe.parquet import ParquetColumn
 from llmgpu.bpe.sources import ByteStream, Source, read_blocks, resolve_sources
 from llmgpu.errors import InputError
 
@@ -38,7 +40,7 @@ _NO_TEXT = np.empty(0, np.uint8)
 class CorpusOptions:
     """How text is taken from its sources.
 
-    text_field: the field of a .jsonl line that holds the text.
+    text_field: the field of a .jsonl line or the column of a .parquet that holds the text.
     separators: byte strings that end one document and begin the next, part of neither.
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.bpe.documents.Utf8Policy`.
     limit: bytes of text at most; None for all.
@@ -86,6 +88,16 @@ class _Reader(Protocol):
         """Whether `read` would not block, within `seconds`."""
 
 
+class _Input(Protocol):
+    """What the text of a source comes from: position is the bytes consumed of it on disk."""
+
+    position: int
+
+    def wait(self, seconds: float | None, /) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class Corpus:
     """Text sources read one after the other; a context manager.
 
@@ -111,7 +123,9 @@ class Corpus:
         self._policy = Utf8Policy(options.encoding_errors)
         self._splitter = DocumentSplitter(options.separators, options.line_documents)
         self._sources = sources[::-1]  # the next one is the last
-        self._stream: ByteStream | None = None
+        self._stream: _Input | None = None
+        self._column: ParquetColumn | None = None
+        self._null_rows = 0  # of the columns before
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._closed = True
@@ -140,8 +154,15 @@ class Corpus:
         """Invalid UTF-8 sequences replaced so far."""
         return self._policy.invalid_sequences
 
+    @property
+    def null_rows(self) -> int:
+        """Rows of tables so far that were left out, since they have no text."""
+        return self._null_rows + (self._column.null_rows if self._column else 0)
+
     def close(self) -> None:
         """Close the file that is being read."""
+        self._null_rows = self.null_rows
+        self._column = None
         if self._stream:
             self._finished_bytes = self.bytes_read
             self._stream.close()
@@ -185,21 +206,25 @@ class Corpus:
         source = self._sources.pop()
         self._policy.begin(source.path)
         self._splitter.begin()
-        self._stream = ByteStream(source)
+        self._reader = self._open_table(source) if source.is_parquet else self._open_text(source)
+        return self._reader
+
+    def _open_table(self, source: Source) -> _Reader:
+        column = ParquetColumn(source.path, self._options.text_field)
+        self._stream = self._column = column
+        return _ChunkReader(self._document_chunks(column.documents(self._policy)), column)
+
+    def _open_text(self, source: Source) -> _Reader:
+        self._stream = stream = ByteStream(source)
         options = self._options
         if source.is_jsonl:
-            documents = jsonl_documents(
-                io.BufferedReader(self._stream, _BLOCK_BYTES),
-                source.path,
-                options.text_field,
-                self._policy,
-            )
-            self._reader = _ChunkReader(self._jsonl_chunks(documents), self._stream)
-        elif options.separators or options.encoding_errors == "replace":
-            self._reader = _ChunkReader(self._text_chunks(self._stream), self._stream)
-        else:
-            self._reader = _DirectReader(self._stream, self._policy, options.line_documents)
-        return self._reader
+            buffered = io.BufferedReader(stream, _BLOCK_BYTES)
+            field, policy = options.text_field, self._policy
+            documents = jsonl_documents(buffered, source.path, field, policy)
+            return _ChunkReader(self._document_chunks(documents), stream)
+        if options.separators or options.encoding_errors == "replace":
+            return _ChunkReader(self._text_chunks(stream), stream)
+        return _DirectReader(stream, self._policy, options.line_documents)
 
     def _text_chunks(self, stream: ByteStream) -> Iterator[Chunk]:
         policy = self._policy
@@ -214,7 +239,7 @@ class Corpus:
         rest = policy.replace(b"", final=True) if policy.policy == "replace" else b""
         yield self._splitter.feed(rest, final=True)
 
-    def _jsonl_chunks(self, documents: Iterator[bytes]) -> Iterator[Chunk]:
+    def _document_chunks(self, documents: Iterator[bytes]) -> Iterator[Chunk]:
         for document in documents:
             self._splitter.begin()
             yield self._splitter.feed(document, final=True)
@@ -265,7 +290,7 @@ class _DirectReader:
 class _ChunkReader:
     """Hands chunks over in whatever pieces the caller's buffer takes."""
 
-    def __init__(self, chunks: Iterator[Chunk], stream: ByteStream | None) -> None:
+    def __init__(self, chunks: Iterator[Chunk], stream: _Input | None) -> None:
         self.closed = True
         self.ended = False
         self._chunks = chunks

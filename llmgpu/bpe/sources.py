@@ -6,7 +6,7 @@
 - In folders, names that begin with a dot, links to folders and what is no regular file are left
   out and counted.
 - Compression and format go by suffix; ``.gz``, ``.bz2`` and ``.xz`` are read through the standard
-  library.
+  library, ``.zst`` and ``.parquet`` through packages that are asked for when they are needed.
 - Everything that can be known to fail is checked before the first byte is read.
 """
 
@@ -27,20 +27,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast
 
+from llmgpu.bpe.extras import require_package
+from llmgpu.bpe.parquet import require_pyarrow
+from llmgpu.bpe.zstd import ZstdFile
 from llmgpu.errors import InputError
 
 STANDARD_INPUT = "-"
 
-_DECOMPRESSORS: dict[str, Callable[[BinaryIO], io.BufferedIOBase]] = {
+
+class _Readable(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+_DECOMPRESSORS: dict[str, Callable[[BinaryIO], _Readable]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
+    ".zst": ZstdFile,
 }
 _DECOMPRESSED_BYTES = 1 << 20
 _PIECE_BYTES = 2 << 20  # of a regular file that one thread reads at a time
 _HAS_PREADV = hasattr(os, "preadv")
 _readers = ThreadPoolExecutor(8, thread_name_prefix="llmgpu-read")
-_UNREADABLE_SUFFIXES = (".zst", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,17 @@ class Source:
         name = self.path.lower()
         return name.removesuffix(self.compression).endswith(".jsonl")
 
+    @property
+    def is_parquet(self) -> bool:
+        """Whether it is a table, of which one column is text."""
+        return self.path.lower().endswith(".parquet")
+
 
 def resolve_sources(names: Sequence[str]) -> tuple[list[Source], int]:
     """Return the files that `names` stand for, in order, and how many folder entries were left out.
 
     InputError for no names, a missing or unreadable path, a folder or glob without files, a format
-    that isn't read, or standard input named twice.
+    that needs a package which is missing, or standard input named twice.
     """
     if not names:
         raise InputError("no corpus given: name a file, a folder, a glob or - for standard input")
@@ -132,16 +147,20 @@ def _is_left_out(parent: str, folder: str) -> bool:
 def _check(path: str) -> Source:
     if path == STANDARD_INPUT:
         return Source(path, _standard_input_size())
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in _UNREADABLE_SUFFIXES:
-        raise InputError(f"{path}: this build does not read {suffix} files; unpack it first")
     try:
         status = os.stat(path)
     except OSError as error:
         raise InputError(f"can't read {path}: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
-    return Source(path, status.st_size if stat.S_ISREG(status.st_mode) else None)
+    source = Source(path, status.st_size if stat.S_ISREG(status.st_mode) else None)
+    if source.compression == ".zst":
+        require_package("zstandard", "zstd", path)
+    if source.is_parquet:
+        require_pyarrow(path)
+        if source.size is None:
+            raise InputError(f"{path}: a parquet file is read from its end: it can't be a pipe")
+    return source
 
 
 def _standard_input_size() -> int | None:
@@ -154,12 +173,6 @@ def _standard_input_size() -> int | None:
         return max(0, status.st_size - os.lseek(descriptor, 0, os.SEEK_CUR))
     except (AttributeError, OSError, ValueError):
         return None
-
-
-class _Readable(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
-
-    def close(self) -> None: ...
 
 
 class ByteStream(io.RawIOBase):
@@ -182,8 +195,7 @@ class ByteStream(io.RawIOBase):
         except OSError as error:
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
         wrap = _DECOMPRESSORS.get(self._compression)
-        stream = wrap(self._raw) if wrap else self._raw
-        self._stream = cast(_Readable, stream)
+        self._stream = wrap(self._raw) if wrap else cast(_Readable, self._raw)
 
     def readable(self) -> bool:
         """Say yes, as `io.BufferedReader` asks."""

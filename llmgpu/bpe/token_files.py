@@ -5,7 +5,8 @@
 - ``jsonl``: ``{"ids": [1,2]}``, one line a document.
 - ``npy``: one array of NumPy's format, all documents end to end.
 - ``bin``: the same numbers raw, little-endian, with a side file ``PATH.json`` that says what they
-  are; a pipe or a device gets no side file.
+  are; a pipe or a device gets no side file. A layout may put a header before them, see
+  `llmgpu.bpe.token_layouts`.
 
 The numbers of ``npy`` and ``bin`` are uint16 where every id of the vocabulary fits, else uint32.
 Ids come piece by piece and are written at once; a document may go over any number of pieces.
@@ -20,11 +21,17 @@ import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.token_layouts import (
+    LLMC_MAX_TOKENS,
+    header_bytes,
+    make_header,
+    require_layout,
+)
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
 
@@ -46,21 +53,24 @@ def side_path(path: str | Path) -> str:
     return f"{path}.json"
 
 
-class TokenWriter(ABC):
-    """Writes ids to one output; a context manager that gives up on an exception.
+def require_ids(ids: NDArray[np.uint32], vocabulary_size: int) -> None:
+    """Raise OutputError for an id that is beyond the vocabulary."""
+    if len(ids) and int(ids.max()) >= vocabulary_size:
+        raise OutputError(f"id {ids.max()} is beyond the vocabulary of {vocabulary_size} tokens")
 
-    ids, documents: written so far.
+
+class TokenSink(ABC):
+    """Takes ids piece by piece; a context manager that gives up on an exception.
+
+    ids, documents: taken so far.
     """
 
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        """Open `path` ("-": standard output) for ids below `vocabulary_size`."""
+    def __init__(self) -> None:
         self.ids = 0
         self.documents = 0
-        self._vocabulary_size = vocabulary_size
-        self._output = OutputFile(path)
 
-    def __enter__(self) -> TokenWriter:
-        """Return the writer."""
+    def __enter__(self) -> Self:
+        """Return the sink."""
         return self
 
     def __exit__(
@@ -75,6 +85,7 @@ class TokenWriter(ABC):
         else:
             self.abort()
 
+    @abstractmethod
     def write(
         self,
         ids: NDArray[np.uint32],
@@ -83,7 +94,7 @@ class TokenWriter(ABC):
         text_bytes: int = 0,
         closed: bool = False,
     ) -> None:
-        """Write the next `ids`.
+        """Take the next `ids`.
 
         document_starts: ascending positions in [0, len(ids)] at which documents begin, repeats for
             empty documents; the first piece of a stream has one at 0.
@@ -93,9 +104,35 @@ class TokenWriter(ABC):
 
         OutputError when the ids can't be written or are beyond the vocabulary.
         """
-        if len(ids) and int(ids.max()) >= self._vocabulary_size:
-            limit = self._vocabulary_size
-            raise OutputError(f"id {ids.max()} is beyond the vocabulary of {limit} tokens")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is missing and give what was written its name."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove what was written, where that is possible."""
+
+
+class TokenWriter(TokenSink):
+    """Writes ids to one output."""
+
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
+        """Open `path` ("-": standard output) for ids below `vocabulary_size`."""
+        super().__init__()
+        self._vocabulary_size = vocabulary_size
+        self._output = OutputFile(path)
+
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        """Write the next `ids`, see `TokenSink.write`."""
+        require_ids(ids, self._vocabulary_size)
         with output_errors(self._output.path):
             self._write(ids, document_starts, text_bytes, closed)
             if self._output.is_direct:
@@ -195,12 +232,26 @@ class _TextWriter(TokenWriter):
 
 
 class _NumbersWriter(TokenWriter):
-    """Ids as raw numbers of the vocabulary's dtype."""
+    """Ids as raw numbers of the vocabulary's dtype, behind a header.
+
+    The header has their count: known only at the end, so put in then. What can't be gone back to is
+    collected in a temporary file first.
+    """
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         super().__init__(path, vocabulary_size)
         self._dtype = id_dtype(vocabulary_size)
         self._numbers: BinaryIO = self._output.stream
+        header = self._header(0)
+        self._is_collected = bool(header) and self._output.is_direct
+        if self._is_collected:
+            self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+        else:
+            self._numbers.write(header)
+
+    @abstractmethod
+    def _header(self, count: int) -> bytes:
+        """The bytes before `count` numbers, as many whatever it is."""
 
     def _write(
         self,
@@ -212,47 +263,55 @@ class _NumbersWriter(TokenWriter):
         self._numbers.write(np.ascontiguousarray(ids, self._dtype).data.cast("B"))
 
     def _finish(self) -> None:
-        pass
-
-
-class _NpyWriter(_NumbersWriter):
-    """Numbers behind a header that has their count: known only at the end, so put in then.
-
-    What can't be gone back to is collected in a temporary file first.
-    """
-
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        super().__init__(path, vocabulary_size)
-        if self._output.is_direct:
-            self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
-        else:
-            self._numbers.write(_npy_header(self._dtype, 0))
-
-    def _finish(self) -> None:
-        stream = self._output.stream
-        if self._output.is_direct:
-            stream.write(_npy_header(self._dtype, self.ids))
+        stream, header = self._output.stream, self._header(self.ids)
+        if self._is_collected:
+            stream.write(header)
             self._numbers.seek(0)
             shutil.copyfileobj(self._numbers, stream, 1 << 20)
             self._numbers.close()
-        else:
+        elif header:
             stream.seek(0)
-            stream.write(_npy_header(self._dtype, self.ids))
+            stream.write(header)
 
     def abort(self) -> None:
-        if self._output.is_direct:
+        if self._is_collected:
             self._numbers.close()
         super().abort()
 
 
-class _BinWriter(_NumbersWriter):
-    """Raw numbers; at the end a side file says what they are."""
+class _NpyWriter(_NumbersWriter):
+    """Numbers behind the header of NumPy's format."""
 
-    def __init__(self, path: str | Path, vocabulary_size: int, fingerprint: str) -> None:
+    def _header(self, count: int) -> bytes:
+        return _npy_header(self._dtype, count)
+
+
+class BinWriter(_NumbersWriter):
+    """Raw numbers in a layout; at the end a side file says what they are.
+
+    continues: the first ids belong to the last document of the file before.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        vocabulary_size: int,
+        fingerprint: str,
+        layout: str,
+        *,
+        continues: bool = False,
+    ) -> None:
+        """Open `path` for ids in one of LAYOUTS; InputError for another layout."""
+        require_layout(layout)
+        self._layout = layout
         super().__init__(path, vocabulary_size)
         self._fingerprint = fingerprint
+        self._continues = continues
         self._text_bytes = 0
         self._offsets: list[NDArray[np.int64]] = []
+
+    def _header(self, count: int) -> bytes:
+        return make_header(self._layout, self._dtype, count)
 
     def _write(
         self,
@@ -261,11 +320,17 @@ class _BinWriter(_NumbersWriter):
         text_bytes: int,
         closed: bool,
     ) -> None:
+        if self._layout == "llmc" and self.ids + len(ids) > LLMC_MAX_TOKENS:
+            raise OutputError(
+                f"{self._output.path}: more than {LLMC_MAX_TOKENS} tokens, the most that a file of "
+                "the layout llmc may have: use --shard-tokens"
+            )
         super()._write(ids, document_starts, text_bytes, closed)
         self._offsets.append(document_starts + self.ids)
         self._text_bytes += text_bytes
 
     def close(self) -> None:
+        """Write the side file, and give both their names."""
         if self._output.is_direct:
             super().close()
             return
@@ -291,23 +356,27 @@ class _BinWriter(_NumbersWriter):
             "version": SIDE_VERSION,
             "dtype": self._dtype.name,
             "byte_order": "little",
+            "layout": self._layout,
+            "offset": header_bytes(self._layout),
             "count": self.ids,
             "bytes": self._text_bytes,
             "vocabulary_size": self._vocabulary_size,
             "fingerprint": self._fingerprint,
             "documents": self.documents,
+            "continues": self._continues,
             "document_offsets": offsets,
         }
         return json.dumps(side).encode() + b"\n"
 
 
 def open_writer(
-    path: str | Path, format: str, *, vocabulary_size: int, fingerprint: str
+    path: str | Path, format: str, *, vocabulary_size: int, fingerprint: str, layout: str = "raw"
 ) -> TokenWriter:
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
-    vocabulary_size: number of ids; fingerprint: the vocabulary's, for the side file.
-    InputError for an unknown format, OutputError when `path` can't be written.
+    vocabulary_size: number of ids; fingerprint: the vocabulary's, for the side file; layout: one
+    of LAYOUTS, for ``bin``.
+    InputError for an unknown format or layout, OutputError when `path` can't be written.
     """
     if format == "ids":
         return _TextWriter(path, vocabulary_size, b" ", b"", b"\n")
@@ -316,7 +385,7 @@ def open_writer(
     if format == "npy":
         return _NpyWriter(path, vocabulary_size)
     if format == "bin":
-        return _BinWriter(path, vocabulary_size, fingerprint)
+        return BinWriter(path, vocabulary_size, fingerprint, layout)
     raise InputError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
 
 

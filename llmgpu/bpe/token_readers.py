@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 from typing import cast
@@ -23,6 +24,13 @@ from numpy.typing import NDArray
 from llmgpu.bpe.jsonl import jsonl_lines, parse_json_object
 from llmgpu.bpe.sources import STANDARD_INPUT, ByteStream, Source, read_blocks
 from llmgpu.bpe.token_files import FORMATS, SIDE_FORMAT, SIDE_VERSION, id_dtype, side_path
+from llmgpu.bpe.token_layouts import (
+    LAYOUTS,
+    LLMC_HEADER_BYTES,
+    header_bytes,
+    parse_llmc_header,
+    require_layout,
+)
 from llmgpu.errors import InputError
 
 MAX_ID = (1 << 32) - 1
@@ -46,28 +54,30 @@ _SIDE_FIELDS: dict[str, type] = {
 
 
 def read_tokens(
-    path: str | Path, format: str, *, vocabulary_size: int | None = None
+    path: str | Path, format: str, *, vocabulary_size: int | None = None, layout: str = "raw"
 ) -> Iterator[NDArray[np.int64]]:
     """Return an iterator over the ids in `path` ("-": standard input), int64, block by block.
 
-    vocabulary_size: says what the numbers of a ``bin`` stream without a side file are (a pipe).
-    InputError for an unknown format, a file that can't be read or what is no id in it, with file
-    and line or position.
+    vocabulary_size, layout: say what the numbers of a ``bin`` stream without a side file are (a
+        pipe), and what is before them.
+    InputError for an unknown format or layout, a file that can't be read or what is no id in it,
+    with file and line or position.
     """
     if format not in FORMATS:
         raise InputError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
     name = str(path)
     if name != STANDARD_INPUT and not os.path.exists(name):
         raise InputError(f"no such file: {name!r}")
+    require_layout(layout)
     if format == "bin":
-        dtype, count = _bin_layout(name, vocabulary_size)
-        return _read_bin(name, dtype, count)
+        return _read_bin(name, _bin_facts(name, vocabulary_size, layout))
     return {"ids": _read_ids, "jsonl": _read_jsonl, "npy": _read_npy}[format](name)
 
 
 def read_side_file(path: str | Path) -> dict[str, object]:
     """Return what the side file of the ``bin`` file `path` says, with its fields' types checked.
 
+    A layout that isn't named is "raw".
     InputError when it is missing, damaged, of another format or of a newer version.
     """
     name = side_path(path)
@@ -90,6 +100,9 @@ def read_side_file(path: str | Path) -> dict[str, object]:
             raise InputError(f"{name}: field {field!r} is missing or not of type {kind.__name__}")
     if side["dtype"] not in ("uint16", "uint32"):
         raise InputError(f"{name}: dtype {side['dtype']!r} is neither uint16 nor uint32")
+    layout = side.setdefault("layout", "raw")
+    if layout not in LAYOUTS:
+        raise InputError(f"{name}: layout {layout!r} is none of {', '.join(LAYOUTS)}")
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
     return side
 
@@ -215,31 +228,51 @@ def _npy_layout(stream: io.BufferedIOBase, name: str) -> tuple[np.dtype[np.integ
     return dtype, shape[0]
 
 
-def _bin_layout(name: str, vocabulary_size: int | None) -> tuple[np.dtype[np.integer], int | None]:
-    """The type and the count (None: up to the end) of the numbers in a ``bin`` file."""
+@dataclass(frozen=True)
+class _BinFacts:
+    """What is known of a ``bin`` file before it is read; None for what its header says."""
+
+    layout: str
+    dtype: np.dtype[np.integer] | None
+    count: int | None
+
+
+def _bin_facts(name: str, vocabulary_size: int | None, layout: str) -> _BinFacts:
     is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
     if is_stream and not os.path.exists(side_path(name)):
+        if layout == "llmc":
+            return _BinFacts(layout, None, None)
         if vocabulary_size is None:
             raise InputError(
                 f"{name}: a bin stream has no side file and says nothing of its numbers: use npy"
             )
-        return id_dtype(vocabulary_size), None
+        return _BinFacts(layout, id_dtype(vocabulary_size), None)
     side = read_side_file(name)
+    layout = cast(str, side["layout"])
     dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
     count, size = cast(int, side["count"]), os.stat(name).st_size
-    if not is_stream and size != count * dtype.itemsize:
+    if not is_stream and size != header_bytes(layout) + count * dtype.itemsize:
+        behind = f" behind a header of {LLMC_HEADER_BYTES} bytes" if layout == "llmc" else ""
         raise InputError(
             f"{name} has {size} bytes, but by its side file {side_path(name)} it has {count} ids "
-            f"of {dtype.itemsize} bytes: they don't belong together, or one is cut short"
+            f"of {dtype.itemsize} bytes{behind}: they don't belong together, or one is cut short"
         )
-    return dtype, count
+    return _BinFacts(layout, dtype, count)
 
 
-def _read_bin(
-    name: str, dtype: np.dtype[np.integer], count: int | None
-) -> Iterator[NDArray[np.int64]]:
+def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
     with _open(name) as stream:
-        yield from _read_numbers(_buffered(stream), name, dtype, count)
+        buffered = _buffered(stream)
+        dtype, count = facts.dtype, facts.count
+        if facts.layout == "llmc":
+            dtype, count = parse_llmc_header(buffered.read(LLMC_HEADER_BYTES), name)
+            if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
+                raise InputError(
+                    f"{name}: its header says {count} ids of {dtype.itemsize} bytes, its side file "
+                    f"{side_path(name)} does not"
+                )
+        assert dtype is not None
+        yield from _read_numbers(buffered, name, dtype, count)
 
 
 def _read_numbers(

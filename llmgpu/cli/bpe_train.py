@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,7 +17,8 @@ from llmgpu.bpe.checkpoint import Checkpoint
 from llmgpu.bpe.corpus import Corpus
 from llmgpu.bpe.counts_file import CountsInfo, WordCounts, load_counts, save_counts
 from llmgpu.bpe.pattern import DEFAULT_PATTERN
-from llmgpu.bpe.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.bpe.run_facts import FILES, file_facts
+from llmgpu.bpe.sources import resolve_sources
 from llmgpu.bpe.tie import TIE_RULES
 from llmgpu.bpe.training import CountedWords, count_corpus, train_vocabulary
 from llmgpu.bpe.training_options import ENGINES, TrainingOptions
@@ -228,6 +228,7 @@ def _count(job: _Job) -> dict[str, Any]:
         "documents": source.documents,
         "invalid_sequences": job.text.invalid_sequences if job.text else 0,
         "left_out_files": job.text.left_out if job.text else 0,
+        "left_out_rows": job.text.null_rows if job.text else 0,
         "seconds": seconds,
     }
 
@@ -305,14 +306,7 @@ def _reading_facts(
 ) -> dict[str, Any]:
     """Return what is read and how, for a checkpoint to compare."""
     paths = [source.path for source in resolve_sources(corpus)[0]] if corpus else from_counts
-    return {"corpus files (name, bytes, time of change)": list(map(_file_facts, paths)), **reading}
-
-
-def _file_facts(path: str) -> list[str | int]:
-    if path == STANDARD_INPUT:
-        return [path]
-    status = os.stat(path)
-    return [path, status.st_size, status.st_mtime_ns]
+    return {FILES: list(map(file_facts, paths)), **reading}
 
 
 @contextmanager
@@ -397,6 +391,7 @@ def _summary(
         "batches": result.batches,
         "invalid_sequences": text.invalid_sequences if text else 0,
         "left_out_files": text.left_out if text else 0,
+        "left_out_rows": text.null_rows if text else 0,
         "stop_reason": result.stop_reason,
         "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
     }
@@ -409,6 +404,8 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
         report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
     if summary["left_out_files"]:
         report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
+    if summary["left_out_rows"]:
+        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
     text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -25,6 +26,7 @@ _UNITS = {
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
+_THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 class ByteSize(click.ParamType[int]):
@@ -36,13 +38,37 @@ class ByteSize(click.ParamType[int]):
         """Parse a size."""
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-        if match is None or match[2].upper() not in _UNITS:
+        size = _parse_amount(str(value), _UNITS)
+        if size is None:
             self.fail(f"{value!r} is not a size; write 4096, 100MB or 2GiB", param, ctx)
-        size = int(float(match[1]) * _UNITS[match[2].upper()])
         if size < 1:
             self.fail(f"{value!r} is less than one byte", param, ctx)
         return size
+
+
+class TokenCount(click.ParamType[int]):
+    """A number of tokens: 4096, 250K, 100M, 1B."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a number."""
+        if isinstance(value, int):
+            return value
+        count = _parse_amount(str(value), _THOUSANDS)
+        if count is None:
+            self.fail(f"{value!r} is no number of tokens; write 4096, 100M or 1B", param, ctx)
+        if count < 1:
+            self.fail(f"{value!r} is less than one token", param, ctx)
+        return count
+
+
+def _parse_amount(text: str, units: dict[str, int]) -> int | None:
+    """Return a number with a unit behind it, rounded down; None if it is none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    if match is None or match[2].upper() not in units:
+        return None
+    return int(Fraction(match[1]) * units[match[2].upper()])
 
 
 class PatternName(click.Choice[str]):
@@ -167,7 +193,7 @@ def corpus_options(command: Decorated) -> Decorated:
             default="text",
             show_default=True,
             metavar="NAME",
-            help="Field of a .jsonl line that holds the text.",
+            help="Field of a .jsonl line, or column of a .parquet, that holds the text.",
         ),
         click.option(
             "--encoding-errors",

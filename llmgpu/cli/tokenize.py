@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -10,7 +12,7 @@ import click
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.corpus import Corpus, CorpusOptions
 from llmgpu.bpe.encoding import open_encoder
-from llmgpu.bpe.token_files import FORMATS, open_writer
+from llmgpu.bpe.token_files import FORMATS, TokenSink
 from llmgpu.bpe.token_readers import read_side_file, read_tokens
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.bpe.vocabulary_check import MATCH_RULES
@@ -21,6 +23,7 @@ from llmgpu.cli.options import (
     make_corpus_options,
     output_options,
 )
+from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
 
@@ -47,6 +50,7 @@ from llmgpu.files import atomic_output
 @click.option(
     "--line-documents", is_flag=True, help="Each line is a document, written as it comes."
 )
+@shard_options
 @corpus_options
 @device_option
 @output_options
@@ -59,6 +63,9 @@ def tokenize(
     decode: bool,
     count: bool,
     line_documents: bool,
+    shard_tokens: int | None,
+    layout: str,
+    resume: bool,
     device: str,
     as_json: bool,
     quiet: bool,
@@ -70,24 +77,28 @@ def tokenize(
     \b
     Example:
       llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin --format bin
+      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --format bin --shard-tokens 100M
       echo 'a line' | llmgpu tokenize --vocab v.bin
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
       llmgpu tokenize --vocab v.bin --decode -o text ids.txt
     """
     if decode and (count or line_documents):
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
+    cut = Cut(shard_tokens, layout, resume)
+    check_shard_options(cut, output, format_name, is_encoding=not (decode or count))
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
     sources = files or ("-",)
     if decode:
-        summary = _decode(sources, vocabulary, vocab, format_name, output)
+        summary = _decode(sources, vocabulary, vocab, format_name, output, layout)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
         backend = select_backend(device, "tokenize")
         report.line(f"tokenizing on {backend.description}")
-        target = None if count else output
-        summary = _encode(sources, options, vocabulary, backend, target, format_name, report)
+        where = partial(open_sink, cut, sources, options, vocabulary, output, format_name, report)
+        target = None if count else where
+        summary = _encode(sources, options, vocabulary, backend, target, report)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -99,27 +110,21 @@ def _encode(
     options: CorpusOptions,
     vocabulary: Vocabulary,
     backend: Backend,
-    output: str | None,
-    format_name: str,
+    target: Callable[[], TokenSink] | None,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Tokenize into `output`, or only count where it is None; return the summary."""
+    """Tokenize into what `target` opens, or only count where it is None; return the summary."""
     with Corpus(sources, options) as text:
         encoder = open_encoder(vocabulary, backend)
         start = time.perf_counter()
         tokens = 0
         try:
-            if output is None:
+            if target is None:
                 for piece in encoder.encode(text):
                     tokens += len(piece.ids)
                     report("tokenizing", text.bytes_read, text.total_bytes)
             else:
-                with open_writer(
-                    output,
-                    format_name,
-                    vocabulary_size=vocabulary.size,
-                    fingerprint=vocabulary.fingerprint,
-                ) as writer:
+                with target() as writer:
                     for piece in encoder.encode(text):
                         writer.write(
                             piece.ids,
@@ -146,6 +151,7 @@ def _summary(
         "documents": text.documents,
         "invalid_sequences": text.invalid_sequences,
         "left_out_files": text.left_out,
+        "left_out_rows": text.null_rows,
         "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
         "fingerprint": vocabulary.fingerprint,
         "device": backend.description,
@@ -159,6 +165,8 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
         report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
     if summary["left_out_files"]:
         report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
+    if summary["left_out_rows"]:
+        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
     if summary["tokens"]:
         report.line(
             f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "
@@ -168,14 +176,20 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
 
 
 def _decode(
-    sources: tuple[str, ...], vocabulary: Vocabulary, vocab: str, format_name: str, output: str
+    sources: tuple[str, ...],
+    vocabulary: Vocabulary,
+    vocab: str,
+    format_name: str,
+    output: str,
+    layout: str,
 ) -> dict[str, Any]:
     tokens = text_bytes = 0
     with atomic_output(output) as file:
         for source in sources:
             if format_name == "bin" and source != "-":
                 _check_fingerprint(source, vocabulary, vocab)
-            for ids in read_tokens(source, format_name, vocabulary_size=vocabulary.size):
+            size = vocabulary.size
+            for ids in read_tokens(source, format_name, vocabulary_size=size, layout=layout):
                 data = vocabulary.decode(ids)
                 file.write(data)
                 tokens += len(ids)

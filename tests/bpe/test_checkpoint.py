@@ -133,7 +133,7 @@ def test_a_folder_of_a_run_that_had_not_begun(tmp_path: Path) -> None:
         ({"limit": 5}, "limit was null and is 5 now"),
         (
             {"corpus files": [["a.txt", 11, 123456789]], "limit": 7},
-            r'corpus files was \[\["a.txt", 10, .* now \(and limit\)',
+            r'corpus files was \["a.txt", 10, .* now \(and limit\)',
         ),
         ({"new option": "x"}, 'new option was null and is "x" now'),
     ],

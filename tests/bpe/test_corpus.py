@@ -262,10 +262,6 @@ def test_a_file_whose_name_looks_like_a_glob(tmp_path: Path) -> None:
         (["loop"], "can't read loop: .*symbolic links"),
         (["dangling"], "can't read dangling: No such file"),
         (["f.txt/x"], "no such file or folder"),
-        (["x.zst"], "x.zst: this build does not read .zst files"),
-        (["x.jsonl.ZST"], "does not read .zst"),
-        (["x.parquet"], "does not read .parquet"),
-        (["f.txt", "folder"], "x.parquet: this build does not read"),
         (["-", "-"], "named twice"),
     ],
 )
@@ -273,7 +269,7 @@ def test_sources_that_can_not_be_read_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ["f.txt", "x.zst", "x.jsonl.ZST", "x.parquet", "folder/x.parquet", "hidden/.f"]:
+    for name in ["f.txt", "hidden/.f"]:
         write(tmp_path, name, b"x")
     (tmp_path / "empty").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -170,11 +170,14 @@ def test_the_side_file(tmp_path: Path) -> None:
         "version": 1,
         "dtype": "uint32",
         "byte_order": "little",
+        "layout": "raw",
+        "offset": 0,
         "count": 3,
         "bytes": 6,
         "vocabulary_size": VOCABULARY,
         "fingerprint": "f00d",
         "documents": 3,
+        "continues": False,
         "document_offsets": [0, 2, 2],
     }
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 def environment() -> dict[str, str]:
     """The environment of a child that finds this package and chooses no device by itself."""
     child = {key: value for key, value in os.environ.items() if key != "LLMGPU_DEVICE"}
-    return child | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT), child.get("PYTHONPATH")]))
+    return child | {"PYTHONPATH": path, "NO_COLOR": "1"}
 
 
 @pytest.fixture

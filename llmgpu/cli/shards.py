@@ -1,0 +1,125 @@
+"""The options of ``llmgpu tokenize`` that say how token files are cut and laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from llmgpu.bpe.corpus import CorpusOptions
+from llmgpu.bpe.run_facts import FILES, Run, file_facts
+from llmgpu.bpe.sources import resolve_sources
+from llmgpu.bpe.token_files import TokenSink, open_writer
+from llmgpu.bpe.token_layouts import LAYOUTS
+from llmgpu.bpe.token_shards import ShardNames, ShardWriter
+from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.cli.console import Reporter
+from llmgpu.cli.options import Decorated, TokenCount
+from llmgpu.errors import InputError
+from llmgpu.files import STANDARD_OUTPUT
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The values of `shard_options`."""
+
+    shard_tokens: int | None
+    layout: str
+    resume: bool
+
+
+def shard_options(command: Decorated) -> Decorated:
+    """Add the options that `Cut` holds."""
+    for option in (
+        click.option(
+            "--resume",
+            is_flag=True,
+            help="Go on with shards that were not finished: the text is read and tokenized again, "
+            "and compared with what is there instead of written.",
+        ),
+        click.option(
+            "--shard-tokens",
+            type=TokenCount(),
+            metavar="N",
+            help="Write OUT-000000.bin, OUT-000001.bin... of so many tokens (100M, 1B), and "
+            "OUT.json, which lists them.",
+        ),
+        click.option(
+            "--layout",
+            type=click.Choice(LAYOUTS),
+            default="raw",
+            show_default=True,
+            help="Of --format bin: numbers only, or behind the header of llm.c.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def check_shard_options(cut: Cut, output: str, format_name: str, is_encoding: bool) -> None:
+    """Raise click.UsageError for options that don't go together."""
+    if cut.layout != "raw" and format_name != "bin":
+        raise click.UsageError("--layout needs --format bin")
+    if cut.resume and cut.shard_tokens is None:
+        raise click.UsageError("--resume needs --shard-tokens N")
+    if cut.shard_tokens is None:
+        return
+    if not is_encoding:
+        raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
+    if format_name != "bin" or output == STANDARD_OUTPUT:
+        raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
+
+
+def open_sink(
+    cut: Cut,
+    sources: tuple[str, ...],
+    options: CorpusOptions,
+    vocabulary: Vocabulary,
+    output: str,
+    format_name: str,
+    report: Reporter,
+) -> TokenSink:
+    """Open what takes the ids of a corpus: one file, or shards."""
+    if cut.shard_tokens is None:
+        return open_writer(
+            output,
+            format_name,
+            vocabulary_size=vocabulary.size,
+            fingerprint=vocabulary.fingerprint,
+            layout=cut.layout,
+        )
+    shards = ShardWriter(
+        output,
+        vocabulary,
+        cut.shard_tokens,
+        layout=cut.layout,
+        run=_run_facts(sources, options, cut.resume),
+        resume=cut.resume,
+    )
+    if cut.resume:
+        progress = ShardNames(output).progress
+        report.line(
+            f"going on from {progress}: {shards.kept:,} shards are finished"
+            if shards.kept
+            else f"note: there is no finished shard in {progress} to resume from: starting anew"
+        )
+    return shards
+
+
+def _run_facts(sources: tuple[str, ...], options: CorpusOptions, resume: bool) -> Run:
+    """Return what is read and how, for a resumed run to compare."""
+    found = resolve_sources(sources)[0]
+    for source in found:
+        if resume and (source.size is None or source.path == "-"):
+            raise InputError(
+                f"--resume can't tell whether {source.path} is the same text again: name files"
+            )
+    reading: dict[str, Any] = {
+        "text field": options.text_field,
+        "document separators": [text.decode() for text in options.separators],
+        "encoding errors": options.encoding_errors,
+        "limit": options.limit,
+        "line documents": options.line_documents,
+    }
+    return {FILES: [file_facts(source.path) for source in found], **reading}

@@ -1,0 +1,190 @@
+"""``llmgpu tokenize --shard-tokens``: shards as a process writes them, and goes on with them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Run, environment
+from tests.cli.test_bpe_train import fails
+
+OPTIONS = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
+
+
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """A text of many shards and many documents."""
+    rng = np.random.default_rng(5)
+    letters = rng.integers(97, 105, (150_000, 12), dtype=np.uint8)
+    letters[:, -1] = ord(" ")
+    letters[::1000, -1] = ord("\n")
+    path = tmp_path / "long.txt"
+    path.write_bytes(letters.tobytes())
+    (tmp_path / "made").mkdir()
+    return path
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def finished_shards(progress: Path) -> int:
+    return len(json.loads(progress.read_bytes())["shards"]) if progress.exists() else 0
+
+
+def kill_after(shards: int, folder: Path, *arguments: str) -> int:
+    """Kill the command when it has finished so many shards; return how many it had."""
+    progress = folder / "made" / "out.progress.json"
+    with subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", *arguments],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        deadline = time.monotonic() + 60
+        while finished_shards(progress) < shards:
+            assert child.poll() is None, "it was done before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(timeout=30) == -signal.SIGKILL
+    assert not (folder / "made" / "out.json").exists()
+    return finished_shards(progress)
+
+
+@pytest.mark.parametrize("layout", ["raw", "llmc"])
+def test_a_killed_run_is_resumed(
+    llmgpu: Run, vocab: Path, corpus: Path, long_text: Path, layout: str
+) -> None:
+    folder, made = long_text.parent, long_text.parent / "made"
+    arguments = ("tokenize", "corpus.txt", "long.txt", *OPTIONS, "--line-documents")
+    arguments += ("--shard-tokens", "10K", "--layout", layout)
+    (folder / "alone").mkdir()
+    alone = llmgpu(*arguments, "-o", "alone/out.bin", "-q")
+    assert alone.returncode == 0, alone.stderr
+    arguments += ("-o", "made/out.bin")
+    first = kill_after(2, folder, *arguments)
+    # The second run dies too.
+    second = kill_after(first + 3, folder, *arguments, "--resume")
+    assert second > first >= 2
+    kept = {path: path.stat() for path in (made / f"out-{i:06d}.bin" for i in range(second))}
+    done = llmgpu(*arguments, "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"going on from made/out.progress.json: {second:,} shards" in done.stderr.decode()
+    for path, before in kept.items():
+        after = path.stat()
+        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert files_of(made) == files_of(folder / "alone")
+    manifest: dict[str, Any] = json.loads((made / "out.json").read_bytes())
+    summary = json.loads(done.stdout)
+    assert (manifest["count"], manifest["bytes"]) == (summary["tokens"], summary["text_bytes"])
+    assert manifest["bytes"] == corpus.stat().st_size + long_text.stat().st_size
+    assert manifest["documents"] == summary["documents"]
+    names = [f"made/{shard['file']}" for shard in manifest["shards"]]
+    back = llmgpu("tokenize", *names, *OPTIONS[:4], "--decode")
+    assert back.stdout == corpus.read_bytes() + long_text.read_bytes()
+
+
+def test_a_run_of_something_else_is_refused(llmgpu: Run, vocab: Path, long_text: Path) -> None:
+    folder = long_text.parent
+    arguments = ("tokenize", "long.txt", *OPTIONS, "-o", "made/out.bin", "--shard-tokens", "10K")
+    kill_after(1, folder, *arguments)
+    resumed = (*arguments, "--resume")
+    fails(llmgpu(*resumed, "--limit", "1MB"), 1, "another run: limit was null and is 1000000 now")
+    fails(llmgpu(*resumed, "--match", "greedy"), 1, 'match was "bpe" and is "greedy" now (and')
+    with open(long_text, "ab") as text:
+        text.write(b"more")
+    fails(llmgpu(*resumed), 1, 'corpus files (name, bytes, time of change) was ["long.txt", 1800')
+    assert (folder / "made" / "out.progress.json").exists()
+
+
+def test_nothing_to_resume(llmgpu: Run, vocab: Path, corpus: Path) -> None:
+    folder = corpus.parent / "made"
+    folder.mkdir()
+    arguments = ("tokenize", "corpus.txt", *OPTIONS, "-o", "made/out.bin", "--shard-tokens", "1M")
+    done = llmgpu(*arguments, "--resume")
+    assert done.returncode == 0
+    assert b"there is no finished shard in made/out.progress.json to resume from" in done.stderr
+    assert set(files_of(folder)) == {"out-000000.bin", "out-000000.bin.json", "out.json"}
+
+
+def test_devices_write_the_same_shards(
+    llmgpu: Run, vocab: Path, corpus: Path, device_name: str
+) -> None:
+    arguments = ("tokenize", "corpus.txt", *OPTIONS[:4], "--shard-tokens", "1000")
+    folders = corpus.parent / "a", corpus.parent / "b"
+    for folder, device in zip(folders, (device_name, "cpu"), strict=True):
+        folder.mkdir()
+        done = llmgpu(*arguments, "-o", f"{folder.name}/out.bin", "--device", device)
+        assert done.returncode == 0, done.stderr
+    assert len(files_of(folders[0])) > 10
+    assert files_of(folders[0]) == files_of(folders[1])
+
+
+@pytest.mark.parametrize("layout", ["raw", "llmc"])
+def test_layouts_come_back_through_pipes(llmgpu: Run, vocab: Path, layout: str) -> None:
+    arguments = ("tokenize", *OPTIONS, "--layout", layout, "-q")
+    ids = llmgpu(*arguments, stdin=b"some text")
+    assert ids.returncode == 0, ids.stderr
+    assert llmgpu(*arguments, "--decode", stdin=ids.stdout).stdout == b"some text"
+
+
+def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
+    arguments = ("--layout", "llmc", *OPTIONS)
+    assert llmgpu("tokenize", "corpus.txt", "-o", "x.bin", *arguments).returncode == 0
+    decode = ("tokenize", "--decode", *arguments)
+    path = corpus.parent / "x.bin"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    fails(llmgpu(*decode, "x.bin"), 1, "behind a header of 1024 bytes: they don't belong together")
+    path.write_bytes(b"\1" + whole[1:])
+    fails(llmgpu(*decode, "x.bin"), 1, "x.bin: not a header of llm.c tokens (magic ")
+    path.write_bytes(whole[:8] + b"\1\0\0\0" + whole[12:])
+    fails(llmgpu(*decode, "x.bin"), 1, "its header says 1 ids of 2 bytes, its side file x.bin.json")
+    fails(llmgpu(*decode, stdin=whole[:99]), 1, "-: 99 bytes, but a header takes 1024")
+    fails(llmgpu(*decode, stdin=whole[:-1]), 1, "ends after")
+
+
+def test_options_that_do_not_go_together(llmgpu: Run, vocab: Path) -> None:
+    fails(llmgpu("tokenize", "--vocab", "v.bin", "--layout", "llmc"), 2, "needs --format bin")
+    run = ("tokenize", *OPTIONS)
+    fails(llmgpu(*run, "--resume"), 2, "--resume needs --shard-tokens N")
+    run += ("--shard-tokens", "5")
+    fails(llmgpu(*run), 2, "--shard-tokens needs --format bin and -o OUT.bin")
+    fails(llmgpu(*run, "--decode"), 2, "can't be combined with --decode or --count")
+    fails(llmgpu(*run, "--count"), 2, "can't be combined with --decode or --count")
+    fails(llmgpu(*run, "-o", "o.bin", "--resume"), 1, "can't tell whether - is the same text")
+    for number, message in [
+        ("0", "'0' is less than one token"),
+        ("1MB", "'1MB' is no number of tokens; write 4096, 100M or 1B"),
+        ("x", "is no number of tokens"),
+    ]:
+        fails(llmgpu("tokenize", *OPTIONS, "--shard-tokens", number), 2, message)
+
+
+def test_a_parquet_file_becomes_shards(llmgpu: Run, vocab: Path, corpus: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lines = corpus.read_text().splitlines()
+    rows = [*lines[:300], None, *lines[300:], None]
+    table = pa.table({"body": pa.array(rows, pa.string())})
+    parquet.write_table(table, corpus.parent / "c.parquet", row_group_size=100)
+    arguments = ("tokenize", "c.parquet", "--text-field", "body", *OPTIONS, "-o", "o.bin")
+    done = llmgpu(*arguments, "--shard-tokens", "1000")
+    assert done.returncode == 0, done.stderr
+    assert b"note: 2 rows without text left out" in done.stderr
+    manifest = json.loads((corpus.parent / "o.json").read_bytes())
+    assert manifest["documents"] == len(lines)
+    assert manifest["bytes"] == sum(map(len, lines))
+    names = [shard["file"] for shard in manifest["shards"]]
+    back = llmgpu("tokenize", *names, *OPTIONS, "--decode")
+    assert back.stdout == "".join(lines).encode()
+    fails(llmgpu(*arguments, "--text-field", "text"), 1, "the columns are: 'body' (string)")
