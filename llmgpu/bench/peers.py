@@ -22,7 +22,7 @@ from llmgpu.bpe.vocabulary import Vocabulary
 
 # With pattern none a text would be one word, which peers take forever to merge.
 EXPRESSIBLE = tuple(HUGGINGFACE)
-# A pre-token ends after such a newline, and none depends on it, under each of these patterns.
+# Under each of them a pre-token ends after such a newline, whatever else there is on either side.
 _PIECE_END = re.compile(r"(?<=\S)\n(?=\w)")
 
 

@@ -18,12 +18,14 @@ def print_results(record: dict[str, Any], console: Console) -> None:
     console.width = max(console.width, NARROWEST)
     for line in _machine_lines(record):
         console.print(line, markup=False, soft_wrap=True)
-    jobs: dict[tuple[str, int, int, str], list[dict[str, Any]]] = {}
+    jobs: dict[tuple[str, int, int, str | None], list[dict[str, Any]]] = {}
     for result in record["results"]:
-        key = (result["what"], result["text_bytes"], result["vocab_size"], result["pattern"])
+        key = (result["what"], result["text_bytes"], result["vocab_size"], result.get("pattern"))
         jobs.setdefault(key, []).append(result)
     for (what, text_bytes, vocab_size, pattern), results in jobs.items():
-        title = f"{what}: {human_bytes(text_bytes)} of text, {vocab_size:,} ids, pattern {pattern}"
+        title = f"{what}: {human_bytes(text_bytes)} of text, {vocab_size:,} ids"
+        if pattern is not None:  # early records don't name it
+            title += f", pattern {pattern}"
         console.print()
         console.print(_job_table(title, results))
         for result in results:

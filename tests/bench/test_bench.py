@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import io
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from llmgpu.backend import NUMPY, list_adapters
 from llmgpu.bench import bpe_train, peers, tokenize
@@ -33,6 +36,7 @@ from llmgpu.bpe.training import train_vocabulary
 from llmgpu.bpe.training_options import TrainingOptions
 from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.bench import bench
+from llmgpu.cli.bench_table import print_results
 from llmgpu.errors import DeviceError, InputError, LlmgpuError
 from llmgpu.progress import no_progress
 
@@ -181,8 +185,8 @@ def test_training_peers_beyond_ascii(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], pattern: str, vocab_size: int
 ) -> None:
     path = tmp_path / "text"
-    path.write_text(BEYOND_ASCII, encoding="utf-8")
-    job = make_job(load_text([str(path)], LIMIT), tmp_path, vocab_size, pattern, 1)
+    path.write_bytes((BEYOND_ASCII + ADVERSARIAL).encode())
+    job = make_job(load_text([str(path)], 100_000), tmp_path, vocab_size, pattern, 1)
     results = list(bpe_train.measure_training(job, [], True, no_progress))
     packages = [result["engine"].split()[0] for result in results]
     assert packages == [peer.package for peer in TRAINING_PEERS]
@@ -223,6 +227,17 @@ def test_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
             assert result["note"] == f"not installed: pip install {packages}"
             assert "seconds" not in result
     assert all_correct(record)
+
+
+def test_awkward_is_needed_for_tokenizing_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "package_version", lambda name: None if name == "awkward" else "1")
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
+    assert all(peer.why_not(job) is None for peer in TRAINING_PEERS)
+    reasons = {peer.package: peer.why_not(job) for peer in TOKENIZING_PEERS}
+    assert reasons.pop("gigatoken") == "not installed: pip install gigatoken awkward"
+    assert set(reasons.values()) == {None}
 
 
 def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
@@ -288,6 +303,33 @@ def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
     assert results[0]["correct"] is True
     for result in results[1:]:
         assert result["note"].startswith(("left out: a vocabulary that matches greedily", "not in"))
+
+
+def test_records_of_other_versions_are_printed() -> None:
+    records = sorted((Path(tokenize.__file__).parent / "recorded").glob("*.json"))
+    assert records
+    for path in records:
+        file = io.StringIO()
+        print_results(json.loads(path.read_text()), Console(file=file))
+        assert "NumPy" in file.getvalue()
+
+
+def test_ratio_to_the_fastest_peer() -> None:
+    result = {"what": "tokenize", "text_bytes": 1, "vocab_size": 1, "pattern": "p", "answer": "a"}
+    times = {"median": 1.0, "min": 1.0, "max": 1.0}
+    rates = {"own": 30.0, "peer 1": 20.0, "peer 2": 10.0}
+    results = [
+        {"engine": name, "mb_per_second": rate, "seconds": times, "tokens": 1} | result
+        for name, rate in rates.items()
+    ]
+    for peer in results[1:]:
+        peer["peer"] = True
+    machine = describe_machine([NUMPY])
+    text = {"source": "s", "bytes": 1, "sha256": ""}
+    record = {"machine": machine, "not_opened": {}, "text": text, "complete": True}
+    file = io.StringIO()
+    print_results(record | {"results": results}, Console(file=file))
+    assert re.findall(r"\d\.\d\dx", file.getvalue()) == ["1.50x", "1.00x", "0.50x"]
 
 
 def test_interrupted_run_keeps_results() -> None:
