@@ -1,34 +1,41 @@
 """What the measurements of peers have in common, whether they train or tokenize.
 
-Peers cut text with a regular expression over characters. `expression_of` says over characters what
-a pattern says over bytes, and the two agree on valid UTF-8: for pattern ``class`` every byte of a
-character beyond ASCII is a letter.
+Most peers cut text with a regular expression over characters, as `llmgpu.bpe.interchange.spellings`
+spells it for each engine; on valid UTF-8 it means what the pattern means over bytes.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from llmgpu.bench.engines import Job
 from llmgpu.bench.machine import package_version
-from llmgpu.bpe.pattern import get_pattern
+from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of
 from llmgpu.bpe.tie import byte_ranks
 from llmgpu.bpe.vocabulary import Vocabulary
 
-_CLASS = " *[A-Za-z\u0080-\U0010ffff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\u0080-\U0010ffff]+"
-# Pre-tokens end after such a newline under every pattern that peers are measured with.
+# With pattern none a text would be one word, which peers take forever to merge.
+EXPRESSIBLE = tuple(HUGGINGFACE)
+# Under each of them a pre-token ends after such a newline, whatever else there is on either side.
 _PIECE_END = re.compile(r"(?<=\S)\n(?=\w)")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A package to measure beside llmgpu, and the patterns that it can cut text with."""
+    """A package to measure beside llmgpu, and the patterns that it can cut text with.
+
+    needs: packages that it needs besides.
+    """
 
     package: str
     patterns: tuple[str, ...]
+    needs: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
@@ -38,18 +45,14 @@ class Peer:
 
     def why_not(self, job: Job) -> str | None:
         """Return why it can't do a job, as a line; None if it can."""
-        if package_version(self.package) is None:
-            return f"not installed: pip install {self.package}"
+        packages = (self.package, *self.needs)
+        if None in map(package_version, packages):
+            return f"not installed: pip install {' '.join(packages)}"
         if job.pattern not in self.patterns:
             return f"left out: it doesn't know pattern {job.pattern}"
         if not job.text.is_utf8:
             return "left out: the text is not UTF-8, which it can't read"
         return None
-
-
-def expression_of(pattern: str) -> str:
-    """Return a pattern as a regular expression over characters."""
-    return _CLASS if pattern == "class" else get_pattern(pattern).expression
 
 
 def pieces(text: str, characters: int) -> list[str]:
@@ -76,7 +79,7 @@ def byte_level(pattern: str) -> Any:
     pre = hf.pre_tokenizers
     if pattern == "gpt2":
         return pre.ByteLevel(add_prefix_space=False)
-    split = pre.Split(hf.Regex(expression_of(pattern)), behavior="isolated")
+    split = pre.Split(hf.Regex(expression_of(pattern, HUGGINGFACE)), behavior="isolated")
     return pre.Sequence([split, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -88,3 +91,14 @@ def byte_characters() -> list[str]:
     hf = importlib.import_module("tokenizers")
     alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
     return [alphabet[rank] for rank in byte_ranks("hf").tolist()]
+
+
+def gigatoken_extension() -> Any:
+    """Load gigatoken's compiled part, which needs none of what the rest of it imports."""
+    package = importlib.util.find_spec("gigatoken")
+    assert package is not None and package.origin is not None
+    path = str(next(Path(package.origin).parent.glob("gigatoken_rs.*")))
+    loader = ExtensionFileLoader("gigatoken_rs", path)
+    module = importlib.util.module_from_spec(ModuleSpec("gigatoken_rs", loader, origin=path))
+    loader.exec_module(module)
+    return module

@@ -1,91 +1,108 @@
-"""The peers that tokenize: Hugging Face's tokenizers and tiktoken, where they are installed.
+"""The peers that tokenize: Hugging Face's tokenizers, tiktoken and gigatoken, where installed.
 
-Both encode by merges (byte pair encoding proper), llmgpu by the longest match, so their ids are not
-the same; they share one vocabulary and its ids.
+Each gets the vocabulary as `llmgpu export` writes it, and is to give the same ids. Text that
+spells a special token is text to them, as it is here.
 """
 
 from __future__ import annotations
 
+import binascii
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bench.peers import (
-    Peer,
-    byte_characters,
-    byte_level,
-    expression_of,
-    pieces,
-    vocabulary_merges,
-)
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bench.peers import EXPRESSIBLE, Peer, gigatoken_extension, pieces
+from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
 from llmgpu.processors import usable_processors
 
 # Characters in a piece of a batch, at which each was fastest (of 2**8 to 2**20, two processors).
 TOKENIZERS_PIECE = 1 << 12
 TIKTOKEN_PIECE = 1 << 18
+# gigatoken's names of patterns. Its olmo3 is Llama 3's, and rustbpe spells the same in another way.
+GIGATOKEN_SCHEMES = {
+    "gpt2": "gpt2",
+    "cl100k": "gpt4",
+    "rustbpe": "olmo3",
+    "llama3": "olmo3",
+    "qwen2": "qwen2",
+    "o200k": "o200k",
+}
 
-Encode = Callable[[str], NDArray[np.uint32]]
+EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True)
 class TokenizingPeer(Peer):
-    """A peer that tokenizes; `open` makes an encoder from a vocabulary."""
+    """A peer that tokenizes.
 
-    open: Callable[[Vocabulary], Encode]
+    format: of `llmgpu.bpe.interchange.formats`, in which it reads a vocabulary.
+    open: makes, from such a file and the pattern's name, what returns the ids of a UTF-8 file,
+        uint32 (tokens,).
+    """
+
+    format: str
+    open: Callable[[Path, str], EncodeFile]
 
 
-def open_tokenizers(vocabulary: Vocabulary) -> Encode:
-    """Make an encoder of Hugging Face's from a vocabulary; it uses all processors."""
-    hf = importlib.import_module("tokenizers")
-    characters = byte_characters()
+def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
+    """Make an encoder of Hugging Face's, which knows the pattern; it uses all processors."""
+    tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(vocabulary))
+    tokenizer.encode_special_tokens = True
 
-    def spell(token: bytes) -> str:
-        return "".join(characters[byte] for byte in token)
-
-    ids = {spell(token): number for token, number in _ranks(vocabulary).items()}
-    merges = [(spell(left), spell(right)) for left, right in vocabulary_merges(vocabulary)]
-    tokenizer = hf.Tokenizer(hf.models.BPE(vocab=ids, merges=merges))
-    tokenizer.pre_tokenizer = byte_level(vocabulary.pattern)
-
-    def encode(text: str) -> NDArray[np.uint32]:
+    def encode(path: Path) -> NDArray[np.uint32]:
         batch = tokenizer.encode_batch_fast(
-            pieces(text, TOKENIZERS_PIECE), add_special_tokens=False
+            pieces(_read(path), TOKENIZERS_PIECE), add_special_tokens=False
         )
         return np.concatenate([np.array(piece.ids, np.uint32) for piece in batch])
 
     return encode
 
 
-def open_tiktoken(vocabulary: Vocabulary) -> Encode:
-    """Make an encoder of tiktoken's from a vocabulary; it uses all processors."""
-    tiktoken = importlib.import_module("tiktoken")
-    encoding = tiktoken.Encoding(
+def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
+    """Make an encoder of tiktoken's; it uses all processors."""
+    lines = (line.split() for line in vocabulary.read_bytes().splitlines())
+    encoding = importlib.import_module("tiktoken").Encoding(
         "llmgpu-bench",
-        pat_str=expression_of(vocabulary.pattern),
-        mergeable_ranks=_ranks(vocabulary),
+        pat_str=expression_of(pattern, TIKTOKEN),
+        mergeable_ranks={binascii.a2b_base64(token): int(rank) for token, rank in lines},
         special_tokens={},
     )
     threads = usable_processors()
 
-    def encode(text: str) -> NDArray[np.uint32]:
-        batch = encoding.encode_ordinary_batch(pieces(text, TIKTOKEN_PIECE), num_threads=threads)
+    def encode(path: Path) -> NDArray[np.uint32]:
+        text = pieces(_read(path), TIKTOKEN_PIECE)
+        batch = encoding.encode_ordinary_batch(text, num_threads=threads)
         return np.concatenate([np.array(piece, np.uint32) for piece in batch])
 
     return encode
 
 
+def open_gigatoken(vocabulary: Path, pattern: str) -> EncodeFile:
+    """Make an encoder of gigatoken's, which reads files itself; it uses all processors."""
+    awkward = importlib.import_module("awkward")
+    extension = gigatoken_extension()
+    scheme = GIGATOKEN_SCHEMES[pattern]
+    tokenizer = extension.BPETokenizer.from_tiktoken(str(vocabulary), scheme)
+
+    def encode(path: Path) -> NDArray[np.uint32]:
+        documents = tokenizer.encode_files(extension.TextFileSource([str(path)]))
+        return np.asarray(awkward.to_numpy(awkward.flatten(documents)), np.uint32)
+
+    return encode
+
+
 TOKENIZING_PEERS = (
-    TokenizingPeer("tokenizers", ("class", "gpt2"), open_tokenizers),
-    TokenizingPeer("tiktoken", ("class", "gpt2"), open_tiktoken),
+    TokenizingPeer("tokenizers", EXPRESSIBLE, "huggingface", open_tokenizers),
+    TokenizingPeer("tiktoken", EXPRESSIBLE, "tiktoken", open_tiktoken),
+    TokenizingPeer(
+        "gigatoken", tuple(GIGATOKEN_SCHEMES), "tiktoken", open_gigatoken, needs=("awkward",)
+    ),
 )
 
 
-def _ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    ranks: dict[bytes, int] = {}
-    for number in vocabulary.ordinary_ids.tolist():
-        ranks.setdefault(vocabulary.tokens[number], number)
-    return ranks
+def _read(path: Path) -> str:
+    return path.read_bytes().decode()

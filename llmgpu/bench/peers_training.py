@@ -8,24 +8,24 @@ there: each peer is asked for as many merges as llmgpu found.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from llmgpu.bench.peers import (
+    EXPRESSIBLE,
     Peer,
     byte_characters,
     byte_level,
-    expression_of,
+    gigatoken_extension,
     pieces,
     vocabulary_merges,
 )
+from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary import Vocabulary
 
 PIECE = 1 << 16  # characters that a peer gets at a time; its threads take different pieces
@@ -79,7 +79,7 @@ def tokenizers_merges(tokenizer: Any) -> list[tuple[bytes, bytes]]:
 def train_rustbpe(path: Path, pattern: str, vocab_size: int) -> Any:
     """Train rustbpe on a file, with all processors; return its tokenizer."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
-    expression = expression_of(pattern)
+    expression = expression_of(pattern, TIKTOKEN)
     tokenizer.train_from_iterator(iter(_read_pieces(path)), vocab_size, pattern=expression)
     return tokenizer
 
@@ -96,7 +96,7 @@ def train_gigatoken(path: Path, pattern: str, vocab_size: int) -> list[tuple[byt
     It has no other pattern than gpt2.
     """
     assert pattern == "gpt2"
-    extension = _gigatoken_extension()
+    extension = gigatoken_extension()
     with _silence():
         _, merges = extension.train_bpe(str(path), vocab_size, [], "huggingface")
     return [(bytes(left), bytes(right)) for left, right in merges]
@@ -110,7 +110,7 @@ def vocabulary_tokens(vocabulary: Vocabulary) -> list[bytes]:
 TRAINING_PEERS = (
     TrainingPeer(
         package="tokenizers",
-        patterns=("class", "gpt2"),
+        patterns=EXPRESSIBLE,
         tie="hf",
         train=train_tokenizers,
         learned=tokenizers_merges,
@@ -119,7 +119,7 @@ TRAINING_PEERS = (
     ),
     TrainingPeer(
         package="rustbpe",
-        patterns=("class", "gpt2"),
+        patterns=EXPRESSIBLE,
         tie="bytes",
         train=train_rustbpe,
         learned=rustbpe_tokens,
@@ -139,17 +139,6 @@ TRAINING_PEERS = (
 
 def _read_pieces(path: Path) -> list[str]:
     return pieces(path.read_bytes().decode(), PIECE)
-
-
-def _gigatoken_extension() -> Any:
-    """Load gigatoken's compiled part: training needs no more, and none of what the rest imports."""
-    package = importlib.util.find_spec("gigatoken")
-    assert package is not None and package.origin is not None
-    path = str(next(Path(package.origin).parent.glob("gigatoken_rs.*")))
-    loader = ExtensionFileLoader("gigatoken_rs", path)
-    module = importlib.util.module_from_spec(ModuleSpec("gigatoken_rs", loader, origin=path))
-    loader.exec_module(module)
-    return module
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from llmgpu.bench.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.tokenize import measure_tokenizing
 from llmgpu.bpe.pattern import get_pattern
 from llmgpu.bpe.training_options import ENGINES
+from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress, no_progress
 
@@ -48,6 +49,7 @@ class BenchOptions:
     parts: of PARTS. devices: as ``--device`` takes them, or "all". corpus: sources; none stands for
     Python's standard library. limit: bytes of text at most. pattern: where text is cut.
     runs: measurements of each engine. peers: whether to measure other tokenizers.
+    vocabulary: file with which to tokenize, whose size and pattern count then; None trains one.
 
     Raises:
         LlmgpuError: an option is out of range.
@@ -61,12 +63,15 @@ class BenchOptions:
     pattern: str = DEFAULT_PATTERN
     runs: int = DEFAULT_RUNS
     peers: bool = True
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         get_pattern(self.pattern)
         unknown = set(self.parts) - set(PARTS)
         if unknown:
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
+        if self.vocabulary is not None and TOKENIZE not in self.parts:
+            raise LlmgpuError(f"a vocabulary is for {TOKENIZE}, which is not to be measured")
         if self.runs < 1:
             raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")
         if self.vocab_size < 257:
@@ -88,15 +93,20 @@ def run_benchmark(
 
     Raises:
         InputError: the corpus can't be read.
+        VocabularyError: the vocabulary can't be read.
         DeviceError: a device isn't there or can't be opened.
     """
     record.update({"format": FORMAT, "version": VERSION, "complete": False, "results": []})
+    given = options.vocabulary
+    vocabulary = None if given is None else Vocabulary.load(given)
     text = load_text(options.corpus, options.limit)
     engines, record["not_opened"] = open_engines(options.devices)
     record["machine"] = describe_machine([engine.backend for engine in engines])
     record["text"] = text.describe()
+    if vocabulary is not None:
+        record["vocabulary"] = {"source": given, "fingerprint": vocabulary.fingerprint}
     with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
-        for result in _results(options, text, engines, Path(folder), progress):
+        for result in _results(options, text, engines, vocabulary, Path(folder), progress):
             record["results"].append(result)
             if on_result is not None:
                 on_result(result)
@@ -112,6 +122,7 @@ def _results(
     options: BenchOptions,
     text: BenchText,
     engines: list[Engine],
+    vocabulary: Vocabulary | None,
     folder: Path,
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
@@ -121,7 +132,7 @@ def _results(
             peers = options.peers and own_job == job
             yield from measure_training(own_job, trainers, peers, progress)
     if TOKENIZE in options.parts:
-        yield from measure_tokenizing(job, engines, options.peers, progress)
+        yield from measure_tokenizing(job, engines, options.peers, progress, vocabulary)
 
 
 def _training_jobs(job: Job, engines: list[Engine]) -> list[tuple[Job, list[Trainer]]]:

@@ -1,15 +1,15 @@
 """Measuring tokenizing: a text file in the page cache in, a file of ids (format bin) out.
 
-NumPy's ids are the reference for llmgpu's engines. Peers match by merges and llmgpu by the longest
-token, so a peer's ids are only required to spell the text, and token counts are shown beside one
-another. Every run has a new encoder, because encoders remember words; it is open before the clock
-starts, and what that took is reported as start-up.
+NumPy's ids are the reference, for peers too: those get the same vocabulary, in a file of theirs.
+Every run has a new encoder, because encoders remember words; it is open before the clock starts,
+and what that took is reported as start-up. Peers may make tables when they get their first text,
+which is part of opening them: they get two words before the clock starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,20 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench.bpe_train import train_file
 from llmgpu.bench.engines import Engine, Job, begin_result
-from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, Encode, TokenizingPeer
+from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
 from llmgpu.bench.times import repeat, summarize, timed
 from llmgpu.bpe.corpus import Corpus, corpus_from_bytes
 from llmgpu.bpe.encoding import Encoder, open_encoder
+from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.token_files import TokenWriter, id_dtype, open_writer
 from llmgpu.bpe.vocabulary import Vocabulary
-from llmgpu.errors import LlmgpuError
+from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.progress import Progress
 
 WHAT = "tokenize"
 _READ_BYTES = 4 << 20
 _ONE_DOCUMENT = np.zeros(1, np.int64)
+_TWO_WORDS = b"two words\n"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class TokenizingBench:
         try:
             opening, encoder = timed(lambda: self._open(engine))
             first, _ = timed(lambda: self._encode_file(encoder))
-            if self._compare(result, engine):
+            if self._compare(result, is_reference=engine.backend is NUMPY):
                 result["start_up"] = {
                     "open device": engine.open_seconds,
                     "open encoder": opening,
@@ -72,17 +74,16 @@ class TokenizingBench:
     def _open(self, engine: Engine) -> Encoder:
         return open_encoder(Vocabulary.load(self.vocabulary_path), engine.backend)
 
-    def _compare(self, result: dict[str, Any], engine: Engine) -> bool:
+    def _compare(self, result: dict[str, Any], *, is_reference: bool = False) -> bool:
         """Compare the file that was written with the reference."""
         ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
         same = np.array_equal(ids, self.reference)
         result["correct"] = same
-        if engine.backend is NUMPY and same:
+        if is_reference and same:
             result["answer"] = "the reference"
         else:
             result["answer"] = f"{'the' if same else 'NOT the'} ids of NumPy"
         result["tokens"] = len(ids)
-        result["match"] = "greedy"
         return same
 
     def _encode_file(self, encoder: Encoder) -> None:
@@ -156,38 +157,50 @@ class TokenizingBench:
 
     def measure_peer(self, peer: TokenizingPeer) -> dict[str, Any]:
         """Measure a peer; one that can't do the job says why."""
-        result = begin_result(WHAT, peer.name, self.job)
+        result = begin_result(WHAT, peer.name, self.job) | {"peer": True}
         reason = peer.why_not(self.job)
-        if reason is None:
-            self._measure_peer(result, peer.open)
-        else:
+        if reason is not None:
             result["note"] = reason
+            return result
+        try:
+            path = self._export(peer.format)
+        except VocabularyError as error:
+            result["note"] = f"left out: {error}"
+        else:
+            self._measure_peer(result, peer, path)
         return result
 
-    def _measure_peer(self, result: dict[str, Any], opener: Callable[[Vocabulary], Encode]) -> None:
-        opening, encode = timed(lambda: opener(self.vocabulary))
-        first, ids = timed(lambda: self._peer_file(encode))
-        correct = self.vocabulary.decode(ids) == self.job.text.data
-        result["correct"] = correct
-        result["answer"] = f"{'spells' if correct else 'does NOT spell'} the text"
-        result["tokens"] = len(ids)
-        result["match"] = "bpe"
-        if not correct:
+    def _export(self, format: str) -> Path:
+        """Write the vocabulary in a format of other tools; return the file."""
+        path = self.job.folder / f"bench-v.{format}"
+        WRITERS[format](self.vocabulary, path)
+        return path
+
+    def _measure_peer(self, result: dict[str, Any], peer: TokenizingPeer, path: Path) -> None:
+        words = self.job.folder / "two-words.txt"
+        words.write_bytes(_TWO_WORDS)
+
+        def open_peer() -> EncodeFile:
+            encode = peer.open(path, self.vocabulary.pattern)
+            encode(words)
+            return encode
+
+        opening, encode = timed(open_peer)
+        first, _ = timed(lambda: self._peer_file(encode))
+        if not self._compare(result):
             return
         result["start_up"] = {"open encoder": opening, "first run": first}
         seconds: list[float] = []
         for run in range(self.job.runs):
             self.progress(f"{WHAT}: {result['engine']}", run, self.job.runs)
-            seconds.append(self._time_peer(opener(self.vocabulary)))
+            seconds.append(self._time_peer(open_peer()))
         self._add_times(result, seconds)
 
-    def _time_peer(self, encode: Encode) -> float:
+    def _time_peer(self, encode: EncodeFile) -> float:
         return timed(lambda: self._peer_file(encode))[0]
 
-    def _peer_file(self, encode: Encode) -> NDArray[np.uint32]:
-        ids = encode(self.job.path.read_bytes().decode())
-        ids.astype(id_dtype(self.vocabulary.size)).tofile(self._target)
-        return ids
+    def _peer_file(self, encode: EncodeFile) -> None:
+        encode(self.job.path).astype(id_dtype(self.vocabulary.size)).tofile(self._target)
 
 
 def encode_all(encoder: Encoder, data: bytes) -> NDArray[np.uint32]:
@@ -197,13 +210,20 @@ def encode_all(encoder: Encoder, data: bytes) -> NDArray[np.uint32]:
 
 
 def measure_tokenizing(
-    job: Job, engines: list[Engine], peers: bool, progress: Progress
+    job: Job,
+    engines: list[Engine],
+    peers: bool,
+    progress: Progress,
+    vocabulary: Vocabulary | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield the result of each engine on a job, then those of the peers.
 
-    The vocabulary is trained on the text itself.
+    vocabulary: what to tokenize with, in place of one trained on the text as the job says.
     """
-    vocabulary = train_file(job, NUMPY).vocabulary
+    if vocabulary is None:
+        vocabulary = train_file(job, NUMPY).vocabulary
+    else:
+        job = replace(job, vocab_size=vocabulary.size, pattern=vocabulary.pattern)
     path = job.folder / "bench-v.bin"
     vocabulary.save(path)
     reference = encode_all(open_encoder(vocabulary, NUMPY), job.text.data)

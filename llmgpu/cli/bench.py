@@ -45,6 +45,11 @@ from llmgpu.files import atomic_output
     show_default=True,
     help="Where text is cut into pre-tokens.",
 )
+@click.option(
+    "--vocab",
+    metavar="FILE",
+    help="Tokenize with this vocabulary, whatever its size and pattern, not with one trained here.",
+)
 @click.option("--runs", type=int, help=f"Runs of each.  [default: {suite.DEFAULT_RUNS}]")
 @click.option(
     "--peers/--no-peers", default=True, show_default=True, help="Measure other tokenizers."
@@ -64,6 +69,7 @@ def bench(
     limit: int | None,
     vocab_size: int | None,
     pattern: str,
+    vocab: str | None,
     runs: int | None,
     peers: bool,
     quick: bool,
@@ -82,6 +88,7 @@ def bench(
     Example:
       llmgpu bench --quick
       llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
+      llmgpu bench tokenize --vocab cl100k.bin --corpus text.txt
       llmgpu bench bpe-train --vocab-size 32768 --no-peers --json
       llmgpu bench bpe-train --corpus generated --limit 2GB
       llmgpu bench --corpus generated --limit 10GB --write-corpus 10GB.txt
@@ -95,6 +102,7 @@ def bench(
         runs=_first(runs, quick, suite.QUICK_RUNS, suite.DEFAULT_RUNS),
         pattern=pattern,
         peers=peers,
+        vocabulary=vocab,
     )
     if write_corpus is not None:
         _write_corpus(options, write_corpus)

@@ -18,20 +18,19 @@ def print_results(record: dict[str, Any], console: Console) -> None:
     console.width = max(console.width, NARROWEST)
     for line in _machine_lines(record):
         console.print(line, markup=False, soft_wrap=True)
-    jobs: dict[tuple[str, int, int, str], list[dict[str, Any]]] = {}
+    jobs: dict[tuple[str, int, int, str | None], list[dict[str, Any]]] = {}
     for result in record["results"]:
-        key = (result["what"], result["text_bytes"], result["vocab_size"], result["pattern"])
+        key = (result["what"], result["text_bytes"], result["vocab_size"], result.get("pattern"))
         jobs.setdefault(key, []).append(result)
     for (what, text_bytes, vocab_size, pattern), results in jobs.items():
-        title = f"{what}: {human_bytes(text_bytes)} of text, {vocab_size:,} ids, pattern {pattern}"
+        title = f"{what}: {human_bytes(text_bytes)} of text, {vocab_size:,} ids"
+        if pattern is not None:  # early records don't name it
+            title += f", pattern {pattern}"
         console.print()
         console.print(_job_table(title, results))
         for result in results:
             for line in _details(result):
                 console.print(line, markup=False, soft_wrap=True)
-    if any(result.get("match") == "bpe" for result in record["results"]):
-        console.print("\nmatch: llmgpu takes the longest token (greedy), the peers apply merges")
-        console.print("(bpe); the match rules differ, so ids and token counts do too.")
     if not record["complete"]:
         console.print("\ninterrupted: these are the results up to then")
 
@@ -46,7 +45,15 @@ def _machine_lines(record: dict[str, Any]) -> list[str]:
         f"llmgpu {machine['llmgpu']}{commit}, Python {machine['python']}, "
         f"numpy {machine['numpy']}, wgpu {machine['wgpu']}",
         f"text: {text['source']}, {text['bytes']:,} bytes, SHA-256 {text['sha256'][:12]}",
+        *_vocabulary_lines(record),
     ]
+
+
+def _vocabulary_lines(record: dict[str, Any]) -> list[str]:
+    given = record.get("vocabulary")
+    if given is None:
+        return []
+    return [f"vocabulary: {given['source']}, fingerprint {given['fingerprint'][:12]}"]
 
 
 def _job_table(title: str, results: list[dict[str, Any]]) -> Table:
@@ -56,14 +63,16 @@ def _job_table(title: str, results: list[dict[str, Any]]) -> Table:
     for name in ("median", "min-max", "MB/s", "merges/s" if is_training else "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     if not is_training:
-        table.add_column("match")
+        table.add_column("vs peers", justify="right", no_wrap=True)
     table.add_column("answer")
+    peers = [r["mb_per_second"] for r in results if r.get("peer") and "seconds" in r]
     for result in results:
-        table.add_row(*map(escape, _row(result, is_training)))
+        table.add_row(*map(escape, _row(result, is_training, max(peers, default=0))))
     return table
 
 
-def _row(result: dict[str, Any], is_training: bool) -> list[str]:
+def _row(result: dict[str, Any], is_training: bool, fastest_peer: float) -> list[str]:
+    """Return a result's cells; fastest_peer: MB/s, 0 if there is none to compare with."""
     times = result.get("seconds")
     cells = [result["engine"]]
     if times:
@@ -77,7 +86,9 @@ def _row(result: dict[str, Any], is_training: bool) -> list[str]:
     if is_training:
         cells.append(f"{result['merges_per_second']:,.0f}" if times else "-")
     else:
-        cells += [f"{result['tokens']:,}" if "tokens" in result else "-", result.get("match", "-")]
+        cells.append(f"{result['tokens']:,}" if "tokens" in result else "-")
+        compared = times and fastest_peer
+        cells.append(f"{result['mb_per_second'] / fastest_peer:.2f}x" if compared else "-")
     return [*cells, result.get("answer") or result["note"]]
 
 

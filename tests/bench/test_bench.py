@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import io
 import json
+import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from llmgpu.backend import NUMPY, list_adapters
 from llmgpu.bench import bpe_train, peers, tokenize
 from llmgpu.bench.corpus import load_text, standard_library_files
 from llmgpu.bench.engines import Engine, make_job, open_engines
 from llmgpu.bench.machine import describe_machine, git_commit
-from llmgpu.bench.peers import expression_of, pieces
-from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS
+from llmgpu.bench.peers import EXPRESSIBLE, pieces
+from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
 from llmgpu.bench.peers_training import TRAINING_PEERS
 from llmgpu.bench.suite import BenchOptions, all_correct, run_benchmark
 from llmgpu.bench.times import summarize
 from llmgpu.bpe.corpus import corpus_from_bytes
+from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.interchange.formats import WRITERS
+from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
+from llmgpu.bpe.pattern import PATTERNS
 from llmgpu.bpe.training import train_vocabulary
 from llmgpu.bpe.training_options import TrainingOptions
+from llmgpu.bpe.vocabulary import Vocabulary
 from llmgpu.cli.bench import bench
+from llmgpu.cli.bench_table import print_results
 from llmgpu.errors import DeviceError, InputError, LlmgpuError
 from llmgpu.progress import no_progress
 
@@ -33,6 +44,11 @@ LIMIT = 20_000
 VOCAB_SIZE = 300
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 BEYOND_ASCII = "Grüße, 東京 42!\n  naïve\u00a0Größe\tτί  x\n\n/a\nb\u2003\nc's\n" * 40
+# What some pattern tells apart, and newlines more often than the rest.
+APART = [*" \t\r/.!'_eS1", "'s", "'\u017f", "'lL", "'Ve", "'r", "\u00a0", "\u3000", "\x1c", "\x85"]
+APART += ["\u01c5", "\u02b0", "漢", "\u0301", "\u093e", "\u0663", "½", "\U0001d7ce", "👍"]
+ADVERSARIAL = "".join(random.Random(5).choices([*APART, *"\n" * 8, *"ab" * 6], k=20_000))
+ENDS = ["a", "\n", "  ", "\n\n", "\n  ", " \n ", "\r\n  ", "1\n", "\u3000\n\u2003", "'S\n\r", ""]
 
 
 def small(**changes: Any) -> BenchOptions:
@@ -85,7 +101,7 @@ def test_adapters_report_start_up_and_kernels(record: dict[str, Any]) -> None:
     assert encoded["start_up"]["open encoder"] > 0
     if "timestamp-query" in list_adapters()[0].features:
         assert trained["kernels"]["seconds"].keys() >= {"count_look_up", "batched_link"}
-        assert encoded["kernels"]["seconds"].keys() >= {"trie_tokenizer_chunked"}
+        assert encoded["kernels"]["seconds"].keys() >= {"encode_look_up"}
     recounted = of(record, "bpe-train", f"recount on {name}")
     assert recounted["correct"] is True
     assert recounted["text_bytes"] == trained["text_bytes"]
@@ -97,41 +113,80 @@ def test_peers_are_measured(record: dict[str, Any]) -> None:
     pytest.importorskip("rustbpe")
     assert of(record, "bpe-train", "tokenizers")["answer"] == "the merges of NumPy"
     assert of(record, "bpe-train", "rustbpe")["answer"] == "the tokens of NumPy, --tie bytes"
-    counts = {of(record, "tokenize", name)["tokens"] for name in ("tokenizers", "tiktoken")}
-    assert len(counts) == 1  # both apply the same merges
-    assert of(record, "tokenize", "tiktoken")["match"] == "bpe"
+    for name in ("tokenizers", "tiktoken"):
+        assert of(record, "tokenize", name)["answer"] == "the ids of NumPy"
 
 
 def test_gigatoken_is_measured_where_it_is_installed(record: dict[str, Any]) -> None:
-    result = of(record, "bpe-train", "gigatoken")
+    trained, encoded = of(record, "bpe-train", "gigatoken"), of(record, "tokenize", "gigatoken")
     try:
         importlib.metadata.version("gigatoken")
     except importlib.metadata.PackageNotFoundError:
-        assert result["note"] == "not installed: pip install gigatoken"
+        assert trained["note"] == "not installed: pip install gigatoken"
+        assert encoded["note"] == "not installed: pip install gigatoken awkward"
     else:
-        assert result["answer"] == "the merges of NumPy"
+        assert trained["answer"] == "the merges of NumPy"
+        assert encoded.get("answer", encoded.get("note")) in (
+            "the ids of NumPy",
+            "not installed: pip install gigatoken awkward",
+        )
 
 
-@pytest.mark.parametrize("pattern", ["class", "gpt2"])
-def test_peers_agree_on_text_beyond_ascii(pattern: str) -> None:
-    pytest.importorskip("tokenizers")
-    pytest.importorskip("tiktoken")
-    options = TrainingOptions(320, pattern)
-    corpus = corpus_from_bytes(BEYOND_ASCII.encode())
-    vocabulary = train_vocabulary(corpus, options, NUMPY).vocabulary
-    ids = [peer.open(vocabulary)(BEYOND_ASCII) for peer in TOKENIZING_PEERS]
-    assert np.array_equal(*ids)
-    assert vocabulary.decode(ids[0]) == BEYOND_ASCII.encode()
+def crossing_vocabulary(pattern: str, special_tokens: tuple[str, ...] = ()) -> Vocabulary:
+    """A vocabulary that gives other ids wherever a text is cut otherwise.
+
+    Its tokens are those of text that is not cut at all.
+    """
+    text = BEYOND_ASCII + ADVERSARIAL + " \n  \n\r\n  " * 50
+    options = TrainingOptions(2000, "none", special_tokens=special_tokens)
+    trained = train_vocabulary(corpus_from_bytes(text.encode()), options, NUMPY).vocabulary
+    return replace(trained, pattern=pattern, expression=PATTERNS[pattern].expression)
 
 
-@pytest.mark.parametrize("pattern", ["class", "gpt2"])
+def require(peer: TokenizingPeer) -> None:
+    for package in (peer.package, *peer.needs):
+        pytest.importorskip(package)
+
+
+def assert_ids_are_those_of_numpy(
+    peer: TokenizingPeer, vocabulary: Vocabulary, texts: list[str], folder: Path
+) -> None:
+    WRITERS[peer.format](vocabulary, folder / "vocabulary")
+    encode = peer.open(folder / "vocabulary", vocabulary.pattern)
+    for text in texts:
+        path = folder / "text"
+        path.write_bytes(text.encode())
+        expected = tokenize.encode_all(open_encoder(vocabulary, NUMPY), text.encode())
+        np.testing.assert_array_equal(encode(path), expected, repr(text[-9:]))
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIBLE)
+@pytest.mark.parametrize("peer", TOKENIZING_PEERS, ids=lambda peer: peer.package)
+def test_peers_agree_on_text_beyond_ascii(
+    peer: TokenizingPeer, pattern: str, tmp_path: Path
+) -> None:
+    require(peer)
+    if pattern not in peer.patterns:
+        pytest.skip(f"it doesn't know pattern {pattern}")
+    texts = [ADVERSARIAL, *(BEYOND_ASCII + end for end in ENDS)]
+    assert_ids_are_those_of_numpy(peer, crossing_vocabulary(pattern), texts, tmp_path)
+
+
+@pytest.mark.parametrize("peer", TOKENIZING_PEERS, ids=lambda peer: peer.package)
+def test_special_tokens_are_text_to_peers(peer: TokenizingPeer, tmp_path: Path) -> None:
+    require(peer)
+    vocabulary = crossing_vocabulary("gpt2", ("<|end|>",))
+    assert_ids_are_those_of_numpy(peer, vocabulary, ["a<|end|>b <|end|>\n"], tmp_path)
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIBLE)
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 2000])
 def test_training_peers_beyond_ascii(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], pattern: str, vocab_size: int
 ) -> None:
     path = tmp_path / "text"
-    path.write_text(BEYOND_ASCII, encoding="utf-8")
-    job = make_job(load_text([str(path)], LIMIT), tmp_path, vocab_size, pattern, 1)
+    path.write_bytes((BEYOND_ASCII + ADVERSARIAL).encode())
+    job = make_job(load_text([str(path)], 100_000), tmp_path, vocab_size, pattern, 1)
     results = list(bpe_train.measure_training(job, [], True, no_progress))
     packages = [result["engine"].split()[0] for result in results]
     assert packages == [peer.package for peer in TRAINING_PEERS]
@@ -149,14 +204,14 @@ def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
         assert result["note"].startswith(("left out: it doesn't know pattern none", "not inst"))
 
 
-@pytest.mark.parametrize("pattern", ["class", "gpt2"])
+@pytest.mark.parametrize("pattern", EXPRESSIBLE)
 def test_pieces_end_where_pre_tokens_do(pattern: str) -> None:
     regex = pytest.importorskip("regex")
-    text = BEYOND_ASCII + load_text([], LIMIT).data.decode()
-    cut = pieces(text, 10)
+    text = BEYOND_ASCII + ADVERSARIAL + load_text([], LIMIT).data.decode()
+    cut = pieces(text, 1)
     assert "".join(cut) == text
-    assert len(cut) > 100
-    expression = regex.compile(expression_of(pattern))
+    assert len(cut) > 1000
+    expression = regex.compile(expression_of(pattern, TIKTOKEN))
     of_pieces = [word for piece in cut for word in expression.findall(piece)]
     assert of_pieces == expression.findall(text)
 
@@ -168,9 +223,21 @@ def test_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for what, listed in (("bpe-train", TRAINING_PEERS), ("tokenize", TOKENIZING_PEERS)):
         for peer in listed:
             result = of(record, what, peer.package)
-            assert result["note"] == f"not installed: pip install {peer.package}"
+            packages = " ".join((peer.package, *peer.needs))
+            assert result["note"] == f"not installed: pip install {packages}"
             assert "seconds" not in result
     assert all_correct(record)
+
+
+def test_awkward_is_needed_for_tokenizing_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "package_version", lambda name: None if name == "awkward" else "1")
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
+    assert all(peer.why_not(job) is None for peer in TRAINING_PEERS)
+    reasons = {peer.package: peer.why_not(job) for peer in TOKENIZING_PEERS}
+    assert reasons.pop("gigatoken") == "not installed: pip install gigatoken awkward"
+    assert set(reasons.values()) == {None}
 
 
 def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
@@ -209,6 +276,60 @@ def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
     result = wrong.measure_engine(NUMPY_ENGINE)
     assert result["correct"] is False
     assert "seconds" not in result
+    for peer in TOKENIZING_PEERS:
+        if peer.why_not(job) is None:
+            result = wrong.measure_peer(peer)
+            assert result["answer"] == "NOT the ids of NumPy"
+            assert "seconds" not in result
+
+
+def test_a_vocabulary_that_was_made_before(tmp_path: Path) -> None:
+    path = tmp_path / "v.bin"
+    vocabulary = crossing_vocabulary("llama3")
+    vocabulary.save(path)
+    record: dict[str, Any] = {}
+    options = small(parts=("tokenize",), devices=("cpu",), vocabulary=str(path), pattern="class")
+    run_benchmark(options, record)
+    assert all_correct(record)
+    assert record["vocabulary"] == {"source": str(path), "fingerprint": vocabulary.fingerprint}
+    for result in record["results"]:
+        assert (result["vocab_size"], result["pattern"]) == (vocabulary.size, "llama3")
+
+
+def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
+    greedy = crossing_vocabulary("gpt2").with_match("greedy")
+    results = list(tokenize.measure_tokenizing(job, [NUMPY_ENGINE], True, no_progress, greedy))
+    assert results[0]["correct"] is True
+    for result in results[1:]:
+        assert result["note"].startswith(("left out: a vocabulary that matches greedily", "not in"))
+
+
+def test_records_of_other_versions_are_printed() -> None:
+    records = sorted((Path(tokenize.__file__).parent / "recorded").glob("*.json"))
+    assert records
+    for path in records:
+        file = io.StringIO()
+        print_results(json.loads(path.read_text()), Console(file=file))
+        assert "NumPy" in file.getvalue()
+
+
+def test_ratio_to_the_fastest_peer() -> None:
+    result = {"what": "tokenize", "text_bytes": 1, "vocab_size": 1, "pattern": "p", "answer": "a"}
+    times = {"median": 1.0, "min": 1.0, "max": 1.0}
+    rates = {"own": 30.0, "peer 1": 20.0, "peer 2": 10.0}
+    results = [
+        {"engine": name, "mb_per_second": rate, "seconds": times, "tokens": 1} | result
+        for name, rate in rates.items()
+    ]
+    for peer in results[1:]:
+        peer["peer"] = True
+    machine = describe_machine([NUMPY])
+    text = {"source": "s", "bytes": 1, "sha256": ""}
+    record = {"machine": machine, "not_opened": {}, "text": text, "complete": True}
+    file = io.StringIO()
+    print_results(record | {"results": results}, Console(file=file))
+    assert re.findall(r"\d\.\d\dx", file.getvalue()) == ["1.50x", "1.00x", "0.50x"]
 
 
 def test_interrupted_run_keeps_results() -> None:
@@ -286,7 +407,15 @@ def test_summary_of_times() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"parts": ("other",)}, {"runs": 0}, {"vocab_size": 256}, {"pattern": "x"}], ids=str
+    "changes",
+    [
+        {"parts": ("other",)},
+        {"runs": 0},
+        {"vocab_size": 256},
+        {"pattern": "x"},
+        {"parts": ("bpe-train",), "vocabulary": "v.bin"},
+    ],
+    ids=str,
 )
 def test_bad_options(changes: dict[str, Any]) -> None:
     with pytest.raises(LlmgpuError):
