@@ -10,6 +10,7 @@ import click
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.corpus import Corpus, CorpusOptions
 from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.token_files import FORMATS, open_writer
 from llmgpu.bpe.token_readers import read_side_file, read_tokens
 from llmgpu.bpe.vocabulary import Vocabulary
@@ -19,7 +20,9 @@ from llmgpu.cli.options import (
     corpus_options,
     device_option,
     make_corpus_options,
+    make_special_options,
     output_options,
+    special_options,
 )
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
@@ -47,6 +50,7 @@ from llmgpu.files import atomic_output
 @click.option(
     "--line-documents", is_flag=True, help="Each line is a document, written as it comes."
 )
+@special_options
 @corpus_options
 @device_option
 @output_options
@@ -63,6 +67,10 @@ def tokenize(
     as_json: bool,
     quiet: bool,
     debug: bool,
+    allowed_special: tuple[str, ...],
+    disallow_special: tuple[str, ...],
+    bos: str | None,
+    eos: str | None,
     **reading: Any,
 ) -> None:
     """Tokenize text files, folders or globs (stdin by default), each file a document.
@@ -76,6 +84,9 @@ def tokenize(
     """
     if decode and (count or line_documents):
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
+    special = make_special_options(allowed_special, disallow_special, bos, eos)
+    if decode and not special.is_plain:
+        raise click.UsageError("--decode takes no special tokens: their ids become their text")
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
@@ -87,7 +98,9 @@ def tokenize(
         backend = select_backend(device, "tokenize")
         report.line(f"tokenizing on {backend.description}")
         target = None if count else output
-        summary = _encode(sources, options, vocabulary, backend, target, format_name, report)
+        summary = _encode(
+            sources, options, vocabulary, special, backend, target, format_name, report
+        )
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -98,6 +111,7 @@ def _encode(
     sources: tuple[str, ...],
     options: CorpusOptions,
     vocabulary: Vocabulary,
+    special: SpecialOptions,
     backend: Backend,
     output: str | None,
     format_name: str,
@@ -105,7 +119,7 @@ def _encode(
 ) -> dict[str, Any]:
     """Tokenize into `output`, or only count where it is None; return the summary."""
     with Corpus(sources, options) as text:
-        encoder = open_encoder(vocabulary, backend)
+        encoder = with_special_tokens(open_encoder(vocabulary, backend), vocabulary, special)
         start = time.perf_counter()
         tokens = 0
         try:
