@@ -97,6 +97,8 @@ def tokenize(
         options = make_corpus_options(line_documents=line_documents, **reading)
         backend = select_backend(device, "tokenize")
         report.line(f"tokenizing on {backend.description}")
+        if vocabulary.normalizer:
+            report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
         target = None if count else output
         summary = _encode(
             sources, options, vocabulary, special, backend, target, format_name, report
