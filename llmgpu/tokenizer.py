@@ -135,7 +135,7 @@ class Tokenizer:
             max_token_length=max_token_length,
         )
         reading = reading or CorpusOptions()
-        separators = (*reading.separators, *(text.encode() for text in special_tokens))
+        separators = (*reading.separators, *map(_to_bytes, special_tokens))
         with Corpus(_names(corpus), replace(reading, separators=separators)) as text:
             result = train_vocabulary(text, options, select_backend(device, "train"))
         return cls(result.vocabulary, device)

@@ -174,6 +174,8 @@ def test_training_saving_and_loading(tmp_path: Path) -> None:
         made.save(tmp_path)
     with pytest.raises(VocabularyError, match=r"missing\.bin"):
         Tokenizer.load(tmp_path / "missing.bin")
+    with pytest.raises(VocabularyError, match="not valid Unicode"):
+        Tokenizer.train(path, vocab_size=300, special_tokens=["\ud800"], device="cpu")
     path.write_bytes(b"")
     with pytest.raises(InputError, match="empty"):
         Tokenizer.train([path], vocab_size=300, device="cpu")

@@ -52,15 +52,15 @@ class Boundaries:
         self._added = self._taken = 0
         self._ahead = _NOTHING  # out of the queue, not yet asked for
 
-    def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], closed: bool) -> None:
+    def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
         """Append the next boundaries, before the text that they are in is handed over.
 
         kinds: int64 (n,), DOCUMENT or ids of special tokens. offsets: int64 (n,), where they are in
-        the whole filtered text. closed: a document ends before the next boundary.
+        the whole filtered text. ended: after so many of them a document ends; None: none does.
         """
+        if ended is not None:
+            self._ends.append(self._added + ended)
         self._added += len(kinds)
-        if closed:
-            self._ends.append(self._added)
         self._found.append(np.stack([kinds, offsets]))
 
     def take(self, count: int) -> NDArray[np.int64]:
@@ -117,7 +117,10 @@ class SpecialTokenFilter:
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         chunk, kinds = self._cut(data[:decided], starts[:own], spans, final)
-        self._boundaries.add(kinds, chunk.starts + self._handed_over, final)
+        # A document that begins at the very end may still get its text.
+        begun = int((starts == len(data)).sum())
+        ended = len(kinds) - begun if final else None
+        self._boundaries.add(kinds, chunk.starts + self._handed_over, ended)
         self._handed_over += len(chunk.text)
         return chunk
 

@@ -13,9 +13,10 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.bpe.corpus import Corpus, CorpusOptions, Fill, corpus_from_bytes
 from llmgpu.bpe.encode_numpy import NumpyEncoder
 from llmgpu.bpe.encoding import Encoder, open_encoder
 from llmgpu.bpe.pattern import PATTERNS
@@ -161,6 +162,38 @@ def test_documents_begin_with_bos_and_end_with_eos(
     encoder = special_encoder(allowed, bos=bos, eos=eos, cut=cut)
     plain = encode(special_encoder(allowed), documents)
     assert encode(encoder, documents) == [around(bos) + ids + around(eos) for ids in plain]
+
+
+class Announcing:
+    """A source that says where a document begins together with the end of the one before."""
+
+    def __init__(self, documents: list[str], piece_bytes: int) -> None:
+        self._fills: list[tuple[bytes, list[int], bool]] = []
+        for number, document in enumerate(documents):
+            data = document.encode()
+            for begin in range(0, max(len(data), 1), piece_bytes):
+                piece = data[begin : begin + piece_bytes]
+                closed = begin + piece_bytes >= len(data)
+                starts = [len(piece)] * (closed and number + 1 < len(documents))
+                self._fills.append((piece, [0, *starts] if not self._fills else starts, closed))
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
+        data, starts, closed = self._fills.pop(0)
+        buffer[: len(data)] = np.frombuffer(data, np.uint8)
+        return Fill(len(data), np.array(starts, np.int64), closed, not self._fills)
+
+
+@settings(max_examples=300)
+@given(st.lists(TEXTS, min_size=1, max_size=4), CHOICES, st.integers(1, 60))
+def test_documents_that_are_announced_early(
+    documents: list[str], allowed: set[str], piece_bytes: int
+) -> None:
+    encoder = special_encoder(allowed, bos=0, eos=1, cut=1 << 10)
+    pieces = list(encoder.encode(Announcing(documents, piece_bytes)))
+    ids = np.concatenate([piece.ids for piece in pieces])
+    expected = [token for part in encode(encoder, documents) for token in part]
+    assert ids.tolist() == expected
+    assert sum(len(piece.document_starts) for piece in pieces) == len(documents)
 
 
 def test_all_means_all() -> None:
