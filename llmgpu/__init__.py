@@ -1,3 +1,20 @@
 """llmgpu: train BPE tokenizers and tokenize text on any GPU, or without one."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmgpu.tokenizer import Tokenizer
+
+__all__ = ["Tokenizer", "__version__"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import `Tokenizer` when it is asked for: the command line is quicker without."""
+    if name == "Tokenizer":
+        from llmgpu.tokenizer import Tokenizer
+
+        return Tokenizer
+    raise AttributeError(f"module 'llmgpu' has no attribute {name!r}")

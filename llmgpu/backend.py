@@ -61,12 +61,15 @@ def select_backend(wanted: str, purpose: Purpose) -> Backend:
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """Return all adapters, best first; none where wgpu or a driver is missing."""
+    """Return all adapters, best first; none where wgpu or a driver is missing.
+
+    Nor in a process that was forked from one that had used adapters.
+    """
     if not _has_wgpu():
         return []
     from llmgpu import gpu
 
-    return gpu.list_adapters()
+    return gpu.list_adapters() if gpu.is_usable() else []
 
 
 def auto_adapter(purpose: Purpose) -> AdapterInfo | None:

@@ -212,7 +212,7 @@ class Corpus:
     def _open_table(self, source: Source) -> _Reader:
         column = ParquetColumn(source.path, self._options.text_field)
         self._stream = self._column = column
-        return _ChunkReader(self._document_chunks(column.documents(self._policy)), column)
+        return ChunkReader(self._document_chunks(column.documents(self._policy)), column)
 
     def _open_text(self, source: Source) -> _Reader:
         self._stream = stream = ByteStream(source)
@@ -221,9 +221,9 @@ class Corpus:
             buffered = io.BufferedReader(stream, _BLOCK_BYTES)
             field, policy = options.text_field, self._policy
             documents = jsonl_documents(buffered, source.path, field, policy)
-            return _ChunkReader(self._document_chunks(documents), stream)
+            return ChunkReader(self._document_chunks(documents), stream)
         if options.separators or options.encoding_errors == "replace":
-            return _ChunkReader(self._text_chunks(stream), stream)
+            return ChunkReader(self._text_chunks(stream), stream)
         return _DirectReader(stream, self._policy, options.line_documents)
 
     def _text_chunks(self, stream: ByteStream) -> Iterator[Chunk]:
@@ -287,20 +287,26 @@ class _DirectReader:
         return self._stream.wait(seconds)
 
 
-class _ChunkReader:
-    """Hands chunks over in whatever pieces the caller's buffer takes."""
+class ChunkReader:
+    """Hands chunks over in whatever pieces the caller's buffer takes.
+
+    closed: the next byte, if any, is the first of a document.
+    ended: there is no next byte.
+    """
 
     def __init__(self, chunks: Iterator[Chunk], stream: _Input | None) -> None:
+        """Take the chunks; stream: where they come from, None if they needn't be waited for."""
         self.closed = True
         self.ended = False
         self._chunks = chunks
-        self._stream = stream  # where the chunks come from; None: they are there
+        self._stream = stream
         self._chunk = Chunk(_NO_TEXT, _NO_STARTS, True)
         self._position = 0  # in the chunk's text
         self._next_start = 0  # in the chunk's starts
 
     def read(self, view: NDArray[np.uint8]) -> tuple[int, NDArray[np.int64]]:
-        if self._is_used_up:
+        """Fill the front of `view` from one chunk; return how much (maybe 0) and starts."""
+        if self.is_used_up:
             chunk = next(self._chunks, None)
             if chunk is None:
                 self.closed = self.ended = True
@@ -309,10 +315,12 @@ class _ChunkReader:
         return self._hand_over(self._chunk, view)
 
     def wait(self, seconds: float) -> bool:
-        return not self._is_used_up or self._stream is None or self._stream.wait(seconds)
+        """Whether `read` would not block, within `seconds`."""
+        return not self.is_used_up or self._stream is None or self._stream.wait(seconds)
 
     @property
-    def _is_used_up(self) -> bool:
+    def is_used_up(self) -> bool:
+        """Whether all of the last chunk was handed over."""
         chunk = self._chunk
         return self._position == len(chunk.text) and self._next_start == len(chunk.starts)
 
@@ -341,7 +349,7 @@ class _MemoryCorpus(Corpus):
         self.total_bytes = len(text)
         ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)))
         starts = np.concatenate([_FIRST, ends])[: len(documents)]
-        self._reader = _ChunkReader(iter([Chunk(text, starts, True)]), None)
+        self._reader = ChunkReader(iter([Chunk(text, starts, True)]), None)
 
     @property
     def bytes_read(self) -> int:

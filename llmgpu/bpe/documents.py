@@ -157,7 +157,7 @@ class DocumentSplitter:
         text = np.frombuffer(data, np.uint8, decided)
         cuts = _NO_STARTS
         if spans:
-            text, cuts = _remove(text, np.array(spans, np.int64))
+            text, cuts = remove_spans(text, np.array(spans, np.int64))
         if self._lines:
             chunk = self._lines.find(text, cuts)
             return Chunk(chunk.text, chunk.starts, chunk.closed or final)
@@ -190,7 +190,7 @@ class DocumentSplitter:
         return spans, position
 
 
-def _remove(
+def remove_spans(
     text: NDArray[np.uint8], spans: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Take `spans` (K, 2) out of `text`; return the rest and where in it they were."""

@@ -44,6 +44,19 @@ class Encoder(Protocol):
         ...
 
 
+class NoTokenError(InputError):
+    """A byte that no token begins with, at an offset of the whole text."""
+
+    def __init__(self, byte: int, offset: int) -> None:
+        """Take the byte, and where it is."""
+        super().__init__(
+            f"byte 0x{byte:02x} at offset {offset} of the text has no token in the vocabulary, "
+            "which has no unknown token either; use a vocabulary with all 256 bytes"
+        )
+        self.byte = byte
+        self.offset = offset
+
+
 def open_encoder(
     vocabulary: Vocabulary,
     backend: Backend,
@@ -51,11 +64,22 @@ def open_encoder(
     *,
     threads: int | None = None,
 ) -> Encoder:
-    """Make an encoder for a vocabulary, by its match rule.
+    """Make an encoder for a vocabulary, by its match rule, that normalizes text as it says.
 
     slice_bytes: text bytes worked on at a time. threads: how many work at a time where there is no
         device. The ids depend on neither.
     """
+    encoder = _open_matching(vocabulary, backend, slice_bytes, threads)
+    if vocabulary.normalizer is None:
+        return encoder
+    from llmgpu.bpe.normalization import NormalizingEncoder
+
+    return NormalizingEncoder(encoder)
+
+
+def _open_matching(
+    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
+) -> Encoder:
     if backend.device is None:
         from llmgpu.bpe.encode_numpy import SLICE_BYTES, NumpyEncoder
 
@@ -69,12 +93,9 @@ def open_encoder(
     return GpuEncoder(backend.device, vocabulary, slice_bytes)
 
 
-def no_token_error(byte: int, offset: int) -> InputError:
+def no_token_error(byte: int, offset: int) -> NoTokenError:
     """Return the error for a byte that no token begins with, at an offset of the whole text."""
-    return InputError(
-        f"byte 0x{byte:02x} at offset {offset} of the text has no token in the vocabulary, "
-        "which has no unknown token either; use a vocabulary with all 256 bytes"
-    )
+    return NoTokenError(byte, offset)
 
 
 def token_spans(vocabulary: Vocabulary) -> NDArray[np.int64]:

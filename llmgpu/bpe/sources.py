@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import BinaryIO, Protocol, cast
 
 from llmgpu.bpe.extras import require_package
@@ -50,7 +51,7 @@ _DECOMPRESSORS: dict[str, Callable[[BinaryIO], _Readable]] = {
 _DECOMPRESSED_BYTES = 1 << 20
 _PIECE_BYTES = 2 << 20  # of a regular file that one thread reads at a time
 _HAS_PREADV = hasattr(os, "preadv")
-_readers = ThreadPoolExecutor(8, thread_name_prefix="llmgpu-read")
+_READERS = 8  # threads that read pieces
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,12 @@ def _open_raw(path: str) -> BinaryIO:
     return cast(BinaryIO, getattr(buffered, "raw", buffered))
 
 
+@cache
+def _readers(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(_READERS, thread_name_prefix="llmgpu-read")
+
+
 def _read_pieces(file: BinaryIO, view: memoryview) -> int:
     """Read from a regular file with several threads: one alone is slower than memory."""
     first, descriptor = file.tell(), file.fileno()
@@ -263,7 +270,7 @@ def _read_pieces(file: BinaryIO, view: memoryview) -> int:
 
     starts = range(0, len(view), _PIECE_BYTES)
     count = 0
-    for start, got in zip(starts, _readers.map(read, starts), strict=True):
+    for start, got in zip(starts, _readers(os.getpid()).map(read, starts), strict=True):
         if count == start:  # what is behind a short piece is not in sequence: read it again
             count += got
     file.seek(first + count)

@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from llmgpu.bpe.corpus import CorpusOptions
+    from llmgpu.bpe.special_encoding import SpecialOptions
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -236,3 +237,48 @@ def make_corpus_options(
         limit=limit,
         line_documents=line_documents,
     )
+
+
+def special_options(command: Decorated) -> Decorated:
+    """Add the options about special tokens; `make_special_options` takes them."""
+    for option in (
+        click.option(
+            "--eos", metavar="ID|TEXT", help="Put this token behind each document, in the same way."
+        ),
+        click.option(
+            "--bos",
+            metavar="ID|TEXT",
+            help="Put a token before each document: an id, or a text that is one token.",
+        ),
+        click.option(
+            "--disallow-special",
+            multiple=True,
+            metavar="TEXT|all",
+            help="Fail where the text spells this special token (all: any that is not allowed). "
+            "Repeatable.",
+        ),
+        click.option(
+            "--allowed-special",
+            multiple=True,
+            metavar="TEXT|all",
+            help="Where the text spells this special token, take its id; by default such text is "
+            "text like any other. Repeatable.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def make_special_options(
+    allowed_special: tuple[str, ...],
+    disallow_special: tuple[str, ...],
+    bos: str | None,
+    eos: str | None,
+) -> SpecialOptions:
+    """Turn the values of `special_options` into the library's."""
+    from llmgpu.bpe.special_encoding import SpecialOptions
+
+    def token(text: str | None) -> int | str | None:
+        return int(text) if text and re.fullmatch(r"[0-9]{1,10}", text) else text
+
+    return SpecialOptions(allowed_special, disallow_special, token(bos), token(eos))

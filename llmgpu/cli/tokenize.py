@@ -12,6 +12,7 @@ import click
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.corpus import Corpus, CorpusOptions
 from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.token_files import FORMATS, TokenSink
 from llmgpu.bpe.token_readers import read_side_file, read_tokens
 from llmgpu.bpe.vocabulary import Vocabulary
@@ -21,7 +22,9 @@ from llmgpu.cli.options import (
     corpus_options,
     device_option,
     make_corpus_options,
+    make_special_options,
     output_options,
+    special_options,
 )
 from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
 from llmgpu.errors import VocabularyError
@@ -51,6 +54,7 @@ from llmgpu.files import atomic_output
     "--line-documents", is_flag=True, help="Each line is a document, written as it comes."
 )
 @shard_options
+@special_options
 @corpus_options
 @device_option
 @output_options
@@ -70,6 +74,10 @@ def tokenize(
     as_json: bool,
     quiet: bool,
     debug: bool,
+    allowed_special: tuple[str, ...],
+    disallow_special: tuple[str, ...],
+    bos: str | None,
+    eos: str | None,
     **reading: Any,
 ) -> None:
     """Tokenize text files, folders or globs (stdin by default), each file a document.
@@ -86,6 +94,9 @@ def tokenize(
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
     cut = Cut(shard_tokens, layout, resume)
     check_shard_options(cut, output, format_name, is_encoding=not (decode or count))
+    special = make_special_options(allowed_special, disallow_special, bos, eos)
+    if decode and not special.is_plain:
+        raise click.UsageError("--decode takes no special tokens: their ids become their text")
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
@@ -96,9 +107,11 @@ def tokenize(
         options = make_corpus_options(line_documents=line_documents, **reading)
         backend = select_backend(device, "tokenize")
         report.line(f"tokenizing on {backend.description}")
+        if vocabulary.normalizer:
+            report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
         where = partial(open_sink, cut, sources, options, vocabulary, output, format_name, report)
         target = None if count else where
-        summary = _encode(sources, options, vocabulary, backend, target, report)
+        summary = _encode(sources, options, vocabulary, special, backend, target, report)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -109,13 +122,14 @@ def _encode(
     sources: tuple[str, ...],
     options: CorpusOptions,
     vocabulary: Vocabulary,
+    special: SpecialOptions,
     backend: Backend,
     target: Callable[[], TokenSink] | None,
     report: Reporter,
 ) -> dict[str, Any]:
     """Tokenize into what `target` opens, or only count where it is None; return the summary."""
     with Corpus(sources, options) as text:
-        encoder = open_encoder(vocabulary, backend)
+        encoder = with_special_tokens(open_encoder(vocabulary, backend), vocabulary, special)
         start = time.perf_counter()
         tokens = 0
         try:

@@ -16,6 +16,7 @@ from llmgpu.gpu.buffers import Buffer, BufferPool
 from llmgpu.gpu.commands import MAX_TIMED, Commands
 from llmgpu.gpu.device import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
+from llmgpu.gpu.native import is_usable
 from llmgpu.gpu.transfer import Download, Staging
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Download",
     "Kernel",
     "Staging",
+    "is_usable",
     "list_adapters",
     "select_adapter",
 ]

@@ -22,10 +22,17 @@ from wgpu.backends.wgpu_native import _api
 from wgpu.backends.wgpu_native._ffi import ffi, lib
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
+from llmgpu.errors import DeviceError
+
 libf: Any = _api.libf
 
 _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
-_instance_ready = False
+_instance_process: int | None = None  # that made the instance; its threads don't survive a fork
+
+
+def is_usable() -> bool:
+    """Whether this process can use adapters: it isn't forked from one that did."""
+    return _instance_process in (None, os.getpid())
 
 
 def prepare_instance() -> None:
@@ -34,14 +41,21 @@ def prepare_instance() -> None:
     Only the platform's native APIs are asked for: an OpenGL adapter has neither subgroups nor
     16-bit floats, and would be returned in silence where Vulkan is missing. The hidden validation
     of indirect dispatches is off, because kernels clamp the counts that they write.
+
+    Raises DeviceError in a process forked from one that had done so: it would wait for ever.
     """
-    global _instance_ready
-    if _instance_ready:
+    global _instance_process
+    if not is_usable():
+        raise DeviceError(
+            "a process that was forked after adapters were used can't use them: start it with "
+            "multiprocessing's 'spawn', or use --device cpu"
+        )
+    if _instance_process is not None:
         return
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # a C library complains else
     backends = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
     set_instance_extras(backends=backends, flags=["Empty"])
-    _instance_ready = True
+    _instance_process = os.getpid()
 
 
 def create_shader_module(device: Any, code: str, label: str) -> Any:

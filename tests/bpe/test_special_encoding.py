@@ -1,0 +1,308 @@
+"""Special tokens in texts against tiktoken, wherever the text is cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.backend import Backend
+from llmgpu.bpe.corpus import Corpus, CorpusOptions, Fill, corpus_from_bytes
+from llmgpu.bpe.encode_numpy import NumpyEncoder
+from llmgpu.bpe.encoding import Encoder, open_encoder
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.special_encoding import SpecialOptions, token_id, with_special_tokens
+from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.errors import InputError, VocabularyError
+from llmgpu.gpu import Device
+from tests.bpe.test_encode_numpy import make_vocabulary
+
+# Tokens that end, contain and overlap one another. Which of two that begin with one another counts
+# depends on their hashes in tiktoken; here it is the longer one.
+UNEQUAL = ("<|a|>", "<|b|>", "|><", "aab", "ba", "☃")
+SPECIAL = (*UNEQUAL, "<|", "<|a|><|b|>", "aa")
+PARTS = ["<", "|", ">", "a", "b", "ab", " ", "\n", "☃", "ä", "aa", *SPECIAL]
+TEXTS = st.lists(st.sampled_from(PARTS), max_size=25).map("".join)
+DOCUMENTS = st.lists(TEXTS, max_size=4)
+CHOICES = st.sets(st.sampled_from(SPECIAL))
+UNEQUAL_CHOICES = st.sets(st.sampled_from(UNEQUAL))
+
+
+@cache
+def vocabulary(pattern: str = "gpt2") -> Vocabulary:
+    merges = [(124, 62), (97, 98), (98, 257), (32, 60), (226, 152), (195, 164), (60, 60)]
+    return build_vocabulary(merges, pattern=pattern, tie="hf", special_tokens=SPECIAL, training={})
+
+
+@cache
+def peer() -> tiktoken.Encoding:
+    ours = vocabulary()
+    special = {text: ours.special_tokens[text] for text in UNEQUAL}
+    return tiktoken.Encoding(
+        name="peer",
+        pat_str=r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
+        mergeable_ranks={token: i for i, token in enumerate(ours.tokens[:263])},
+        special_tokens=special,
+    )
+
+
+def encode(encoder: Encoder, documents: Sequence[str | bytes]) -> list[list[int]]:
+    """Return the ids of each document."""
+    data = [text if isinstance(text, bytes) else text.encode() for text in documents]
+    ids: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    text_bytes = 0
+    for piece in encoder.encode(corpus_from_bytes(data)):
+        assert (piece.ids.dtype, piece.document_starts.dtype) == (np.uint32, np.int64)
+        assert ((piece.document_starts >= 0) & (piece.document_starts <= len(piece.ids))).all()
+        starts += (piece.document_starts + len(ids)).tolist()
+        ids += piece.ids.tolist()
+        text_bytes += piece.text_bytes
+        ends += [len(ids)] * piece.closed
+    assert text_bytes == sum(map(len, data))
+    assert len(starts) == len(documents) and starts[:1] in ([], [0])
+    assert set(ends) <= {*starts, len(ids)}, "closed where no document ends"
+    return [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
+
+
+def special_encoder(
+    allowed: Collection[str] = (),
+    disallowed: Collection[str] = (),
+    bos: int | str | None = None,
+    eos: int | str | None = None,
+    *,
+    cut: int = 1 << 20,
+    threads: int = 1,
+) -> Encoder:
+    """Return an encoder with slices and blocks of about `cut` bytes."""
+    options = SpecialOptions(allowed, disallowed, bos, eos)
+    inner = NumpyEncoder(vocabulary(), cut, threads)
+    return with_special_tokens(inner, vocabulary(), options, cut)
+
+
+@settings(max_examples=300)
+@given(DOCUMENTS, UNEQUAL_CHOICES, st.integers(1, 30), st.integers(1, 2))
+def test_ids_are_those_of_tiktoken(
+    documents: list[str], allowed: set[str], cut: int, threads: int
+) -> None:
+    encoder = special_encoder(allowed, cut=cut, threads=threads)
+    expected = [
+        peer().encode(text, allowed_special=allowed, disallowed_special=()) for text in documents
+    ]
+    assert encode(encoder, documents) == expected
+
+
+def split_ids(text: str, allowed: Collection[str]) -> list[int]:
+    """Cut a text at special tokens, the longest first, and let tiktoken do the rest."""
+    special = vocabulary().special_tokens
+    longest_first = sorted(allowed, key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text) if allowed else [text]
+    return [
+        token
+        for i, piece in enumerate(pieces)
+        for token in ([special[piece]] if i % 2 else peer().encode_ordinary(piece))
+    ]
+
+
+@settings(max_examples=300)
+@given(DOCUMENTS, CHOICES, st.integers(1, 30), st.integers(1, 2))
+def test_the_longest_at_a_position_counts(
+    documents: list[str], allowed: set[str], cut: int, threads: int
+) -> None:
+    encoder = special_encoder(allowed, cut=cut, threads=threads)
+    assert encode(encoder, documents) == [split_ids(text, allowed) for text in documents]
+
+
+@settings(max_examples=200)
+@given(DOCUMENTS, UNEQUAL_CHOICES, UNEQUAL_CHOICES, st.integers(1, 30))
+def test_disallowed_is_what_tiktoken_refuses(
+    documents: list[str], allowed: set[str], disallowed: set[str], cut: int
+) -> None:
+    encoder = special_encoder(allowed, disallowed, cut=cut)
+    try:
+        expected = [
+            peer().encode(text, allowed_special=allowed, disallowed_special=disallowed)
+            for text in documents
+        ]
+    except ValueError:
+        with pytest.raises(InputError, match=r"special token .* is disallowed"):
+            encode(encoder, documents)
+    else:
+        assert encode(encoder, documents) == expected
+
+
+@settings(max_examples=150)
+@given(
+    DOCUMENTS,
+    CHOICES,
+    st.sampled_from([None, 7, "<|b|>", "ab"]),
+    st.sampled_from([None, 262, "aab"]),
+    st.integers(1, 30),
+)
+def test_documents_begin_with_bos_and_end_with_eos(
+    documents: list[str],
+    allowed: set[str],
+    bos: int | str | None,
+    eos: int | str | None,
+    cut: int,
+) -> None:
+    def around(token: int | str | None) -> list[int]:
+        return [] if token is None else [token_id(vocabulary(), token)]
+
+    encoder = special_encoder(allowed, bos=bos, eos=eos, cut=cut)
+    plain = encode(special_encoder(allowed), documents)
+    assert encode(encoder, documents) == [around(bos) + ids + around(eos) for ids in plain]
+
+
+class Announcing:
+    """A source that says where a document begins together with the end of the one before."""
+
+    def __init__(self, documents: list[str], piece_bytes: int) -> None:
+        self._fills: list[tuple[bytes, list[int], bool]] = []
+        for number, document in enumerate(documents):
+            data = document.encode()
+            for begin in range(0, max(len(data), 1), piece_bytes):
+                piece = data[begin : begin + piece_bytes]
+                closed = begin + piece_bytes >= len(data)
+                starts = [len(piece)] * (closed and number + 1 < len(documents))
+                self._fills.append((piece, [0, *starts] if not self._fills else starts, closed))
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
+        data, starts, closed = self._fills.pop(0)
+        buffer[: len(data)] = np.frombuffer(data, np.uint8)
+        return Fill(len(data), np.array(starts, np.int64), closed, not self._fills)
+
+
+@settings(max_examples=300)
+@given(st.lists(TEXTS, min_size=1, max_size=4), CHOICES, st.integers(1, 60))
+def test_documents_that_are_announced_early(
+    documents: list[str], allowed: set[str], piece_bytes: int
+) -> None:
+    encoder = special_encoder(allowed, bos=0, eos=1, cut=1 << 10)
+    pieces = list(encoder.encode(Announcing(documents, piece_bytes)))
+    ids = np.concatenate([piece.ids for piece in pieces])
+    expected = [token for part in encode(encoder, documents) for token in part]
+    assert ids.tolist() == expected
+    assert sum(len(piece.document_starts) for piece in pieces) == len(documents)
+
+
+def test_all_means_all() -> None:
+    text = "x<|a|><|b|>aab☃|>< <|"
+    expected = split_ids(text, SPECIAL)
+    assert encode(special_encoder(["all"]), [text]) == [expected]
+    encode(special_encoder(["all"], ["all"]), [text])  # all but the allowed ones, so none
+    with pytest.raises(InputError, match=r"'☃' at offset 14 .*--allowed-special"):
+        encode(special_encoder(set(SPECIAL) - {"☃"}, ["all"]), [text])
+
+
+def test_no_token_goes_over_the_end_of_a_document() -> None:
+    documents = ["<|a", "|>", "", "<|a|>", "<|b|", ">"]
+    special = vocabulary().special_tokens["<|a|>"]
+    for cut in range(1, 12):
+        ids = encode(special_encoder(["<|a|>"], ["<|b|>"], cut=cut), documents)
+        assert ids[2:4] == [[], [special]]
+        assert [vocabulary().decode(i).decode() for i in ids] == documents
+
+
+def test_the_offset_of_a_disallowed_token() -> None:
+    documents = ["äb", "<|b|>", "ab<|b|>"]
+    for cut in range(1, 20):
+        with pytest.raises(InputError, match=r"special token '<\|b\|>' at offset 3 of the text"):
+            encode(special_encoder(disallowed=["<|b|>"], cut=cut), documents)
+
+
+def test_a_byte_without_a_token_has_its_offset_in_the_whole_text() -> None:
+    tokens = [b"a", b" ", b"<s>"]
+    made = Vocabulary(
+        tuple(tokens),
+        np.empty((0, 3), np.uint32),
+        "class",
+        PATTERNS["class"].expression,
+        special_tokens={"<s>": 2},
+    )
+    for cut in range(1, 20):
+        inner = NumpyEncoder(made, cut)
+        encoder = with_special_tokens(inner, made, SpecialOptions(["all"]), cut)
+        with pytest.raises(InputError, match="byte 0x62 at offset 9 of the text"):
+            encode(encoder, ["a<s>", "a <s>", "ba<s>a"])
+
+
+def test_many_documents_and_tokens_in_large_blocks() -> None:
+    generator = np.random.default_rng(5)
+    parts = generator.choice(np.array(PARTS), 40_000).tolist()
+    documents = ["".join(parts[i : i + 9]) for i in range(0, len(parts), 9)]
+    expected = [split_ids(text, SPECIAL) for text in documents]
+    for cut in (1000, 1 << 20):
+        assert encode(special_encoder(["all"], cut=cut, threads=2), documents) == expected
+
+
+@pytest.mark.parametrize("match", ["bpe", "greedy"])
+@pytest.mark.parametrize("pattern", ["gpt2", "none", "class"])
+def test_a_device_gives_the_same_ids(device: Device, match: str, pattern: str) -> None:
+    generator = np.random.default_rng(6)
+    parts = generator.choice(np.array(PARTS), 9_000).tolist()
+    documents = ["".join(parts[i : i + 900]) for i in range(0, len(parts), 900)] + ["", "<|a|>"]
+    made = vocabulary(pattern).with_match(match)
+    options = SpecialOptions(["<|a|>", "aa", "☃"], (), "<|b|>", 0)
+    found = [
+        encode(with_special_tokens(open_encoder(made, backend, 2000), made, options), documents)
+        for backend in (Backend(device, ""), Backend(None, ""))
+    ]
+    assert found[0] == found[1]
+
+
+def test_tokens_over_the_borders_of_files_and_blocks(tmp_path: Path) -> None:
+    half = "☃<|a|>" * 30_000
+    (tmp_path / "a.txt").write_text(half + "<|a", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("|>" + half, encoding="utf-8")
+    options = CorpusOptions(separators=("☃☃".encode(),))
+    for reading in (CorpusOptions(), options):
+        with Corpus([str(tmp_path)], reading) as corpus:
+            pieces = list(special_encoder(["<|a|>"], cut=1 << 16).encode(corpus))
+        ids = np.concatenate([piece.ids for piece in pieces])
+        assert sum(len(piece.document_starts) for piece in pieces) == 2
+        special = vocabulary().special_tokens["<|a|>"]
+        assert int((ids == special).sum()) == 60_000
+        assert vocabulary().decode(ids).decode() == half + "<|a|>" + half
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (-1, "id -1 stands for nothing in the vocabulary of 272 ids"),
+        (272, "id 272"),
+        ("abc", "'abc' is not one token .* special tokens are '<|a|>', '<|b|>'"),
+        ("", "'' is not one token"),
+        ("\ud800\ud800", "is not one token"),
+    ],
+)
+def test_what_is_no_token(token: int | str, message: str) -> None:
+    with pytest.raises(VocabularyError, match=message.replace("|", r"\|")):
+        special_encoder(bos=token)
+
+
+def test_what_is_no_special_token() -> None:
+    for options in (SpecialOptions(["ab"]), SpecialOptions((), "ab")):
+        with pytest.raises(VocabularyError, match="'ab' is no special token"):
+            with_special_tokens(NumpyEncoder(vocabulary()), vocabulary(), options)
+
+
+def test_a_text_of_several_ids_is_refused() -> None:
+    made = make_vocabulary([b"a", b"b", b"a"], "class")
+    with pytest.raises(VocabularyError, match=r"2 ids, \[0, 2\]: give the id"):
+        token_id(made, "a")
+
+
+def test_without_options_nothing_is_put_around() -> None:
+    inner = NumpyEncoder(vocabulary())
+    assert with_special_tokens(inner, vocabulary(), SpecialOptions()) is inner

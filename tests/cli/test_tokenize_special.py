@@ -1,0 +1,134 @@
+"""Special tokens and normalizing in ``llmgpu tokenize``, as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.token_files import FORMATS
+from llmgpu.bpe.vocabulary import Vocabulary
+from tests.cli.conftest import Run, environment
+from tests.cli.test_bpe_train import fails
+
+END, BEGIN = "<|end|>", "<|begin|>"
+
+
+@pytest.fixture
+def special_vocab(corpus: Path, llmgpu: Run) -> Vocabulary:
+    """A vocabulary in v.bin whose last two ids are special."""
+    options = ("--vocab-size", "300", "--special-token", END, "--special-token", BEGIN)
+    done = llmgpu("bpe-train", "corpus.txt", "--device", "cpu", "-q", *options)
+    assert done.returncode == 0, done.stderr
+    return Vocabulary.load(corpus.parent / "v.bin")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_ids_in_every_format(
+    llmgpu: Run, corpus: Path, special_vocab: Vocabulary, device_name: str, name: str
+) -> None:
+    text = corpus.read_bytes().replace(b"\n", END.encode(), 50)
+    (corpus.parent / "a.txt").write_bytes(text)
+    (corpus.parent / "b.txt").write_bytes(END.encode())
+    options = ("--format", name, "--vocab", "v.bin", "-q")
+    encoding = ("--device", device_name, "--allowed-special", "all", "--bos", BEGIN, "--eos", "10")
+    done = llmgpu("tokenize", "a.txt", "b.txt", "-o", "ids", *options, *encoding)
+    assert done.returncode == 0, done.stderr
+    back = llmgpu("tokenize", "ids", "--decode", *options)
+    begin, end = BEGIN.encode(), END.encode()
+    assert back.stdout == begin + text + b"\n" + begin + end + b"\n"
+    if name == "bin":
+        side = json.loads((corpus.parent / "ids.json").read_text())
+        ids = np.fromfile(corpus.parent / "ids", np.uint16)
+        assert side["count"] == len(ids) and side["bytes"] == len(text) + len(end)
+        assert side["document_offsets"] == [0, len(ids) - 3]
+        assert ids[-3:].tolist() == [299, 298, 10] and int((ids == 298).sum()) == 51
+
+
+def test_text_is_text_unless_allowed(llmgpu: Run, special_vocab: Vocabulary) -> None:
+    text = f"x{END}{BEGIN}".encode()
+    arguments = ("tokenize", "--vocab", "v.bin", "-q", "--device", "cpu")
+    plain = llmgpu(*arguments, stdin=text).stdout.split()
+    assert not {b"298", b"299"} & set(plain)
+    one = llmgpu(*arguments, "--allowed-special", END, stdin=text).stdout.split()
+    assert one[:2] == [b"120", b"298"] and b"299" not in one
+    both = ("--allowed-special", END, "--allowed-special", BEGIN)
+    assert llmgpu(*arguments, *both, stdin=text).stdout == b"120 298 299\n"
+    counted = llmgpu(*arguments, *both, "--count", "--eos", END, stdin=text)
+    assert counted.stdout == b"4\n"
+
+
+def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None:
+    expression = PATTERNS["none"].expression
+    by_lines = replace(special_vocab, pattern="none", expression=expression, match="greedy")
+    by_lines.save(corpus.parent / "lines.bin")  # lines go through one thread, so as they come
+    arguments = ["tokenize", "--vocab", "lines.bin", "--line-documents", "--device", "cpu"]
+    special = ["--allowed-special", "all", "--bos", BEGIN, "--eos", END]
+    with subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", *arguments, *special],
+        cwd=corpus.parent,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        watchdog = threading.Timer(60, child.kill)
+        watchdog.start()
+        for line in (b"first\n", END.encode() + b"\n", b"\n"):
+            child.stdin.write(line)
+            child.stdin.flush()
+            ids = np.array(child.stdout.readline().split(), np.int64)  # before the next is sent
+            expected = BEGIN.encode() + line + END.encode()
+            assert special_vocab.decode(ids) == expected
+        child.stdin.close()
+        assert child.stdout.read() == b""
+        assert child.wait(timeout=30) == 0
+        watchdog.cancel()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--disallow-special", "all"], 1, "'<|end|>' at offset 2 of the text is disallowed"),
+        (["--disallow-special", END, "--allowed-special", BEGIN], 1, "--allowed-special"),
+        (["--allowed-special", "<|no|>"], 1, "'<|no|>' is no special token"),
+        (["--disallow-special", "<|no|>"], 1, "'<|end|>', '<|begin|>'"),
+        (["--bos", "300"], 1, "id 300 stands for nothing in the vocabulary of 300 ids"),
+        (["--eos", "two words"], 1, "'two words' is not one token"),
+        (["--decode", "--bos", "1"], 2, "--decode"),
+    ],
+)
+def test_what_is_refused(
+    llmgpu: Run,
+    corpus: Path,
+    special_vocab: Vocabulary,
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    (corpus.parent / "in.txt").write_text(f"a\n{END}")
+    before = sorted(corpus.parent.iterdir())
+    options = ("--vocab", "v.bin", "-o", "out", "--device", "cpu")
+    fails(llmgpu("tokenize", "in.txt", *options, *arguments), code, message)
+    assert sorted(corpus.parent.iterdir()) == before
+
+
+def test_text_is_normalized_first(
+    llmgpu: Run, corpus: Path, special_vocab: Vocabulary, device_name: str
+) -> None:
+    replace(special_vocab, normalizer="NFC").save(corpus.parent / "nfc.bin")
+    text = "e\u0301 \u1112\u1161\u11ab \u212b" * 1000
+    arguments = ("tokenize", "--vocab", "nfc.bin", "--device", device_name)
+    done = llmgpu(*arguments, stdin=text.encode())
+    assert b"note: text is normalized (NFC)" in done.stderr
+    back = llmgpu("tokenize", "--vocab", "nfc.bin", "--decode", stdin=done.stdout)
+    assert back.stdout.decode() == unicodedata.normalize("NFC", text)

@@ -1,0 +1,287 @@
+"""The Python API, in one process and in children of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llmgpu
+from llmgpu import Tokenizer
+from llmgpu.bpe.corpus import CorpusOptions
+from llmgpu.bpe.interchange import huggingface
+from llmgpu.bpe.interchange import tiktoken as rank_files
+from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
+from llmgpu.tokenizer import HOST_BYTES
+from tests.bpe.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
+from tests.bpe.test_train_recount import words
+from tests.cli.conftest import ROOT, environment
+from tests.conftest import require_adapter
+
+SURROGATES = st.text(st.sampled_from("ab \ud83d\ude00\udc80\ud800é😀"), max_size=8)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(vocabulary(), "cpu")
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    if request.param == "gpu":
+        require_adapter()
+    return Tokenizer(vocabulary(), request.param)
+
+
+def long_text() -> str:
+    return words(3, 30_000, 900).decode() + "".join(SPECIAL) * 100
+
+
+@given(DOCUMENTS)
+def test_ids_are_those_of_tiktoken(documents: list[str]) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    expected = [peer().encode(text, allowed_special=set(UNEQUAL)) for text in documents]
+    found = made.encode_batch(documents, allowed_special=UNEQUAL)
+    assert [ids.tolist() for ids in found] == expected
+    assert all(ids.dtype == np.uint32 and ids.ndim == 1 for ids in found)
+    for text, ids in zip(documents, expected, strict=True):
+        assert made.encode(text, allowed_special=UNEQUAL).tolist() == ids
+        assert made.encode(text.encode(), allowed_special=frozenset(UNEQUAL)).tolist() == ids
+        assert made.decode(ids) == text
+
+
+@given(SURROGATES)
+def test_surrogates_are_those_of_tiktoken(text: str) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    assert made.encode(text).tolist() == peer().encode(text, disallowed_special=())
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5))
+def test_bytes_come_back(texts: list[bytes]) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    found = made.encode_batch(texts, bos=SPECIAL[0], eos=SPECIAL[1])
+    bos, eos = SPECIAL[0].encode(), SPECIAL[1].encode()
+    assert [made.decode_bytes(ids) for ids in found] == [bos + text + eos for text in texts]
+
+
+def test_long_texts_on_any_device(any_tokenizer: Tokenizer, tokenizer: Tokenizer) -> None:
+    text = long_text()
+    assert len(text) > HOST_BYTES
+    assert any_tokenizer.decode(any_tokenizer.encode(text)) == text
+    arguments = {"allowed_special": "all", "bos": 3}
+    ids = any_tokenizer.encode(text, **arguments)
+    np.testing.assert_array_equal(ids, tokenizer.encode(text, **arguments))
+    pieces = [text[i : i + 1000] for i in range(0, len(text), 1000)]
+    for found, piece in zip(any_tokenizer.encode_batch(pieces), pieces, strict=True):
+        np.testing.assert_array_equal(found, tokenizer.encode(piece))
+
+
+def test_files(any_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = long_text()
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text("short")
+    both = any_tokenizer.encode_file(tmp_path, eos=1)
+    expected = [any_tokenizer.encode(part, eos=1) for part in (text, "short")]
+    np.testing.assert_array_equal(both, np.concatenate(expected))
+    names = [str(tmp_path / "b.txt"), tmp_path / "b.txt"]
+    assert any_tokenizer.decode(any_tokenizer.encode_file(names)) == "shortshort"
+    reading = CorpusOptions(separators=(b"o",))
+    assert any_tokenizer.decode(any_tokenizer.encode_file(names[0], reading=reading)) == "shrt"
+    with pytest.raises(InputError, match=r"missing\.txt"):
+        any_tokenizer.encode_file("missing.txt")
+
+
+def test_results_are_the_callers(tokenizer: Tokenizer) -> None:
+    before = tokenizer.encode("abab abab").tolist()
+    tokenizer.encode("abab abab")[:] = 7
+    assert tokenizer.encode("abab abab").tolist() == before
+    assert tokenizer.encode("").shape == (0,) and tokenizer.encode("").dtype == np.uint32
+    assert tokenizer.encode_batch([]) == []
+    tokenizer.special_tokens.clear()
+    assert list(tokenizer.special_tokens) == list(SPECIAL)
+    assert tokenizer.vocab_size == tokenizer.vocabulary.size == 272
+    assert repr(tokenizer) == "<Tokenizer: 272 ids, pattern gpt2, device 'cpu'>"
+
+
+def test_decoding(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(b"a\xff\xe2\x98")
+    assert tokenizer.decode_bytes(ids) == b"a\xff\xe2\x98"
+    assert tokenizer.decode(ids) == "a\ufffd\ufffd"
+    assert tokenizer.decode(ids.tolist(), errors="ignore") == "a"
+    with pytest.raises(UnicodeDecodeError):
+        tokenizer.decode(ids, errors="strict")
+    with pytest.raises(InputError, match="id 272 at position 0"):
+        tokenizer.decode([272])
+
+
+def test_what_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="'☃' at offset 1 of the text is disallowed"):
+        tokenizer.encode("a☃", disallowed_special="all")
+    with pytest.raises(VocabularyError, match="'nope' is no special token"):
+        tokenizer.encode("a", allowed_special={"nope"})
+    with pytest.raises(VocabularyError, match="id 272"):
+        tokenizer.encode("a", eos=272)
+    with pytest.raises(TypeError, match="str or bytes, not int"):
+        tokenizer.encode(3)  # type: ignore[arg-type]
+    with pytest.raises(DeviceError):
+        Tokenizer(vocabulary(), "no such adapter")
+
+
+def test_other_tools_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rank_files.write(tokenizer.vocabulary, tmp_path / "ranks")
+    huggingface.write(tokenizer.vocabulary, tmp_path / "tokenizer.json")
+    special = tokenizer.special_tokens
+    for made in (
+        Tokenizer.from_huggingface(tmp_path / "tokenizer.json", device="cpu"),
+        Tokenizer.from_tiktoken(
+            tmp_path / "ranks", pattern="gpt2", special_tokens=special, device="cpu"
+        ),
+    ):
+        assert made.special_tokens == special
+        text = "abab <|a|>"
+        np.testing.assert_array_equal(
+            made.encode(text, allowed_special="all"),
+            tokenizer.encode(text, allowed_special="all"),
+        )
+
+
+def test_training_saving_and_loading(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"<|end|>".join(words(seed, 2_000, 300) for seed in (1, 2)))
+    made = Tokenizer.train(path, vocab_size=300, special_tokens=["<|end|>"], device="cpu")
+    command = ["bpe-train", "corpus.txt", "--vocab-size", "300", "--special-token", "<|end|>", "-q"]
+    subprocess.run(
+        [sys.executable, "-m", "llmgpu", *command, "--device", "cpu"],
+        cwd=tmp_path,
+        env=environment(),
+        check=True,
+        timeout=60,
+    )
+    made.save(tmp_path / "saved.bin")
+    assert (tmp_path / "saved.bin").read_bytes() == (tmp_path / "v.bin").read_bytes()
+    loaded = Tokenizer.load(tmp_path / "v.bin", device="cpu")
+    ids = loaded.encode_file(path, allowed_special="all")
+    assert loaded.decode_bytes(ids) == path.read_bytes() and int((ids == 299).sum()) == 1
+    with pytest.raises(OutputError):
+        made.save(tmp_path)
+    with pytest.raises(VocabularyError, match=r"missing\.bin"):
+        Tokenizer.load(tmp_path / "missing.bin")
+    with pytest.raises(VocabularyError, match="not valid Unicode"):
+        Tokenizer.train(path, vocab_size=300, special_tokens=["\ud800"], device="cpu")
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="empty"):
+        Tokenizer.train([path], vocab_size=300, device="cpu")
+
+
+def test_threads_share_one(any_tokenizer: Tokenizer) -> None:
+    texts = [long_text()[i:] for i in range(4)] + ["short", "ab"]
+    expected = [any_tokenizer.encode(text).tolist() for text in texts]
+    found: dict[int, list[int]] = {}
+
+    def work(number: int) -> None:
+        text = texts[number % len(texts)]
+        found[number] = any_tokenizer.encode(text, eos=None).tolist()
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(18)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[number] for number in range(18)] == [expected[n % len(texts)] for n in range(18)]
+
+
+def test_copies(any_tokenizer: Tokenizer) -> None:
+    text = long_text()
+    expected = any_tokenizer.encode(text)
+    for made in (pickle.loads(pickle.dumps(any_tokenizer)), copy.deepcopy(any_tokenizer)):
+        assert repr(made) == repr(any_tokenizer)
+        np.testing.assert_array_equal(made.encode(text), expected)
+
+
+CHILDREN = """
+import multiprocessing, os, pickle, sys
+from llmgpu import Tokenizer
+from llmgpu.errors import DeviceError
+
+def encode(tokenizer, text):
+    try:
+        return tokenizer.encode(text).tolist()
+    except DeviceError as error:
+        return str(error)
+
+def encode_file(tokenizer, path):
+    try:
+        return tokenizer.encode_file(path).tolist()
+    except DeviceError as error:
+        return str(error)
+
+def main(device, method, path):
+    tokenizer = Tokenizer.load("v.bin", device)
+    text = open(path).read()
+    expected = tokenizer.encode_file(path).tolist()
+    assert tokenizer.encode(text).tolist() == expected
+    short = tokenizer.encode(text[:100]).tolist()
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        jobs = [pool.apply_async(encode, (tokenizer, text)),
+                pool.apply_async(encode, (tokenizer, text[:100])),
+                pool.apply_async(encode_file, (tokenizer, path))]
+        long, few, file = [job.get(timeout=40) for job in jobs]
+    assert few == short
+    if (device, method) == ("gpu", "fork"):
+        assert "spawn" in long and "--device cpu" in long and file == long, long[:100]
+    else:
+        assert long == expected and file == expected
+    if method == "fork":
+        child = os.fork()
+        if not child:
+            same = encode(tokenizer, text) == long and encode(tokenizer, text[:100]) == short
+            os._exit(0 if same else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("device", ["auto", "cpu", "gpu"])
+def test_child_processes(tmp_path: Path, device: str, method: str) -> None:
+    if sys.platform == "win32" and method == "fork":
+        pytest.skip("this system has no fork")
+    if device == "gpu":
+        require_adapter()
+    vocabulary().save(tmp_path / "v.bin")
+    (tmp_path / "corpus.txt").write_text(long_text() * 30)  # is read by several threads
+    (tmp_path / "children.py").write_text(CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "children.py", device, method, "corpus.txt"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_imports_little() -> None:
+    code = "import sys, llmgpu; print([m for m in ('numpy', 'wgpu', 'click') if m in sys.modules])"
+    code += "; from llmgpu import Tokenizer; print('wgpu' in sys.modules, Tokenizer.__module__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["[]", "False llmgpu.tokenizer"], done.stderr
+
+
+def test_names_of_the_package() -> None:
+    assert set(llmgpu.__all__) == {"Tokenizer", "__version__"}
+    with pytest.raises(AttributeError, match="Tokenizr"):
+        _ = llmgpu.Tokenizr  # type: ignore[attr-defined]
