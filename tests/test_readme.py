@@ -11,6 +11,7 @@ from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def examples() -> list[tuple[str, str]]:
@@ -40,6 +41,18 @@ def test_examples_run_and_print_what_they_show(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         if shown:
             assert done.stdout.rstrip("\n") == shown.rstrip("\n"), command
+    programs = PYTHON_BLOCK.findall(README.read_text(encoding="utf-8"))
+    assert len(programs) >= 2
+    for program in programs:  # they go on with the files that the commands have made
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"{program}\n{done.stderr}"
 
 
 def test_numbers_are_those_of_the_recorded_runs() -> None:
