@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
-from llmgpu.bpe.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.bpe.encoding import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
-from llmgpu.bpe.pattern import DEFAULT_PATTERN
-from llmgpu.bpe.special_encoding import SpecialOptions, with_special_tokens
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 HOST_BYTES = 1 << 16  # up to so much text NumPy is done before a device has got it
 
@@ -123,8 +123,8 @@ class Tokenizer:
         Raises InputError for a corpus that is empty or can't be read, DeviceError for a device that
         is missing or too small, LlmgpuError for an option that is out of range.
         """
-        from llmgpu.bpe.training import train_vocabulary
-        from llmgpu.bpe.training_options import TrainingOptions
+        from llmgpu.bpe.training.options import TrainingOptions
+        from llmgpu.bpe.training.train import train_vocabulary
 
         options = TrainingOptions(
             vocab_size,

@@ -1,4 +1,4 @@
-"""Write llmgpu/bpe/unicode_classes.py: the classes of code points, as the `regex` module has them.
+"""Write patterns/unicode_classes.py: the classes of code points, as the `regex` module has them.
 
 Run it from the top of the repository; the output is the same for the same version of `regex`.
 """
@@ -11,7 +11,7 @@ from textwrap import wrap
 
 import regex
 
-TARGET = Path("llmgpu/bpe/unicode_classes.py")
+TARGET = Path("llmgpu/bpe/patterns/unicode_classes.py")
 CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)  # no text holds them
 # Letter in the runs, and what belongs to the class; all else is "o".

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import llmgpu
 from llmgpu import Tokenizer
-from llmgpu.bpe.corpus import CorpusOptions
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
+from llmgpu.bpe.text.corpus import CorpusOptions
 from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
 from llmgpu.tokenizer import HOST_BYTES
 from tests.bpe.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary

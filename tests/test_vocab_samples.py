@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding import open_encoder
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device
 
 SAMPLES = Path(__file__).parents[1] / "vocab_samples"

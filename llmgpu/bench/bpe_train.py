@@ -19,11 +19,11 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine, Job, begin_result
 from llmgpu.bench.peers_training import TRAINING_PEERS, TrainingPeer
 from llmgpu.bench.times import summarize, timed
-from llmgpu.bpe.corpus import Corpus, corpus_from_bytes
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
-from llmgpu.bpe.training_result import TrainingResult
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.result import TrainingResult
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress
 
@@ -34,7 +34,7 @@ FIRST_RUN_BYTES = 1000
 
 @dataclass(frozen=True)
 class Trainer:
-    """An engine and which trainer it runs, of `llmgpu.bpe.training_options.ENGINES`."""
+    """An engine and which trainer it runs, of `llmgpu.bpe.training.options.ENGINES`."""
 
     engine: Engine
     kind: str = "batched"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.generated_text import generate_text
-from llmgpu.bpe.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
 from llmgpu.errors import InputError
 
 GENERATED = "generated"

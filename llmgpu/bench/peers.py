@@ -17,8 +17,8 @@ from typing import Any
 from llmgpu.bench.engines import Job
 from llmgpu.bench.machine import package_version
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of
-from llmgpu.bpe.tie import byte_ranks
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 # With pattern none a text would be one word, which peers take forever to merge.
 EXPRESSIBLE = tuple(HUGGINGFACE)

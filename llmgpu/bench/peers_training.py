@@ -26,7 +26,7 @@ from llmgpu.bench.peers import (
     vocabulary_merges,
 )
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 PIECE = 1 << 16  # characters that a peer gets at a time; its threads take different pieces
 

@@ -21,9 +21,9 @@ from llmgpu.bench.engines import ALL, Engine, Job, make_job, open_engines
 from llmgpu.bench.machine import describe_machine
 from llmgpu.bench.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.tokenize import measure_tokenizing
-from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.training_options import ENGINES
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.training.options import ENGINES
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress, no_progress
 

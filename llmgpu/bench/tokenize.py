@@ -21,11 +21,11 @@ from llmgpu.bench.bpe_train import train_file
 from llmgpu.bench.engines import Engine, Job, begin_result
 from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
 from llmgpu.bench.times import repeat, summarize, timed
-from llmgpu.bpe.corpus import Corpus, corpus_from_bytes
-from llmgpu.bpe.encoding import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
-from llmgpu.bpe.token_files import TokenWriter, id_dtype, open_writer
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.bpe.tokens.files import TokenWriter, id_dtype, open_writer
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.progress import Progress
 

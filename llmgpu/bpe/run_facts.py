@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from llmgpu.bpe.sources import STANDARD_INPUT
+from llmgpu.bpe.text.sources import STANDARD_INPUT
 from llmgpu.errors import InputError
 
 Run = dict[str, Any]  # what JSON holds, by names that people know

@@ -11,7 +11,7 @@ from rich.console import Console
 from llmgpu.bench import suite
 from llmgpu.bench.corpus import text_blocks
 from llmgpu.bench.engines import ALL
-from llmgpu.bpe.pattern import PATTERNS
+from llmgpu.bpe.patterns.pattern import PATTERNS
 from llmgpu.cli.bench_table import print_results
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import ByteSize, output_options

@@ -13,18 +13,18 @@ from typing import Any, BinaryIO
 import click
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.checkpoint import Checkpoint
-from llmgpu.bpe.corpus import Corpus
-from llmgpu.bpe.counts_file import CountsInfo, WordCounts, load_counts, save_counts
-from llmgpu.bpe.pattern import DEFAULT_PATTERN
+from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.run_facts import FILES, file_facts
-from llmgpu.bpe.sources import resolve_sources
-from llmgpu.bpe.tie import TIE_RULES
-from llmgpu.bpe.training import CountedWords, count_corpus, train_vocabulary
-from llmgpu.bpe.training_options import ENGINES, TrainingOptions
-from llmgpu.bpe.training_plan import Plan, estimate_memory, make_plan
-from llmgpu.bpe.training_result import TrainingResult
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.text.corpus import Corpus
+from llmgpu.bpe.text.sources import resolve_sources
+from llmgpu.bpe.training.checkpoint import Checkpoint
+from llmgpu.bpe.training.options import ENGINES, TrainingOptions
+from llmgpu.bpe.training.plan import Plan, estimate_memory, make_plan
+from llmgpu.bpe.training.result import TrainingResult
+from llmgpu.bpe.training.train import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.vocabulary.tie import TIE_RULES
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.counts_file import CountsInfo, WordCounts, load_counts, save_counts
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
     VocabularySizes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from llmgpu.bpe.interchange.formats import FORMATS, WRITERS
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.import_vocabulary import summarize
 from llmgpu.cli.options import output_options

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llmgpu.bpe.interchange.formats import FORMATS, guess_format, read_vocabulary
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import SpecialToken, chosen_pattern, output_options, pattern_options
 from llmgpu.files import STANDARD_OUTPUT

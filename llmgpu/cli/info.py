@@ -12,7 +12,7 @@ from llmgpu.cli.console import print_json
 from llmgpu.cli.options import output_options
 
 if TYPE_CHECKING:
-    from llmgpu.bpe.vocabulary import Vocabulary
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 LIMITS_SHOWN = (
     "max-buffer-size",
@@ -52,7 +52,7 @@ def info(
             raise click.UsageError("--tokens, --first and --search need a vocabulary file")
         _show(_adapter_facts(), as_json)
         return
-    from llmgpu.bpe.vocabulary import Vocabulary
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.load(vocab)
     if tokens or first or search:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from llmgpu.bpe.corpus import CorpusOptions
-    from llmgpu.bpe.special_encoding import SpecialOptions
+    from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+    from llmgpu.bpe.text.corpus import CorpusOptions
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -77,13 +77,13 @@ class PatternName(click.Choice[str]):
 
     def __init__(self) -> None:
         """Take all names there are."""
-        from llmgpu.bpe.pattern import ALIASES, PATTERNS
+        from llmgpu.bpe.patterns.pattern import ALIASES, PATTERNS
 
         super().__init__([*PATTERNS, *ALIASES])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's own name."""
-        from llmgpu.bpe.pattern import get_pattern
+        from llmgpu.bpe.patterns.pattern import get_pattern
 
         return get_pattern(super().convert(value, param, ctx)).name
 
@@ -95,7 +95,7 @@ class PatternExpression(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's name."""
-        from llmgpu.bpe.pattern import pattern_of_expression
+        from llmgpu.bpe.patterns.pattern import pattern_of_expression
 
         return pattern_of_expression(str(value))
 
@@ -226,7 +226,7 @@ def make_corpus_options(
     line_documents: bool = False,
 ) -> CorpusOptions:
     """Turn the values of `corpus_options` into the library's."""
-    from llmgpu.bpe.corpus import CorpusOptions
+    from llmgpu.bpe.text.corpus import CorpusOptions
 
     if "" in doc_separators:
         raise click.UsageError("a document separator must not be empty")
@@ -276,7 +276,7 @@ def make_special_options(
     eos: str | None,
 ) -> SpecialOptions:
     """Turn the values of `special_options` into the library's."""
-    from llmgpu.bpe.special_encoding import SpecialOptions
+    from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 
     def token(text: str | None) -> int | str | None:
         return int(text) if text and re.fullmatch(r"[0-9]{1,10}", text) else text

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from llmgpu.bpe.corpus import CorpusOptions
 from llmgpu.bpe.run_facts import FILES, Run, file_facts
-from llmgpu.bpe.sources import resolve_sources
-from llmgpu.bpe.token_files import TokenSink, open_writer
-from llmgpu.bpe.token_layouts import LAYOUTS
-from llmgpu.bpe.token_shards import ShardNames, ShardWriter
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.text.corpus import CorpusOptions
+from llmgpu.bpe.text.sources import resolve_sources
+from llmgpu.bpe.tokens.files import TokenSink, open_writer
+from llmgpu.bpe.tokens.layouts import LAYOUTS
+from llmgpu.bpe.tokens.shards import ShardNames, ShardWriter
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import Decorated, TokenCount
 from llmgpu.errors import InputError

@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.corpus import Corpus, CorpusOptions
-from llmgpu.bpe.encoding import open_encoder
-from llmgpu.bpe.special_encoding import SpecialOptions, with_special_tokens
-from llmgpu.bpe.token_files import FORMATS, TokenSink
-from llmgpu.bpe.token_readers import read_side_file, read_tokens
-from llmgpu.bpe.vocabulary import Vocabulary
-from llmgpu.bpe.vocabulary_check import MATCH_RULES
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.tokens.files import FORMATS, TokenSink
+from llmgpu.bpe.tokens.readers import read_side_file, read_tokens
+from llmgpu.bpe.vocabulary.check import MATCH_RULES
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
     corpus_options,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import click
 from click.core import ParameterSource
 
-from llmgpu.bpe.counts_file import WordCounts, add_counts, load_counts
+from llmgpu.bpe.words.counts_file import WordCounts, add_counts, load_counts
 from llmgpu.errors import InputError
 
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")

@@ -27,14 +27,14 @@ from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
 from llmgpu.bench.peers_training import TRAINING_PEERS
 from llmgpu.bench.suite import BenchOptions, all_correct, run_benchmark
 from llmgpu.bench.times import summarize
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.bench import bench
 from llmgpu.cli.bench_table import print_results
 from llmgpu.errors import DeviceError, InputError, LlmgpuError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmgpu.bpe.corpus import Corpus, Fill
+from llmgpu.bpe.text.corpus import Corpus, Fill
 
 
 def read_fills(corpus: Corpus, size: int = 1 << 16) -> Iterator[tuple[Fill, bytes]]:

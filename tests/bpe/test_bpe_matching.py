@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.bpe_matching import BpeMatcher
-from llmgpu.bpe.matching import Words
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
+from llmgpu.bpe.encoding.matching import Words
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference import encoding as reference
 
 BYTES = [bytes([value]) for value in range(256)]

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe import checkpoint as module
-from llmgpu.bpe.checkpoint import Checkpoint
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
-from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training import checkpoint as module
+from llmgpu.bpe.training.checkpoint import Checkpoint
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.errors import InputError, OutputError
 from tests.bpe.test_train_numpy import make_text
 

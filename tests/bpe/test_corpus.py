@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import sources
-from llmgpu.bpe.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.bpe.text import sources
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.errors import InputError
 from tests.bpe.reading import read_documents, split_lines, write
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe import count_gpu, slices
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.count_gpu import MAX_WORD, GpuWordCounter
-from llmgpu.bpe.word_runs import WordAccumulator
-from llmgpu.bpe.word_table_gpu import STATE
-from llmgpu.bpe.words import DistinctWords
+from llmgpu.bpe.text import slices
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.words import count_gpu
+from llmgpu.bpe.words.count_gpu import MAX_WORD, GpuWordCounter
+from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.bpe.words.word_table_gpu import STATE
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
 from tests.gpu.wgsl import struct_fields

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import count_numpy
-from llmgpu.bpe.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.bpe.count_numpy import count_words, default_threads
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.bpe.words import count_numpy
+from llmgpu.bpe.words.count_numpy import count_words, default_threads
 from llmgpu.errors import InputError
 from tests.bpe.word_lists import listed
 from tests.reference import bpe as reference

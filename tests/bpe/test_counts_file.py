@@ -15,8 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.counts_file import CountsInfo, WordCounts, add_counts, load_counts, save_counts
-from llmgpu.bpe.words import MAX_WORD_BYTES, DistinctWords
+from llmgpu.bpe.words.counts_file import (
+    CountsInfo,
+    WordCounts,
+    add_counts,
+    load_counts,
+    save_counts,
+)
+from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, DistinctWords
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from tests.bpe.word_lists import as_words, listed
 

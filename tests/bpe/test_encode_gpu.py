@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encode_gpu import GpuEncoder
-from llmgpu.bpe.encode_numpy import NumpyEncoder
-from llmgpu.bpe.encoding import Encoder
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.greedy_gpu import GpuEncoder
+from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
 from tests.bpe.test_encode_numpy import BYTES, make_vocabulary

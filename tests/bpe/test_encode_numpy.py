@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import encode_numpy, greedy_long_words, train_numpy
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.count_numpy import count_words
-from llmgpu.bpe.encode_numpy import NumpyEncoder
-from llmgpu.bpe.merges import byte_ids, translate
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.symbols import byte_symbols
-from llmgpu.bpe.tie import byte_ranks
-from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.encoding import greedy_long_words
+from llmgpu.bpe.encoding import words_numpy as encode_numpy
+from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training import batched_numpy as train_numpy
+from llmgpu.bpe.training.merges import byte_ids, translate
+from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
 from tests.bpe.test_pattern import PIECES
 from tests.reference import bpe as reference

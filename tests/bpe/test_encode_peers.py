@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
 from llmgpu.bpe.interchange import huggingface, tiktoken
-from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device
 from tests.bpe.interchange.samples import cl100k_path
 from tests.reference import encoding as reference

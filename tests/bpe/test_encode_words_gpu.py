@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe import encode_words_gpu
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encode_numpy import NumpyEncoder
-from llmgpu.bpe.encode_words_gpu import BYTE_VECTORS, LONG_WORD, LONGEST, GpuWordEncoder
-from llmgpu.bpe.encoding import Encoder
-from llmgpu.bpe.pair_ranks import NO_RANK
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.trie import NO_TOKEN
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.encoding import words_gpu as encode_words_gpu
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.pair_ranks import NO_RANK
+from llmgpu.bpe.encoding.words_gpu import BYTE_VECTORS, LONG_WORD, LONGEST, GpuWordEncoder
+from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
 from tests.bpe.test_bpe_matching import merge_vocabularies, rank_vocabularies

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding import open_encoder
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface
-from llmgpu.bpe.normalization import NfcFilter, starts_anew
-from llmgpu.bpe.special_encoding import SpecialOptions, with_special_tokens
-from llmgpu.bpe.text_filter import FilteredSource
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.text.normalization import NfcFilter, starts_anew
+from llmgpu.bpe.text.text_filter import FilteredSource
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device
 
 # Marks that compose, reorder or do neither; Hangul letters; singletons; exclusions; a stray half.

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import parquet
-from llmgpu.bpe.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.text import parquet
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
 from llmgpu.errors import InputError
 from tests.bpe.reading import read_documents, split_lines, write
 

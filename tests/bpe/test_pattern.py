@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.pattern import (
+from llmgpu.bpe.patterns.pattern import (
     _BLOCK,
     PATTERNS,
     get_pattern,
     start_mask,
 )
-from llmgpu.bpe.tie import TIE_RULES, byte_ranks
+from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
 from llmgpu.errors import LlmgpuError
 from tests.reference import bpe as reference
 

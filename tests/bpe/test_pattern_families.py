@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
-from llmgpu.bpe import pattern_blocks
-from llmgpu.bpe.pattern import PATTERNS, last_start, start_mask
+from llmgpu.bpe.patterns import blocks as pattern_blocks
+from llmgpu.bpe.patterns.pattern import PATTERNS, last_start, start_mask
 from tests.reference import bpe as reference
 
 FAMILIES = sorted(set(PATTERNS) - {"class", "gpt2", "none"})

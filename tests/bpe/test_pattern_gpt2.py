@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import pattern_blocks
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.count_numpy import count_words
-from llmgpu.bpe.pattern import PATTERNS, start_mask
+from llmgpu.bpe.patterns import blocks as pattern_blocks
+from llmgpu.bpe.patterns.pattern import PATTERNS, start_mask
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.words.count_numpy import count_words
 from tests.bpe.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
 

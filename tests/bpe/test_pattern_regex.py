@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding import open_encoder
-from llmgpu.bpe.pattern import (
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.patterns.pattern import (
     PATTERNS,
     REGEX_PREFIX,
     get_pattern,
@@ -19,9 +18,10 @@ from llmgpu.bpe.pattern import (
     pattern_of_expression,
     start_mask,
 )
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.gpu import Device
 from tests.bpe.test_pattern import ANY_TEXT

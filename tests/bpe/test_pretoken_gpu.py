@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import unicode_classes
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.pattern import start_mask
-from llmgpu.bpe.pretoken_gpu import BLOCK, PARAMS, GpuPretokenizer, pack_classes
-from llmgpu.bpe.slices import Slice, SliceReader
+from llmgpu.bpe.patterns import unicode_classes
+from llmgpu.bpe.patterns.pattern import start_mask
+from llmgpu.bpe.patterns.pretoken_gpu import BLOCK, PARAMS, GpuPretokenizer, pack_classes
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.text.slices import Slice, SliceReader
 from llmgpu.gpu import BufferPool, Device
 from tests.bpe.test_pattern import ANY_TEXT, PIECES
 from tests.gpu.wgsl import shader_constants, struct_fields

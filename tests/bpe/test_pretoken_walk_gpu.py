@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.pattern import last_start, start_mask
-from llmgpu.bpe.pretoken_gpu import GpuPretokenizer
-from llmgpu.bpe.slices import Slice
+from llmgpu.bpe.patterns.pattern import last_start, start_mask
+from llmgpu.bpe.patterns.pretoken_gpu import GpuPretokenizer
+from llmgpu.bpe.text.slices import Slice
 from llmgpu.gpu import BufferPool, Device
 from tests.bpe.test_pattern_families import (
     CHARACTERS,

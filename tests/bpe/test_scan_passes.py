@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.bpe.train_recount import SCAN_TILE, STATE
+from llmgpu.bpe.training.recount_gpu import SCAN_TILE, STATE
 from llmgpu.gpu import Device
 
 BLOCK = 256

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe import slices
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.pattern import PATTERNS, start_mask
-from llmgpu.bpe.slices import Slice, SliceReader
+from llmgpu.bpe.patterns.pattern import PATTERNS, start_mask
+from llmgpu.bpe.text import slices
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.text.slices import Slice, SliceReader
 from llmgpu.errors import InputError
 from tests.reference import bpe as reference
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.corpus import Corpus, CorpusOptions, Fill, corpus_from_bytes
-from llmgpu.bpe.encode_numpy import NumpyEncoder
-from llmgpu.bpe.encoding import Encoder, open_encoder
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.special_encoding import SpecialOptions, token_id, with_special_tokens
-from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
+from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, Fill, corpus_from_bytes
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu import Device
 from tests.bpe.test_encode_numpy import make_vocabulary

@@ -14,10 +14,10 @@ CHILD = """
 import sys
 import numpy as np
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding import open_encoder
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.gpu import Device
 from tests.bpe.test_train_recount import words
 

@@ -20,9 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import jsonl, token_files, token_readers
-from llmgpu.bpe.token_files import FORMATS, TokenWriter, open_writer
-from llmgpu.bpe.token_readers import read_side_file, read_tokens
+from llmgpu.bpe.text import jsonl
+from llmgpu.bpe.tokens import files as token_files
+from llmgpu.bpe.tokens import readers as token_readers
+from llmgpu.bpe.tokens.files import FORMATS, TokenWriter, open_writer
+from llmgpu.bpe.tokens.readers import read_side_file, read_tokens
 from llmgpu.errors import InputError, OutputError
 
 VOCABULARY = 70_000

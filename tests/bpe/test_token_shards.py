@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import token_files
-from llmgpu.bpe.token_files import TokenSink, open_writer
-from llmgpu.bpe.token_readers import read_side_file, read_tokens
-from llmgpu.bpe.token_shards import ShardWriter
-from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.tokens import files as token_files
+from llmgpu.bpe.tokens.files import TokenSink, open_writer
+from llmgpu.bpe.tokens.readers import read_side_file, read_tokens
+from llmgpu.bpe.tokens.shards import ShardWriter
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError
 from tests.bpe.test_token_files import (
     cuts_strategy,

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import train_gpu, train_numpy, train_numpy_replay
-from llmgpu.bpe.merges import SymbolMerges, byte_ids, translate
-from llmgpu.bpe.symbols import SymbolWords, byte_symbols
-from llmgpu.bpe.tie import byte_ranks
-from llmgpu.bpe.train_gpu import Capacities
-from llmgpu.bpe.words import DistinctWords
+from llmgpu.bpe.training import batched_gpu as train_gpu
+from llmgpu.bpe.training import batched_numpy as train_numpy
+from llmgpu.bpe.training import numpy_replay as train_numpy_replay
+from llmgpu.bpe.training.batched_gpu import Capacities
+from llmgpu.bpe.training.merges import SymbolMerges, byte_ids, translate
+from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from tests.gpu.wgsl import shader_constants, struct_fields

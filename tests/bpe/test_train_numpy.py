@@ -13,18 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import (
-    train_numpy,
-    train_numpy_pairs,
-    train_numpy_replay,
-    train_numpy_selection,
-    train_numpy_symbols,
-)
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.count_numpy import count_words
-from llmgpu.bpe.merges import SymbolMerges, byte_ids, translate
-from llmgpu.bpe.symbols import SymbolWords, byte_symbols
-from llmgpu.bpe.tie import byte_ranks
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training import batched_numpy as train_numpy
+from llmgpu.bpe.training import numpy_pairs as train_numpy_pairs
+from llmgpu.bpe.training import numpy_replay as train_numpy_replay
+from llmgpu.bpe.training import numpy_selection as train_numpy_selection
+from llmgpu.bpe.training import numpy_symbols as train_numpy_symbols
+from llmgpu.bpe.training.merges import SymbolMerges, byte_ids, translate
+from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import LlmgpuError
 from tests.reference import bpe as reference
 

@@ -8,10 +8,10 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.corpus import load_text
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.training import train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.gpu import Device
 from tests.reference.bpe import bytes_to_unicode
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe import train_numpy, train_recount
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.count_numpy import count_words
-from llmgpu.bpe.merges import TrainedMerges, byte_ids, translate
-from llmgpu.bpe.symbols import byte_symbols
-from llmgpu.bpe.tie import byte_ranks
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training import batched_numpy as train_numpy
+from llmgpu.bpe.training import recount_gpu as train_recount
+from llmgpu.bpe.training.merges import TrainedMerges, byte_ids, translate
+from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Device
 from tests.reference import bpe as reference

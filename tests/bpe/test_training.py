@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.corpus import corpus_from_bytes
-from llmgpu.bpe.training import CountedWords, count_corpus, train_vocabulary
-from llmgpu.bpe.training_options import TrainingOptions
-from llmgpu.bpe.training_plan import estimate_memory
-from llmgpu.bpe.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.plan import estimate_memory
+from llmgpu.bpe.training.train import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device
 from tests.bpe.test_train_numpy import DOCUMENTS, PATTERNS, TIES

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.trie import NO_TOKEN, Trie, compile_trie, validate_trie
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import VocabularyError
 from tests.reference import bpe as reference
 

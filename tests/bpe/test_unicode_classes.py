@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import regex
 
-from llmgpu.bpe import unicode_classes
-from llmgpu.bpe.unicode_classes import code_point_classes
+from llmgpu.bpe.patterns import unicode_classes
+from llmgpu.bpe.patterns.unicode_classes import code_point_classes
 
 ROOT = Path(__file__).parents[2]
 PROPERTIES = {

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import vocabulary_file
-from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.vocabulary import file as vocabulary_file
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
 from tests.reference import bpe as reference
 

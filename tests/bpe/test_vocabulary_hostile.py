@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from tests.bpe.test_vocabulary import imported_vocabulary, small_vocabulary
 

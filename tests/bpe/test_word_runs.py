@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import word_runs
-from llmgpu.bpe.word_runs import WordAccumulator, default_memory_bytes
-from llmgpu.bpe.words import DistinctWords
+from llmgpu.bpe.words import word_runs
+from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.word_runs import WordAccumulator, default_memory_bytes
 from llmgpu.errors import InputError, OutputError
 from tests.bpe.word_lists import as_words, listed
 
@@ -79,8 +79,8 @@ def test_the_memory_of_runs_is_bounded() -> None:
     script = """
 import resource
 import numpy as np
-from llmgpu.bpe import word_runs
-from llmgpu.bpe.words import DistinctWords, add_up
+from llmgpu.bpe.words import word_runs
+from llmgpu.bpe.words.distinct_words import DistinctWords, add_up
 def piece(first):
     numbers = np.arange(first, first + 50_000, dtype=">u8").view(np.uint8)
     return DistinctWords(numbers, np.arange(50_001) * 8, np.ones(50_000, np.int64))
@@ -136,7 +136,7 @@ def test_runs_leave_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_killed_process_leaves_no_file_behind(tmp_path: Path) -> None:
     script = """
 import os, signal
-from llmgpu.bpe.word_runs import WordAccumulator
+from llmgpu.bpe.words.word_runs import WordAccumulator
 from tests.bpe.word_lists import as_words
 accumulator = WordAccumulator(0)
 accumulator.add(as_words({b"a": 1}))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe import word_table
-from llmgpu.bpe.word_table import LONGEST_HASHED, WordTable
+from llmgpu.bpe.words import word_table
+from llmgpu.bpe.words.word_table import LONGEST_HASHED, WordTable
 
 # Words that differ little: in length only (NUL bytes), in one byte, at either end.
 LETTERS = st.sampled_from(b"\x00\x00ab\xff")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.corpus import Corpus
+from llmgpu.bpe.text.corpus import Corpus
 from llmgpu.errors import InputError
 from tests.bpe.reading import read_documents, write
 

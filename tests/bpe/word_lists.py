@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from llmgpu.bpe.words import DistinctWords
+from llmgpu.bpe.words.distinct_words import DistinctWords
 
 
 def as_words(counts: Mapping[bytes, int]) -> DistinctWords:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.cli.conftest import Run, environment
 
 

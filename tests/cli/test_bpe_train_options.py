@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import console
 from llmgpu.cli.console import Reporter, human_time, progress_text
 from tests.cli.conftest import Run

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from llmgpu.bpe.interchange.formats import FORMATS
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.interchange.samples import trained
 from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
 from tests.cli.conftest import Run

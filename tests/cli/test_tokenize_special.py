@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.token_files import FORMATS
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.tokens.files import FORMATS
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.cli.conftest import Run, environment
 from tests.cli.test_bpe_train import fails
 

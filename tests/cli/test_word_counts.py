@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bpe.counts_file import load_counts
+from llmgpu.bpe.words.counts_file import load_counts
 from tests.cli.conftest import Run
 from tests.cli.test_bpe_train import fails
 

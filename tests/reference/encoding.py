@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference.bpe import pre_tokens
 
 

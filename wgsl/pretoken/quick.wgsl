@@ -1,5 +1,5 @@
 // Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
-// runs is that of llmgpu/bpe/pattern_runs.py.
+// runs is that of llmgpu/bpe/patterns/runs.py.
 //
 // Known are the 16 bytes before and the 16 behind, too. Runs that may reach further, characters
 // beyond ASCII and ends of documents are left to the walk.

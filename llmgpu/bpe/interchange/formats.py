@@ -8,7 +8,7 @@ from pathlib import Path
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
 from llmgpu.bpe.interchange.input_files import naming, read_limited
 from llmgpu.bpe.interchange.notes import Note
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 
 WRITERS = {

@@ -42,8 +42,8 @@ from llmgpu.bpe.interchange.merge_lists import (
 )
 from llmgpu.bpe.interchange.notes import Note, listed, no_notes
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
-from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
 

@@ -16,7 +16,7 @@ from llmgpu.bpe.interchange.byte_level import to_text
 from llmgpu.bpe.interchange.input_files import check_id, quote
 from llmgpu.bpe.interchange.notes import Note, listed
 from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _NO_PART = -2  # no part begins there any more
 

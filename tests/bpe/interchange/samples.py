@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.pattern import get_pattern
-from llmgpu.bpe.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from tests.bpe.test_train_recount import words
 from tests.reference import bpe as reference
 

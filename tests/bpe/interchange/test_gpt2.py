@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llmgpu.bpe.interchange import gpt2
 from llmgpu.bpe.interchange.byte_level import ALPHABET, to_bytes, to_text
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
 from tests.bpe.interchange.samples import random_ranks, rank_vocabulary, texts, trained
 from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer

@@ -24,8 +24,8 @@ from tokenizers import (
 
 from llmgpu.bpe.interchange import huggingface, recovery, tiktoken
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, name_of_huggingface
-from llmgpu.bpe.pattern import PATTERNS
-from llmgpu.bpe.vocabulary import Vocabulary
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from tests.bpe.interchange.samples import (
     cl100k_path,

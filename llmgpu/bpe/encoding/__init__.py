@@ -1,0 +1,1 @@
+"""Turning text into ids: byte pair encoding and greedy matching, on NumPy and on a GPU."""

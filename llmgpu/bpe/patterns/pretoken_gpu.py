@@ -1,0 +1,137 @@
+"""Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
+
+Kernels of the patterns over runs look a few thousand bytes far, so a text may have runs that they
+can't tell apart: they count in `undecided` where that happens. Then the starts of that slice must
+be found by `pattern.start_mask` and uploaded instead.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.patterns.cl100k import VARIANTS
+from llmgpu.bpe.patterns.pattern import REGEX_PREFIX, get_pattern, start_mask
+from llmgpu.bpe.patterns.unicode_classes import code_point_classes
+from llmgpu.bpe.text.slices import Slice
+from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
+
+PARAMS = np.dtype(
+    [
+        ("length", "<u4"),
+        ("has_documents", "<u4"),
+        ("continues", "<u4"),
+    ]
+)  # PretokenParams in wgsl/pretoken/params.wgsl
+SEGMENT_BYTES = 32  # bytes of text that a thread marks
+BLOCK = 256  # code points that share an entry of the first level, see wgsl/pretoken/unicode.wgsl
+
+
+class GpuPretokenizer:
+    """Marks the pre-token starts of slices under one pattern on one device.
+
+    start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
+    undecided: on the device, a u32: if it is not 0 when that slice is marked, its bits are wrong,
+        and `mark_on_host` is to be called.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pattern: str,
+        capacity: int,
+        pool: BufferPool,
+        *,
+        workgroup_size: int = 256,
+    ) -> None:
+        """Compile the pattern's kernel.
+
+        capacity: bytes of the largest slice.
+        """
+        self._device, self._pattern = device, pattern
+        self._by_host = pattern.startswith(REGEX_PREFIX)
+        self._kernel = _pattern_kernel(device, pattern, workgroup_size)
+        size = -(-capacity // SEGMENT_BYTES) * 4
+        self.start_bits = pool.get("start bits", size)
+        self._document_bits = pool.get("document bits", size)
+        self._params = device.create_uniform("pretoken params", PARAMS.itemsize)
+        self._buffers = {
+            "params": self._params,
+            "document_bits": self._document_bits,
+            "start_bits": self.start_bits,
+        }
+        names = {binding.name for binding in self._kernel.bindings}
+        if "unicode_classes" in names:
+            self._buffers["unicode_classes"] = _upload_classes(device)
+        self.undecided = device.create_buffer("undecided", 4)
+        if "undecided" in names:
+            self._buffers["undecided"] = self.undecided
+        self._bound: BoundKernel | None = None
+
+    def bind(self, text: Buffer) -> None:
+        """Attach the buffer that slices' texts are in; it holds a whole number of segments."""
+        self._bound = self._kernel.bind(text=text, **self._buffers)
+
+    def record(self, commands: Commands, piece: Slice) -> None:
+        """Upload what is known of a slice besides its text, and record marking its starts.
+
+        Unless a document ends there, bits near its end don't hold, see `pattern.start_mask`.
+        """
+        if self._bound is None:
+            raise RuntimeError("no text is bound")
+        inner = piece.boundaries[(piece.boundaries > 0) & (piece.boundaries < piece.length)]
+        params = np.zeros(1, PARAMS)
+        params["length"] = piece.length
+        params["has_documents"] = len(inner) > 0
+        params["continues"] = piece.continues
+        self._device.write(self._params, params)
+        if len(inner):
+            starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+            starts[inner] = True
+            self._device.write(self._document_bits, np.packbits(starts, bitorder="little"))
+        self._device.write(self.undecided, np.full(1, self._by_host, np.uint32))
+        groups = -(-piece.length // (SEGMENT_BYTES * self._kernel.workgroup_size))
+        commands.dispatch(self._bound, groups)
+
+    def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
+        """Mark the starts of a slice, whose text this is, in place of what the kernel made."""
+        mask = start_mask(text, self._pattern, piece.boundaries, closed=piece.closed)
+        padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+        padded[: len(mask)] = mask
+        self._device.write(self.start_bits, np.packbits(padded, bitorder="little"))
+        self._device.write(self.undecided, np.zeros(1, np.uint32))
+
+
+def _pattern_kernel(device: Device, pattern: str, workgroup_size: int) -> Kernel:
+    """Compile the kernel of a pattern's family as the pattern needs it."""
+    name = get_pattern(pattern).name
+    if name.startswith(REGEX_PREFIX):
+        name = "none"  # the host marks
+    if name not in VARIANTS:
+        return device.kernel(f"pretoken/{name}_starts.wgsl", WORKGROUP_SIZE=workgroup_size)
+    return device.kernel(
+        "pretoken/cl100k_starts.wgsl",
+        WORKGROUP_SIZE=workgroup_size,
+        DIGITS=VARIANTS[name].digits,
+        WHOLE_AT_END=int(VARIANTS[name].whole_at_end),
+    )
+
+
+def _upload_classes(device: Device) -> Buffer:
+    table = pack_classes()
+    buffer = device.pool.get("unicode classes", table.nbytes)
+    device.write(buffer, table)
+    return buffer
+
+
+@cache
+def pack_classes() -> NDArray[np.uint32]:
+    """Return the table of wgsl/pretoken/unicode.wgsl: numbers of blocks, then the blocks."""
+    blocks, numbers = np.unique(
+        code_point_classes().reshape(-1, BLOCK), axis=0, return_inverse=True
+    )
+    halves = blocks.reshape(len(blocks), -1, 2)
+    packed = (halves[..., 0] | halves[..., 1] << 4).astype(np.uint8)
+    return np.concatenate([numbers.reshape(-1).astype("<u4"), packed.reshape(-1).view("<u4")])

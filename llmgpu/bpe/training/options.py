@@ -1,0 +1,142 @@
+"""What to train: the options, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN, get_pattern
+from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
+from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.errors import LlmgpuError
+
+MAX_VOCABULARY = 1 << 20
+ENGINES = ("batched", "recount")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What to train.
+
+    vocab_size: number of ids at most, special tokens included.
+    pattern: name of the pre-tokenizer's pattern.
+    min_frequency: a pair that is rarer is not merged.
+    special_tokens: they get the last ids, in this order.
+    tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.tie`.
+    max_token_length: bytes that a merged token has at most; None for any number.
+    smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
+    seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its pattern and tie
+        rule must be those above.
+    engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
+        text again for each merge, on a GPU.
+
+    Raises:
+        LlmgpuError: an option is out of range, or doesn't go with the seed.
+        VocabularyError: training can't go on from the seed.
+    """
+
+    vocab_size: int
+    pattern: str = DEFAULT_PATTERN
+    min_frequency: int = 2
+    special_tokens: tuple[str, ...] = ()
+    tie: str = "hf"
+    max_token_length: int | None = None
+    smaller_sizes: tuple[int, ...] = ()
+    seed: Vocabulary | None = None
+    engine: str = "batched"
+
+    def __post_init__(self) -> None:
+        get_pattern(self.pattern)
+        if self.tie not in TIE_RULES:
+            raise LlmgpuError(f"unknown tie rule {self.tie!r}; there are {', '.join(TIE_RULES)}")
+        if self.engine not in ENGINES:
+            raise LlmgpuError(f"unknown engine {self.engine!r}; there are {', '.join(ENGINES)}")
+        for size in self.sizes:
+            self._check_size(size)
+        if self.min_frequency < 0:
+            raise LlmgpuError(f"the minimum frequency is {self.min_frequency}; use 0 or more")
+        if self.max_token_length is not None and self.max_token_length < 1:
+            raise LlmgpuError(
+                f"the longest token may have {self.max_token_length} bytes; use 1 or more"
+            )
+        if len(set(self.special_tokens)) != len(self.special_tokens) or "" in self.special_tokens:
+            raise LlmgpuError("special tokens must differ from one another and not be empty")
+        if self.seed is not None:
+            self._check_seed(self.seed)
+            _ = self.symbols  # which checks more of it
+
+    @property
+    def merges(self) -> int:
+        """Merges that make a vocabulary of the full size, those that make no new token apart."""
+        return self.new_tokens(self.vocab_size)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes to make vocabularies of, ascending."""
+        return tuple(sorted({*self.smaller_sizes, self.vocab_size}))
+
+    @cached_property
+    def start(self) -> Vocabulary:
+        """The vocabulary that training goes on from."""
+        seed = self.seed or byte_vocabulary(self.pattern, self.tie)
+        by_ranks = seed.match == "bpe" and len(seed.merges) == 0
+        if by_ranks and self.seed is not None:
+            # Further merges are for a list, so ranks are written out as one.
+            return replace(seed, merges=recover_merges(ordinary_ranks(seed)), ignore_merges=True)
+        return seed
+
+    @cached_property
+    def symbols(self) -> SeedSymbols:
+        """The tokens of `start` as symbols."""
+        return seed_symbols(self.start, byte_ranks(self.tie))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what decides the vocabulary, by names for people, as JSON can hold it."""
+        return {
+            "vocabulary sizes": list(self.sizes),
+            "pattern": get_pattern(self.pattern).expression,
+            "minimum frequency": self.min_frequency,
+            "special tokens": list(self.special_tokens),
+            "tie rule": self.tie,
+            "longest token": self.max_token_length,
+            "seed vocabulary": None if self.seed is None else self.seed.fingerprint,
+        }
+
+    def new_tokens(self, size: int) -> int:
+        """Return how many tokens merges make until the vocabulary has `size` ids."""
+        first = 256 if self.seed is None else self.seed.size
+        return size - first - len(self.special_tokens)
+
+    def _check_size(self, size: int) -> None:
+        least = size - self.new_tokens(size)
+        if size > self.vocab_size:
+            raise LlmgpuError(f"the smaller size {size} is more than {self.vocab_size}")
+        if least <= size <= MAX_VOCABULARY:
+            return
+        first = "the 256 bytes" if self.seed is None else f"{self.seed.size} of the seed vocabulary"
+        raise LlmgpuError(
+            f"the vocabulary size is {size}; it must be from {least} ({first} and "
+            f"{len(self.special_tokens)} special tokens) to {MAX_VOCABULARY}"
+        )
+
+    def _check_seed(self, seed: Vocabulary) -> None:
+        for what, own, given in (
+            ("pattern", seed.pattern, self.pattern),
+            ("tie rule", seed.tie, self.tie),
+        ):
+            if own != given:
+                raise LlmgpuError(
+                    f"the seed vocabulary has {what} {own!r}, which training goes on with: "
+                    f"{given!r} is not possible"
+                )
+        ordinary = [seed.tokens[i] for i in seed.ordinary_ids.tolist()]
+        for text in self.special_tokens:
+            spelled = text.encode(errors="replace")
+            if text in seed.special_tokens or any(spelled in token for token in ordinary):
+                raise LlmgpuError(
+                    f"special token {text!r} is in the seed vocabulary already, as a token or as a "
+                    "part of one: choose another text"
+                )

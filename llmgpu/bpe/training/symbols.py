@@ -1,0 +1,169 @@
+"""Words as symbols: what a batched trainer works on.
+
+A symbol is a number that says how it ranks among equally frequent pairs: the rank of a byte
+(0 .. 255, see `llmgpu.bpe.vocabulary.tie`), and behind them all other tokens in the order of their
+ids. Merge k of a training run makes the k-th symbol behind all that were there before.
+
+A training run starts from a vocabulary: that of the 256 bytes, or one whose merges are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.errors import VocabularyError
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolWords:
+    """Words of two symbols or more; shorter ones have nothing to merge and are left out.
+
+    symbols: uint32 (n,), the words end to end.
+    offsets: int64 (words + 1,), word k is symbols[offsets[k] : offsets[k + 1]].
+    counts: int64 (words,), how often each word occurs, at least once.
+    lengths: uint32 (next symbol,), the bytes of each symbol; the first new symbol is len(lengths).
+    total: symbols of the whole text, words that are left out included.
+    """
+
+    symbols: NDArray[np.uint32]
+    offsets: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    total: int
+
+
+def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> SymbolWords:
+    """Return words with a symbol for each byte.
+
+    byte_ranks: uint32 (256,), a permutation: the rank of each byte among equally frequent pairs.
+    """
+    lengths = np.diff(words.offsets)
+    kept = lengths > 1
+    return SymbolWords(
+        symbols=byte_ranks[words.data[np.repeat(kept, lengths)]],
+        offsets=offsets_of(lengths[kept]),
+        counts=words.counts[kept],
+        lengths=np.ones(256, np.uint32),
+        total=int(np.dot(lengths, words.counts)),
+    )
+
+
+def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where things of these lengths begin when they lie end to end, then the end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+class Spellings:
+    """The bytes of every symbol, and the symbols that no merge has made yet.
+
+    A merge whose bytes are those of such a symbol makes that one, any other merge a new one. So
+    tokens differ in their bytes, and no id is spent twice on the same.
+    """
+
+    def __init__(self, tokens: Iterable[bytes], unreached: Sequence[int]) -> None:
+        """Start with the bytes of the first symbols; `unreached` ones are in no word."""
+        self._tokens = list(tokens)
+        self._unreached = {self._tokens[symbol]: symbol for symbol in reversed(unreached)}
+
+    def merge(self, left: int, right: int) -> int:
+        """Return the symbol that a merge makes; it is there from now on."""
+        spelled = self._tokens[left] + self._tokens[right]
+        symbol = self._unreached.pop(spelled, len(self._tokens))
+        if symbol == len(self._tokens):
+            self._tokens.append(spelled)
+        return symbol
+
+    def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return what each of the merges, uint32 (M, 2) in their order, makes: uint32 (M,)."""
+        made = (self.merge(left, right) for left, right in pairs.tolist())
+        return np.fromiter(made, np.uint32, len(pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class SeedSymbols:
+    """A vocabulary as symbols; as many as it has ids.
+
+    ids: uint32 (symbols,), the id of each symbol.
+    tokens: the bytes of each symbol.
+    merges: uint32 (M, 3), the vocabulary's, as symbols.
+    unreached: the ordinary symbols that no merge makes, ascending.
+    """
+
+    ids: NDArray[np.uint32]
+    tokens: tuple[bytes, ...]
+    merges: NDArray[np.uint32]
+    unreached: tuple[int, ...]
+
+    def spellings(self) -> Spellings:
+        """Return what tells the results of further merges."""
+        return Spellings(self.tokens, self.unreached)
+
+    def words(self, words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> SymbolWords:
+        """Return words with a symbol for each byte, before any merge."""
+        lengths = np.fromiter(map(len, self.tokens), np.uint32, len(self.tokens))
+        return replace(byte_symbols(words, byte_ranks), lengths=lengths)
+
+
+def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbols:
+    """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
+
+    Raises VocabularyError if merging can't go on from it: a byte has no token, text is changed
+    before it is tokenized, or a merge has a part that no merge before it makes.
+    """
+    _check_seed(seed)
+    ids = np.empty(seed.size, np.uint32)
+    is_byte = np.zeros(seed.size, np.bool_)
+    ordinary = seed.ordinary_ids.tolist()
+    # Backwards, so that of several ids for the same byte the first one stays.
+    of_byte = {seed.tokens[i]: i for i in reversed(ordinary) if len(seed.tokens[i]) == 1}
+    for value, rank in enumerate(byte_ranks.tolist()):
+        ids[rank] = of_byte[bytes([value])]
+    is_byte[ids[:256]] = True
+    ids[256:] = np.flatnonzero(~is_byte)
+    symbol_of = np.empty(seed.size, np.uint32)
+    symbol_of[ids] = np.arange(seed.size, dtype=np.uint32)
+    merges = symbol_of[seed.merges]
+    reached = _reached(merges, seed.size)
+    tokens = tuple(seed.tokens[i] for i in ids.tolist())
+    unreached = sorted(
+        symbol for symbol in symbol_of[ordinary].tolist() if tokens[symbol] and not reached[symbol]
+    )
+    return SeedSymbols(ids, tokens, merges, tuple(unreached))
+
+
+def _check_seed(seed: Vocabulary) -> None:
+    missing = seed.missing_bytes()
+    if missing:
+        raise VocabularyError(
+            f"training can't go on from this vocabulary: {len(missing)} bytes have no token, the "
+            f"first is 0x{missing[0]:02x}"
+        )
+    if seed.normalizer is not None:
+        raise VocabularyError(
+            f"training can't go on from this vocabulary: it normalizes text ({seed.normalizer}), "
+            "which training does not"
+        )
+
+
+def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
+    """Return which symbols are bytes or made by merges: bool (size,)."""
+    reached = np.arange(size) < 256
+    for k, (left, right, result) in enumerate(merges.tolist()):
+        if not (reached[left] and reached[right]):
+            raise VocabularyError(
+                f"training can't go on from this vocabulary: no merge before merge {k} makes its "
+                "parts"
+            )
+        reached[result] = True
+    return reached

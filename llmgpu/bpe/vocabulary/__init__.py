@@ -1,0 +1,1 @@
+"""What ids stand for: the vocabulary, its file and its trie."""

@@ -1,0 +1,231 @@
+"""The vocabulary file, v.bin: one msgpack map, its entries always in the same order.
+
+- ``format`` and ``version`` come first; then the fields of a Vocabulary, ``trie`` (a map) and
+  ``fingerprint``. A file of a newer version is refused before anything else of it is looked at.
+- Everything that can be long is one binary string of little-endian 32-bit numbers, or of bytes, and
+  so is checked before it becomes objects: ``token_lengths`` and ``token_data`` (bytes by id, end to
+  end), ``special_ids`` (ascending; the text is the token), ``merges`` (left, right, result),
+  ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
+- There are no msgpack arrays, and three maps of few entries: a reader that allows no more can't be
+  made to allocate much more than the file's own size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.vocabulary.check import MAX_TEXT_BYTES, MAX_TRAINING_ENTRIES
+from llmgpu.bpe.vocabulary.trie import Trie
+from llmgpu.errors import VocabularyError
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+
+FORMAT_NAME = "llmgpu vocabulary"
+FORMAT_VERSION = 3
+
+_MAPS = 3  # the file, the trie, the training data
+_HEADER_BYTES = 64  # more than `format` and `version` take
+_NONE = type(None)
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "format": (str,),
+    "version": (int,),
+    "pattern": (str,),
+    "expression": (str,),
+    "normalizer": (str, _NONE),
+    "match": (str,),
+    "ignore_merges": (bool,),
+    "unknown_token": (int, _NONE),
+    "tie": (str,),
+    "special_ids": (bytes,),
+    "token_lengths": (bytes,),
+    "token_data": (bytes,),
+    "merges": (bytes,),
+    "trie": (dict,),
+    "training": (dict,),
+    "fingerprint": (str,),
+}
+_TRIE_FIELDS: dict[str, tuple[type, ...]] = {
+    "node_count": (int,),
+    "edge_count": (int,),
+    "longest_token": (int,),
+    "nodes": (bytes,),
+    "edges": (bytes,),
+}
+_SAME_IN_VOCABULARY = (
+    "pattern",
+    "expression",
+    "normalizer",
+    "match",
+    "ignore_merges",
+    "unknown_token",
+    "tie",
+    "training",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FileContent:
+    """What a file holds: the arguments of Vocabulary, its trie and fingerprint, still unchecked."""
+
+    fields: dict[str, Any]
+    trie: Trie
+    fingerprint: str
+
+
+def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
+    """Return `ids`, each below 2**32, as little-endian 32-bit numbers."""
+    return np.asarray(ids, np.uint32).astype("<u4").tobytes()
+
+
+def pack(vocabulary: Vocabulary) -> bytes:
+    """Return the file of `vocabulary`."""
+    trie = vocabulary.trie
+    content = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "pattern": vocabulary.pattern,
+        "expression": vocabulary.expression,
+        "normalizer": vocabulary.normalizer,
+        "match": vocabulary.match,
+        "ignore_merges": vocabulary.ignore_merges,
+        "unknown_token": vocabulary.unknown_token,
+        "tie": vocabulary.tie,
+        "special_ids": pack_ids(sorted(vocabulary.special_tokens.values())),
+        "token_lengths": pack_ids(vocabulary.token_lengths),
+        "token_data": vocabulary.token_data.tobytes(),
+        "merges": pack_ids(vocabulary.merges),
+        "trie": {
+            "node_count": len(trie.nodes),
+            "edge_count": len(trie.edges),
+            "longest_token": trie.longest,
+            "nodes": pack_ids(trie.nodes),
+            "edges": pack_ids(trie.edges),
+        },
+        "training": dict(sorted(vocabulary.training.items())),
+        "fingerprint": vocabulary.fingerprint,
+    }
+    packed: bytes = msgpack.packb(content)
+    return packed
+
+
+def unpack(data: bytes) -> FileContent:
+    """Read a file's bytes; VocabularyError unless it has the form that `pack` gives.
+
+    That the parts fit together is for Vocabulary and `validate_trie` to check.
+    """
+    _check_header(data)
+    content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data))
+    _check_fields("the file", content, _FIELDS)
+    _check_fields("the trie", content["trie"], _TRIE_FIELDS)
+    tokens = _unpack_tokens(content["token_lengths"], content["token_data"])
+    fields = {name: content[name] for name in _SAME_IN_VOCABULARY}
+    fields["tokens"] = tokens
+    fields["merges"] = _unpack_table("merges", content["merges"], 3)
+    fields["special_tokens"] = _unpack_special_tokens(content["special_ids"], tokens)
+    return FileContent(fields, _unpack_trie(content["trie"]), content["fingerprint"])
+
+
+def _check_header(data: bytes) -> None:
+    """Refuse what is no vocabulary file, or one of another version."""
+
+    def read(limits: dict[str, Any]) -> list[Any]:
+        unpacker = msgpack.Unpacker(**limits)
+        unpacker.feed(data[:_HEADER_BYTES])
+        unpacker.read_map_header()
+        return [unpacker.unpack() for _ in range(4)]
+
+    try:
+        keys_and_values = _unpack_msgpack(read, _HEADER_BYTES)
+    except VocabularyError:
+        keys_and_values = []
+    if keys_and_values[:3] != ["format", FORMAT_NAME, "version"]:
+        raise VocabularyError("not a vocabulary file of llmgpu")
+    version = keys_and_values[3]
+    if version != FORMAT_VERSION or not isinstance(version, int):
+        newer = isinstance(version, int) and version > FORMAT_VERSION
+        hint = ": it is newer, use a newer llmgpu" if newer else ""
+        raise VocabularyError(
+            f"version {version!r} of the format, this llmgpu reads version {FORMAT_VERSION}{hint}"
+        )
+
+
+def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
+    """Run a msgpack reader with limits under which it can't allocate much more than `size`."""
+    maps = 0
+
+    def make_map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal maps
+        maps += 1
+        made = dict(pairs)
+        if maps > _MAPS or len(made) < len(pairs):
+            raise VocabularyError("damaged: there are more maps, or keys of the same name")
+        return made
+
+    limits = {
+        "object_pairs_hook": make_map,
+        "strict_map_key": True,
+        "max_str_len": MAX_TEXT_BYTES,
+        "max_bin_len": size,
+        "max_array_len": 0,
+        "max_map_len": MAX_TRAINING_ENTRIES,
+        "max_ext_len": 0,
+    }
+    try:
+        return read(limits)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise VocabularyError(f"damaged or cut short: {reason}") from error
+
+
+def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -> None:
+    """Check that a map has exactly the entries in `types`, each of one of the types there."""
+    if not isinstance(content, dict) or content.keys() != types.keys():
+        raise VocabularyError(f"damaged: {what} does not have the entries it should")
+    for name, value in content.items():
+        if type(value) not in types[name]:
+            raise VocabularyError(f"damaged: {name} in {what} is a {type(value).__name__}")
+
+
+def _unpack_table(name: str, data: bytes, columns: int) -> NDArray[np.uint32]:
+    """Read 32-bit numbers as uint32 (rows, columns)."""
+    if len(data) % (4 * columns):
+        raise VocabularyError(f"damaged: {name} has {len(data)} bytes, not {4 * columns} a row")
+    return np.frombuffer(data, "<u4").astype(np.uint32, copy=False).reshape(-1, columns)
+
+
+def _unpack_tokens(lengths: bytes, data: bytes) -> tuple[bytes, ...]:
+    sizes = _unpack_table("token_lengths", lengths, 1)[:, 0]
+    if int(sizes.sum(dtype=np.uint64)) != len(data):
+        raise VocabularyError(f"damaged: the tokens' lengths do not add up to {len(data)} bytes")
+    ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    return tuple(data[start:end] for start, end in pairwise([0, *ends]))
+
+
+def _unpack_special_tokens(data: bytes, tokens: Sequence[bytes]) -> dict[str, int]:
+    ids = _unpack_table("special_ids", data, 1)[:, 0]
+    if (ids >= len(tokens)).any() or (ids[1:] <= ids[:-1]).any():
+        raise VocabularyError("damaged: special_ids are not ascending ids of tokens")
+    try:
+        special = {tokens[i].decode(): i for i in ids.tolist()}
+    except UnicodeDecodeError as error:
+        raise VocabularyError("damaged: a special token is not UTF-8") from error
+    if len(special) < len(ids):
+        raise VocabularyError("damaged: two special tokens have the same text")
+    return special
+
+
+def _unpack_trie(content: dict[str, Any]) -> Trie:
+    nodes = _unpack_table("nodes", content["nodes"], 3)
+    edges = _unpack_table("edges", content["edges"], 2)
+    if (content["node_count"], content["edge_count"]) != (len(nodes), len(edges)):
+        raise VocabularyError("damaged: the trie's counts are not those of its nodes and edges")
+    return Trie(nodes, edges, content["longest_token"])

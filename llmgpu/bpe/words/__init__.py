@@ -1,0 +1,1 @@
+"""The distinct pre-tokens of a text, and how often each occurs."""

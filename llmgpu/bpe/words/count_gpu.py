@@ -1,0 +1,248 @@
+"""Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
+
+Each slice's words are looked up in a table on the device and counted there. When the table has its
+share of memory, its words move to the host. Words of more than MAX_WORD bytes are counted on the
+host.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.text.corpus import Corpus
+from llmgpu.bpe.text.slices import Slice, SliceReader
+from llmgpu.bpe.words.count_numpy import count_slice
+from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.gpu_slices import submitted_slices
+from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.bpe.words.word_table_gpu import (
+    FIRST_WORDS,
+    INSERTION,
+    TABLE_BYTES,
+    GpuWordTable,
+    WordSlot,
+    prepare_kernels,
+)
+from llmgpu.gpu import Commands, Device, Kernel
+from llmgpu.progress import Progress, no_progress
+
+MAX_WORD = 1024
+FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, of later ones few
+SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
+SLOTS = 3  # slices in flight: one being read, one uploaded, one computed
+COUNT_LIMIT = 1 << 32  # occurrences that the device can count of one word
+
+
+def gpu_bytes(words_bytes: int) -> int:
+    """Estimate the device memory, in bytes, that counting takes for this much in distinct words."""
+    return 8 * words_bytes + SLOTS * 2 * SLICE_BYTES + (256 << 20)
+
+
+class GpuWordCounter:
+    """Counts words under one pattern on one device; the table grows with the text."""
+
+    def __init__(
+        self,
+        device: Device,
+        pattern: str,
+        words: WordAccumulator,
+        *,
+        slice_bytes: int | None = None,
+        first_words: int = FIRST_WORDS,
+        table_bytes: int = TABLE_BYTES,
+        workgroup_size: int = 256,
+    ) -> None:
+        """Compile the kernels and make an empty table.
+
+        words: takes the words that the device has no room for, and at the end all of them.
+        slice_bytes, first_words, table_bytes: sizes on which the result does not depend.
+
+        Raises:
+            DeviceError: the adapter's memory or limits don't do.
+        """
+        self._device, self._pattern, self._words = device, pattern, words
+        if slice_bytes is None:
+            slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
+        most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
+        self._slice_bytes = min(slice_bytes, most)
+        self._wg = workgroup_size
+        self._kernels = prepare_kernels(
+            device,
+            workgroup_size,
+            {
+                "count/00_look_up": {"MAX_WORD": MAX_WORD},
+                "count/01_count_fresh": {},
+                "count/02_lengths": {},
+                "count/03_pack": {},
+            },
+        )
+        self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
+        self._table = _CountTable(
+            device, self._kernels, self._slice_bytes, first_words, table_bytes
+        )
+        self._slots = [_Slot(self) for _ in range(SLOTS)]
+
+    def count(self, corpus: Corpus, progress: Progress = no_progress) -> DistinctWords:
+        """Read a corpus to its end and return its words.
+
+        Raises:
+            InputError: the corpus can't be read, or a word has more than MAX_WORD_BYTES.
+        """
+        reader = SliceReader(corpus, self._pattern)
+        first = min(FIRST_SLICE_BYTES, self._slice_bytes)
+        for slot, piece in submitted_slices(reader, self._slots, self._slice_bytes, first):
+            if piece.oversized:
+                self._words.add(count_slice(piece, self._pattern))
+                continue
+            state = slot.collect()
+            if state["undecided"]:
+                state = self._mark_on_host(slot)
+            if state["long"]:
+                self._words.add(_as_distinct(slot.read_long_words(MAX_WORD)))
+            with self._lock:
+                left = 0
+                while state["pending"]:
+                    # Nothing was taken in: the table is full, or too crowded where words belong.
+                    if state["full"] or state["pending"] == left:
+                        self._make_room(state)
+                    left = int(state["pending"])
+                    state = slot.run_again()
+            progress("counting words", corpus.bytes_read, corpus.total_bytes)
+        self._words.add(self._table.take_all())
+        return self._words.result()
+
+    def _mark_on_host(self, slot: _Slot) -> NDArray[Any]:
+        with self._lock:
+            slot.mark_on_host()
+            commands = self._device.record()
+            slot.all_pending(commands)
+            slot.submit_count(commands)
+        return slot.collect()
+
+    def _make_room(self, state: NDArray[Any]) -> None:
+        """Let the table grow, or move its words to the host."""
+        if not self._table.words.grow(state):
+            self._words.add(self._table.take_all())
+
+
+class _CountTable:
+    """The table of words with their counts."""
+
+    def __init__(
+        self,
+        device: Device,
+        kernels: dict[str, Kernel],
+        slice_bytes: int,
+        first_words: int,
+        table_bytes: int,
+    ) -> None:
+        self.words = GpuWordTable(
+            device,
+            kernels,
+            slice_bytes,
+            first_words,
+            table_bytes,
+            word_arrays={"counts": 4},
+            data_arrays={},
+        )
+        self._device, self._kernels = device, kernels
+        self._text_counted = 0
+        self._carried = np.zeros(0, np.int64)  # counts of words taken from the device, by number
+
+    def expect(self, text_bytes: int) -> None:
+        """Prepare for so much more text: no count may pass what the device can count."""
+        self._text_counted += text_bytes
+        if self._text_counted >= COUNT_LIMIT:
+            self._carry_counts()
+            self._text_counted = text_bytes
+
+    def _carry_counts(self) -> None:
+        """Move the counts, not the words, to the host."""
+        self._carried = self._total_counts(int(self.words.read_state()["words"]))
+        commands = self._device.record()
+        commands.clear(self.words.buffers["counts"])
+        self._device.submit(commands)
+
+    def _total_counts(self, words: int) -> NDArray[np.int64]:
+        counts = self._device.read(self.words.buffers["counts"], words, np.uint32).astype(np.int64)
+        counts[: len(self._carried)] += self._carried
+        return counts
+
+    def take_all(self) -> DistinctWords:
+        """Return all words with their counts and empty the table."""
+        words = int(self.words.read_state()["words"])
+        if words == 0:
+            none = np.empty(0, np.int64)
+            return DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), none)
+        counts = self._total_counts(words)
+        data, offsets = self._pack(words)
+        self.words.clear()
+        self._carried, self._text_counted = np.zeros(0, np.int64), 0
+        return DistinctWords(data, offsets, counts)
+
+    def _pack(self, words: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the words' bytes end to end, and where each begins and the last one ends."""
+        device, kernels = self._device, self._kernels
+        stored = {name: self.words.buffers[name] for name in ("places", "word_data", "state")}
+        lengths = device.create_buffer("word lengths", 4 * words)
+        commands = device.record()
+        commands.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.words.groups)
+        device.submit(commands)
+        offsets = np.zeros(words + 1, np.int64)
+        np.cumsum(device.read(lengths, words, np.uint32), out=offsets[1:])
+        size = int(offsets[-1])
+        device.write(lengths, offsets[1:].astype(np.uint32))
+        packed = device.create_buffer("packed words", size)
+        commands = device.record()
+        pack = kernels["pack"]
+        bound = pack.bind(**stored, ends=lengths, packed=packed)
+        commands.dispatch(bound, -(-size // (4 * pack.workgroup_size)))
+        device.submit(commands)
+        return device.read(packed, size, np.uint8), offsets
+
+
+class _Slot(WordSlot):
+    """One slice that is counted."""
+
+    def __init__(self, counter: GpuWordCounter) -> None:
+        super().__init__(counter._device, counter._pattern, counter._slice_bytes)
+        self._counter = counter
+        self._begin = counter._kernels["begin_slice"].bind(
+            state=counter._table.words.buffers["state"], undecided=self.buffers["undecided"]
+        )
+
+    def submit(self, piece: Slice) -> None:
+        """Submit the slice that was read into the staging memory."""
+        with self._counter._lock:
+            self._counter._table.expect(piece.main_end)
+            commands = self.device.record()
+            self.upload(commands, piece)
+            self.submit_count(commands)
+
+    def run_again(self) -> NDArray[Any]:
+        """Run the slice again for the words that are pending; return the state, see `collect`."""
+        self.submit_count(self.device.record())
+        return self.collect()
+
+    def submit_count(self, commands: Commands) -> None:
+        """Record counting the words that are pending, and submit."""
+        counter, table = self._counter, self._counter._table.words
+        look_up, *others = self.bound(table, ("look_up", *INSERTION, "count_fresh"))
+        commands.dispatch(self._begin, 1)
+        commands.dispatch(look_up, -(-self.main_end // (32 * counter._wg)))
+        for kernel in others:
+            commands.dispatch(kernel, table.groups)
+        self.submit_with_state(commands, table)
+
+
+def _as_distinct(words: list[NDArray[np.uint8]]) -> DistinctWords:
+    counts = Counter(word.tobytes() for word in words)
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum([len(word) for word in counts], out=offsets[1:])
+    data = np.frombuffer(b"".join(counts), np.uint8)
+    return DistinctWords(data, offsets, np.fromiter(counts.values(), np.int64, len(counts)))

@@ -1,0 +1,162 @@
+"""Counting the distinct words of a corpus on processors, with NumPy.
+
+- One thread reads the text, slice by slice; slices are counted independently, by other threads.
+- Each of these has a table of its own; NumPy lets the others work during its larger operations. A
+  table that has its share of memory hands its words over and starts empty.
+- At the end the first table takes in the words of all others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.arrays import PADDING, GrowableArray
+from llmgpu.bpe.patterns.pattern import start_mask
+from llmgpu.bpe.text.corpus import Corpus
+from llmgpu.bpe.text.slices import Slice, SliceReader
+from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, DistinctWords, word_too_long
+from llmgpu.bpe.words.word_runs import WordAccumulator, default_memory_bytes
+from llmgpu.bpe.words.word_table import WordTable
+from llmgpu.processors import usable_processors
+from llmgpu.progress import Progress, no_progress
+
+SLICE_BYTES = 2 << 20
+MOST_THREADS = 4  # by default: between NumPy's operations only one can run
+
+
+def default_threads() -> int:
+    """Return how many processors this process may use, MOST_THREADS at most."""
+    return min(usable_processors(), MOST_THREADS)
+
+
+def count_words(
+    corpus: Corpus,
+    pattern: str,
+    progress: Progress = no_progress,
+    *,
+    threads: int | None = None,
+    memory_bytes: int | None = None,
+    slice_bytes: int = SLICE_BYTES,
+) -> DistinctWords:
+    """Read a corpus to its end and count its words under a pattern.
+
+    threads: how many count at a time; None: `default_threads`.
+    memory_bytes: what words may take before they are moved to a temporary file, about; None:
+        `default_memory_bytes`.
+    slice_bytes: text in a slice, about.
+    The words and their counts don't depend on these.
+
+    Raises:
+        InputError: the corpus can't be read, or a word has more than MAX_WORD_BYTES.
+        OutputError: the temporary file can't be written.
+    """
+    threads = default_threads() if threads is None else threads
+    memory = default_memory_bytes() if memory_bytes is None else memory_bytes
+    words = _SharedWords(memory // 2)
+    counters = [_Counter(pattern, words, memory // (2 * threads)) for _ in range(threads)]
+    idle = list(counters)
+
+    def count(piece: Slice) -> None:
+        counter = idle.pop()  # there is one for each thread
+        counter.add(piece)
+        idle.append(counter)
+
+    reader = SliceReader(corpus, pattern)
+    buffers = [np.empty(slice_bytes, np.uint8) for _ in range(threads + 1)]
+    pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        while piece := reader.read(buffers.pop()):
+            pending.append((pool.submit(count, piece), piece.buffer))
+            progress("counting words", corpus.bytes_read, corpus.total_bytes)
+            if not buffers:
+                counted, buffer = pending.popleft()
+                counted.result()
+                buffers.append(buffer)
+        for counted, _ in pending:
+            counted.result()
+    first, *others = counters
+    for counter in others:
+        first.absorb(counter)
+    first.hand_over()
+    return words.result()
+
+
+class _SharedWords:
+    """A WordAccumulator for several threads."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._words = WordAccumulator(memory_bytes)
+        self._lock = threading.Lock()
+        self.result = self._words.result
+
+    def add(self, words: DistinctWords) -> None:
+        with self._lock:
+            self._words.add(words)
+
+
+class _Counter:
+    """The words that one thread counts."""
+
+    def __init__(self, pattern: str, words: _SharedWords, memory_bytes: int) -> None:
+        """Start with no words; those that take `memory_bytes` are moved to `words`."""
+        self._pattern = pattern
+        self._words = words
+        self._memory_bytes = memory_bytes
+        self._start()
+
+    def _start(self) -> None:
+        self._table = WordTable()
+        self._counts = GrowableArray(np.int64)
+
+    def add(self, piece: Slice) -> None:
+        """Count the words of a slice."""
+        self._add(piece.buffer, word_bounds(piece, self._pattern), 1)
+
+    def absorb(self, other: _Counter) -> None:
+        """Count all words that another counter has, as often as it has them."""
+        table = other._table
+        padded = np.concatenate([table.data, np.zeros(PADDING, np.uint8)])
+        self._add(padded, table.offsets, other._counts.values)
+
+    def _add(
+        self, padded: NDArray[np.uint8], bounds: NDArray[np.int64], counts: NDArray[np.int64] | int
+    ) -> None:
+        """Add words that lie end to end, each one time or as often as `counts` says."""
+        numbers = self._table.number_padded(padded, bounds[:-1], bounds[1:])
+        self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
+        np.add.at(self._counts.values, numbers, counts)
+        if self._table.nbytes + self._counts.nbytes > self._memory_bytes:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Move all words to where they are added up."""
+        table = self._table
+        self._words.add(DistinctWords(table.data, table.offsets, self._counts.values))
+        self._start()
+
+
+def word_bounds(piece: Slice, pattern: str) -> NDArray[np.int64]:
+    """Return where each word of a slice's main part starts, and where the last one ends.
+
+    Raises InputError if a word has more than MAX_WORD_BYTES.
+    """
+    mask = start_mask(piece.text, pattern, piece.boundaries, closed=piece.closed)
+    bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
+    if piece.main_end > MAX_WORD_BYTES:
+        longest = int(np.diff(bounds).max())
+        if longest > MAX_WORD_BYTES:
+            raise word_too_long(longest)
+    return bounds
+
+
+def count_slice(piece: Slice, pattern: str) -> DistinctWords:
+    """Count the words of one slice."""
+    table = WordTable()
+    bounds = word_bounds(piece, pattern)
+    numbers = table.number_padded(piece.buffer, bounds[:-1], bounds[1:])
+    return DistinctWords(table.data, table.offsets, np.bincount(numbers, minlength=len(table)))

@@ -1,0 +1,253 @@
+"""Word counts as a file: what training needs of a corpus, to be trained on again and added up.
+
+- A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, which
+  pattern cut the text, which separators were left out of it, and how much there is of all.
+- The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
+  little-endian, then all bytes. The SHA-256 of everything before is the end.
+- The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
+- What is read is checked from front to back before anything is made of it, in memory of a few times
+  the file's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.arrays import is_ascending
+from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, MAX_WORD_BYTES, DistinctWords, add_up
+from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.errors import InputError, LlmgpuError, OutputError
+from llmgpu.files import atomic_output
+
+FORMAT_NAME = "llmgpu word counts"
+FORMAT_VERSION = 1
+
+_MAX_HEADER_BYTES = 1 << 24
+_HASH_BYTES = hashlib.sha256().digest_size
+_LENGTH, _COUNT = np.dtype("<u4"), np.dtype("<i8")
+_FIELDS: dict[str, type] = {
+    "format": str,
+    "version": int,
+    "pattern": str,
+    "expression": str,
+    "separators": list,
+    "text_bytes": int,
+    "documents": int,
+    "words": int,
+    "data_bytes": int,
+}
+
+
+@dataclass(frozen=True)
+class CountsInfo:
+    """What words were counted in.
+
+    pattern: name of the pattern that cut the text.
+    separators: byte strings between documents, special tokens too, that were not counted; kept in
+        ascending order and once, because nothing else matters.
+    documents: how many there were.
+    """
+
+    pattern: str
+    separators: tuple[bytes, ...]
+    documents: int
+
+    def __post_init__(self) -> None:
+        get_pattern(self.pattern)
+        object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
+
+
+@dataclass(frozen=True, eq=False)
+class WordCounts:
+    """Words of a corpus with their counts, and what they were counted in.
+
+    source: the file they are from, for messages.
+    """
+
+    words: DistinctWords
+    info: CountsInfo
+    source: str
+
+
+def save_counts(path: str | Path, words: DistinctWords, info: CountsInfo) -> None:
+    """Write a file of word counts, whole or not at all.
+
+    Raises OutputError when that can't be done.
+    """
+    words = add_up([words])
+    header = msgpack.packb(
+        {
+            "format": FORMAT_NAME,
+            "version": FORMAT_VERSION,
+            "pattern": info.pattern,
+            "expression": get_pattern(info.pattern).expression,
+            "separators": list(info.separators),
+            "text_bytes": words.text_bytes,
+            "documents": info.documents,
+            "words": len(words),
+            "data_bytes": len(words.data),
+        }
+    )
+    if len(header) > _MAX_HEADER_BYTES:
+        raise OutputError(f"can't write {path}: the separators of documents are too long for it")
+    lengths, counts = words.lengths.astype(_LENGTH), words.counts.astype(_COUNT)
+    digest = hashlib.sha256()
+    with atomic_output(path) as stream:
+        for part in (header, lengths.data, counts.data, words.data.data):
+            digest.update(part)
+            stream.write(part)
+        stream.write(digest.digest())
+
+
+def load_counts(path: str | Path) -> WordCounts:
+    """Read a file of word counts.
+
+    Raises InputError if it can't be read, is none or of another version, is damaged, or was counted
+    by a pattern that this llmgpu does not know.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+    try:
+        header, length = _read_header(data)
+        words = _read_words(memoryview(data)[length:-_HASH_BYTES], header)
+        if hashlib.sha256(memoryview(data)[:-_HASH_BYTES]).digest() != data[-_HASH_BYTES:]:
+            raise _UnfitError("damaged: its SHA-256 is not that of its content")
+        _check_words(words, header)
+    except _UnfitError as error:
+        raise InputError(f"{path}: {error}") from error
+    info = CountsInfo(header["pattern"], tuple(header["separators"]), header["documents"])
+    return WordCounts(words, info, str(path))
+
+
+def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
+    """Add up word counts of parts of a corpus, at least one.
+
+    Raises InputError if they were not counted alike: the message names both files.
+    """
+    first = counts[0]
+    accumulator = WordAccumulator()
+    for part in counts:
+        for what, one, other in (
+            ("pattern", first.info.pattern, part.info.pattern),
+            ("separators of documents", first.info.separators, part.info.separators),
+        ):
+            if one != other:
+                raise InputError(
+                    f"{first.source} and {part.source} don't go together: {what} {one!r} and "
+                    f"{other!r}"
+                )
+        accumulator.add(part.words)
+    documents = sum(part.info.documents for part in counts)
+    info = CountsInfo(first.info.pattern, first.info.separators, documents)
+    return WordCounts(accumulator.result(), info, ", ".join(part.source for part in counts))
+
+
+class _UnfitError(Exception):
+    """A file does not hold what it should; the message says what."""
+
+
+def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
+    """Return the map at the front and how many bytes it has."""
+    size = len(data)  # nothing can have more entries or bytes
+    unpacker = msgpack.Unpacker(
+        strict_map_key=True,
+        max_buffer_size=size + 1,
+        max_str_len=size,
+        max_bin_len=size,
+        max_array_len=size,
+        max_map_len=len(_FIELDS),
+        max_ext_len=0,
+    )
+    unpacker.feed(memoryview(data)[:_MAX_HEADER_BYTES])
+    try:
+        header = unpacker.unpack()
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        known = FORMAT_NAME.encode() in data[:64]
+        raise _UnfitError(
+            f"damaged or cut short: {error}" if known else f"not a file of {FORMAT_NAME}"
+        ) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
+        raise _UnfitError(f"not a file of {FORMAT_NAME}")
+    if header.get("version") != FORMAT_VERSION:
+        raise _UnfitError(
+            f"version {header.get('version')!r} of the format, this llmgpu reads version "
+            f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
+        )
+    length = unpacker.tell()
+    _check_header(header)
+    if msgpack.packb(header) != data[:length]:
+        raise _UnfitError("damaged: its header is not written as it should be")
+    return header, length
+
+
+def _check_header(header: dict[str, Any]) -> None:
+    if list(header) != list(_FIELDS):
+        raise _UnfitError("damaged: its header does not have the entries it should")
+    for name, kind in _FIELDS.items():
+        if type(header[name]) is not kind:
+            raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
+    for name in ("text_bytes", "documents", "words", "data_bytes"):
+        if not 0 <= header[name] <= MAX_TEXT_BYTES:
+            raise _UnfitError(f"damaged: {name} is {header[name]}")
+    separators = header["separators"]
+    if not all(type(separator) is bytes and separator for separator in separators):
+        raise _UnfitError("damaged: a separator is no byte string")
+    if separators != sorted(set(separators)):
+        raise _UnfitError("damaged: its separators are not in order")
+    name, expression = header["pattern"], header["expression"]
+    if not _cuts_by(name, expression):
+        raise _UnfitError(
+            f"its words were cut by pattern {name!r}, {expression!r}, which this llmgpu does not "
+            "know: count the corpus again"
+        )
+
+
+def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:
+    """Return the words behind the header, lengths and counts unchecked."""
+    count, data_bytes = header["words"], header["data_bytes"]
+    lengths_end = count * _LENGTH.itemsize
+    counts_end = lengths_end + count * _COUNT.itemsize
+    size = counts_end + data_bytes
+    if len(content) != size:
+        raise _UnfitError(f"damaged or cut short: {len(content):,} bytes of words, not {size:,}")
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(np.frombuffer(content[:lengths_end], _LENGTH), out=offsets[1:])
+    counts: NDArray[np.int64] = np.frombuffer(content[lengths_end:counts_end], _COUNT)
+    return DistinctWords(
+        np.frombuffer(content[counts_end:], np.uint8), offsets, counts.astype(np.int64)
+    )
+
+
+def _check_words(words: DistinctWords, header: dict[str, Any]) -> None:
+    lengths = words.lengths
+    # Lengths have 32 bits and there is a file's worth of them, so their sum can't have overflowed.
+    if words.offsets[-1] != len(words.data):
+        raise _UnfitError("damaged: the lengths of its words are not those of its data")
+    if len(words) and not 1 <= lengths.min() <= lengths.max() <= MAX_WORD_BYTES:
+        raise _UnfitError("damaged: a word has no bytes, or too many")
+    if len(words) and words.counts.min() < 1:
+        raise _UnfitError("damaged: a count is less than 1")
+    if words.text_bytes != header["text_bytes"]:
+        raise _UnfitError(
+            f"damaged: its words don't add up to {header['text_bytes']:,} bytes of text"
+        )
+    if not is_ascending(words.data, words.offsets):
+        raise _UnfitError("damaged: its words are not in order")
+
+
+def _cuts_by(pattern: str, expression: str) -> bool:
+    try:
+        return get_pattern(pattern).expression == expression
+    except LlmgpuError:
+        return False

@@ -1,0 +1,230 @@
+"""Adding up words that are counted piece by piece, in bounded memory.
+
+- What was added is kept until it has its share of memory. Then equal words are added up, and if
+  that doesn't help, the words are written as a run, sorted by bytes, to a temporary file.
+- At the end all runs are merged: as much as fits is read of each, and what is not above the least
+  of the last words read is complete, so it is added up and written to another run.
+- A run is blocks: lengths and counts (int64 each), then the words' bytes. All runs are in one file
+  without a name, in the folder for temporary files, so nothing is left of it whatever happens.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
+from llmgpu.files import output_errors
+
+MEMORY_SHARE = 4  # by default, words take this part of the memory that is free
+UNKNOWN_MEMORY = 4 << 30  # taken to be free where the system doesn't tell
+_WORKING_COPIES = 4  # of the words that are kept, at most, while they are added up and sorted
+_MOST_MERGED = 32  # runs at a time
+_LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # bytes
+
+_MEMORY_INFO = Path("/proc/meminfo")
+_GROUP_LIMIT, _GROUP_USE = (
+    Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
+)  # of a container
+
+
+def default_memory_bytes() -> int:
+    """Return how much memory words may take if nobody says: a share of what is free now."""
+    free = [number for number in (_free_in_system(), _free_in_group()) if number is not None]
+    return min(free, default=UNKNOWN_MEMORY) // MEMORY_SHARE
+
+
+class WordAccumulator:
+    """Adds up words that are counted piece by piece.
+
+    What it takes until `result` is bounded; the result takes what it takes.
+    """
+
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        """Start with no words.
+
+        memory_bytes: bytes of memory to take, about; None: `default_memory_bytes`.
+        """
+        memory = default_memory_bytes() if memory_bytes is None else memory_bytes
+        self._most_bytes = memory // _WORKING_COPIES
+        block_bytes = self._most_bytes // _MOST_MERGED
+        self._block_bytes = min(max(block_bytes, _LEAST_BLOCK), _MOST_BLOCK)
+        self._pieces: list[DistinctWords] = []
+        self._kept_bytes = 0
+        self._runs: list[_Run] = []
+        self._file: _RunFile | None = None
+
+    def add(self, words: DistinctWords) -> None:
+        """Add words with their counts.
+
+        Raises:
+            InputError: they are of too much text.
+            OutputError: the temporary file can't be written.
+        """
+        if len(words) == 0:
+            return
+        self._pieces.append(words)
+        self._kept_bytes += words.nbytes
+        if self._kept_bytes > self._most_bytes:
+            words = add_up(self._pieces)
+            self._pieces, self._kept_bytes = [words], words.nbytes
+            # Pieces that are mostly new would be added up again and again: half full is full.
+            if self._kept_bytes > self._most_bytes // 2:
+                self._write_run(words)
+
+    def result(self) -> DistinctWords:
+        """Return all words with the sums of their counts, and start again with none.
+
+        The words of a single piece are returned as they are; else they are sorted by bytes. Raises
+        what `add` does.
+        """
+        words = self._pieces[0] if len(self._pieces) == 1 else add_up(self._pieces)
+        if self._file is None:
+            self._pieces, self._kept_bytes = [], 0
+            return words
+        if len(words):
+            self._write_run(add_up([words]))
+        while len(self._runs) > 1:
+            first, rest = self._runs[:_MOST_MERGED], self._runs[_MOST_MERGED:]
+            merged = self._file.write(_merge([self._file.read(run) for run in first]))
+            self._runs = [*rest, merged]
+        words = self._file.read_whole(self._runs.pop())
+        self._file.close()
+        self._file = None
+        return words
+
+    def _write_run(self, words: DistinctWords) -> None:
+        """Write the words of all pieces, added up."""
+        self._pieces, self._kept_bytes = [], 0
+        self._file = self._file or _RunFile(self._block_bytes)
+        self._runs.append(self._file.write([words]))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part of a run: where it is in the file, how many words it has and their bytes."""
+
+    position: int
+    words: int
+    data_bytes: int
+
+
+_Run = list[_Block]
+
+
+class _RunFile:
+    """A temporary file of runs.
+
+    close: removes the file; what drops this object does so too.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        """Make the file; words of `block_bytes`, or a single one that has more, are a block."""
+        self._block_bytes = block_bytes
+        self._name = f"a temporary file in {tempfile.gettempdir()} (TMPDIR names another folder)"
+        with output_errors(self._name):
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        self.close = weakref.finalize(self, self._file.close)
+        self._end = 0
+
+    def write(self, pieces: Iterable[DistinctWords]) -> _Run:
+        """Write words that come in ascending order."""
+        run: _Run = []
+        waiting: list[DistinctWords] = []
+        for piece in pieces:
+            waiting.append(piece)
+            if sum(part.nbytes for part in waiting) >= self._block_bytes:
+                run += self._write_blocks(join(waiting))
+                waiting = []
+        return [*run, *self._write_blocks(join(waiting))]
+
+    def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
+        first = 0
+        # What a word takes in the file, summed up.
+        ends = words.offsets[1:] + 16 * np.arange(1, len(words) + 1)
+        while first < len(words):
+            done = int(ends[first - 1]) if first else 0
+            last = int(np.searchsorted(ends, done + self._block_bytes, side="right"))
+            last = max(last, first + 1)
+            yield self._write_block(words.take_range(first, last))
+            first = last
+
+    def _write_block(self, words: DistinctWords) -> _Block:
+        block = _Block(self._end, len(words), len(words.data))
+        with output_errors(self._name):
+            self._file.seek(self._end)
+            for array in (words.lengths, words.counts, words.data):
+                self._file.write(np.ascontiguousarray(array).data)
+        self._end += 16 * block.words + block.data_bytes
+        return block
+
+    def read(self, run: _Run) -> Iterator[DistinctWords]:
+        """Read a run block by block."""
+        return (self.read_whole([block]) for block in run)
+
+    def read_whole(self, run: _Run) -> DistinctWords:
+        """Read all of a run."""
+        count, size = sum(block.words for block in run), sum(block.data_bytes for block in run)
+        offsets, counts = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
+        data = np.empty(size, np.uint8)
+        word = byte = 0
+        for block in run:
+            self._file.seek(block.position)
+            self._fill(offsets[word + 1 : word + 1 + block.words])
+            self._fill(counts[word : word + block.words])
+            self._fill(data[byte : byte + block.data_bytes])
+            word, byte = word + block.words, byte + block.data_bytes
+        np.cumsum(offsets, out=offsets)
+        return DistinctWords(data, offsets, counts)
+
+    def _fill(self, array: NDArray[np.int64] | NDArray[np.uint8]) -> None:
+        with output_errors(self._name):
+            if self._file.readinto(array.view(np.uint8).data) < array.nbytes:
+                raise OSError("it was cut short while it was in use")
+
+
+def _merge(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
+    """Merge runs, each an iterator of blocks; yield words in ascending order."""
+    blocks = [next(run) for run in runs]
+    while runs:
+        bound = min(block.spell(len(block) - 1) for block in blocks)
+        taken = [bisect_right(range(len(block)), bound, key=block.spell) for block in blocks]
+        yield add_up(
+            [block.take_range(0, count) for block, count in zip(blocks, taken, strict=True)]
+        )
+        rest = [
+            block.take_range(count, len(block)) if count < len(block) else next(run, None)
+            for block, count, run in zip(blocks, taken, runs, strict=True)
+        ]
+        runs = [run for run, block in zip(runs, rest, strict=True) if block is not None]
+        blocks = [block for block in rest if block is not None]
+
+
+def _free_in_system() -> int | None:
+    """Return the bytes of memory that are free, or can be freed, on this machine."""
+    try:
+        lines = _MEMORY_INFO.read_text().splitlines()
+        [free] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        return int(free) << 10
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return None
+
+
+def _free_in_group() -> int | None:
+    """Return the bytes of memory that the container may still take; None without a limit."""
+    try:
+        return int(_GROUP_LIMIT.read_text()) - int(_GROUP_USE.read_text())
+    except (OSError, ValueError):
+        return None
