@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.run_facts import FILES, Run, file_facts
 from llmgpu.bpe.text.corpus import CorpusOptions
 from llmgpu.bpe.text.sources import resolve_sources
@@ -75,6 +76,7 @@ def open_sink(
     cut: Cut,
     sources: tuple[str, ...],
     options: CorpusOptions,
+    special: SpecialOptions,
     vocabulary: Vocabulary,
     output: str,
     format_name: str,
@@ -89,12 +91,14 @@ def open_sink(
             fingerprint=vocabulary.fingerprint,
             layout=cut.layout,
         )
+    around = [token for token in (special.bos, special.eos) if token is not None]
     shards = ShardWriter(
         output,
         vocabulary,
         cut.shard_tokens,
         layout=cut.layout,
-        run=_run_facts(sources, options, cut.resume),
+        added={token_id(vocabulary, token) for token in around},
+        run=_run_facts(sources, options, cut.resume) | _special_facts(special),
         resume=cut.resume,
     )
     if cut.resume:
@@ -105,6 +109,15 @@ def open_sink(
             else f"note: there is no finished shard in {progress} to resume from: starting anew"
         )
     return shards
+
+
+def _special_facts(special: SpecialOptions) -> Run:
+    return {
+        "allowed special tokens": sorted(special.allowed),
+        "disallowed special tokens": sorted(special.disallowed),
+        "token before documents": special.bos,
+        "token behind documents": special.eos,
+    }
 
 
 def _run_facts(sources: tuple[str, ...], options: CorpusOptions, resume: bool) -> Run:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
 from llmgpu.bpe.tokens.files import FORMATS, TokenSink
 from llmgpu.bpe.tokens.readers import read_side_file, read_tokens
@@ -53,6 +53,12 @@ from llmgpu.files import atomic_output
 @click.option(
     "--line-documents", is_flag=True, help="Each line is a document, written as it comes."
 )
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    show_default="processors there are, 4 at most",
+    help="How many encode where there is no GPU.",
+)
 @shard_options
 @special_options
 @corpus_options
@@ -67,6 +73,7 @@ def tokenize(
     decode: bool,
     count: bool,
     line_documents: bool,
+    threads: int | None,
     shard_tokens: int | None,
     layout: str,
     resume: bool,
@@ -109,9 +116,12 @@ def tokenize(
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
-        where = partial(open_sink, cut, sources, options, vocabulary, output, format_name, report)
+        reading_as = (cut, sources, options, special)
+        where = partial(open_sink, *reading_as, vocabulary, output, format_name, report)
         target = None if count else where
-        summary = _encode(sources, options, vocabulary, special, backend, target, report)
+        encoder = open_encoder(vocabulary, backend, threads=threads)
+        encoder = with_special_tokens(encoder, vocabulary, special)
+        summary = _encode(sources, options, vocabulary, encoder, backend, target, report)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -122,14 +132,13 @@ def _encode(
     sources: tuple[str, ...],
     options: CorpusOptions,
     vocabulary: Vocabulary,
-    special: SpecialOptions,
+    encoder: Encoder,
     backend: Backend,
     target: Callable[[], TokenSink] | None,
     report: Reporter,
 ) -> dict[str, Any]:
     """Tokenize into what `target` opens, or only count where it is None; return the summary."""
     with Corpus(sources, options) as text:
-        encoder = with_special_tokens(open_encoder(vocabulary, backend), vocabulary, special)
         start = time.perf_counter()
         tokens = 0
         try:

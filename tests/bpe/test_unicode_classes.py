@@ -34,8 +34,9 @@ def test_every_code_point_has_the_class_of_its_properties() -> None:
 
 
 def test_the_generator_makes_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "llmgpu" / "bpe").mkdir(parents=True)
+    folder = tmp_path / "llmgpu" / "bpe" / "patterns"
+    folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "scripts" / "make_unicode_classes.py"), run_name="__main__")
-    made = (tmp_path / "llmgpu" / "bpe" / "unicode_classes.py").read_text(encoding="utf-8")
+    made = (folder / "unicode_classes.py").read_text(encoding="utf-8")
     assert made == Path(unicode_classes.__file__).read_text(encoding="utf-8")

@@ -188,3 +188,23 @@ def test_a_parquet_file_becomes_shards(llmgpu: Run, vocab: Path, corpus: Path) -
     back = llmgpu("tokenize", *names, *OPTIONS, "--decode")
     assert back.stdout == "".join(lines).encode()
     fails(llmgpu(*arguments, "--text-field", "text"), 1, "the columns are: 'body' (string)")
+
+
+def test_tokens_around_documents_stand_for_no_text(llmgpu: Run, vocab: Path, corpus: Path) -> None:
+    text = corpus.read_bytes().replace(b"0", b"")
+    corpus.write_bytes(text)
+    arguments = ("tokenize", "corpus.txt", *OPTIONS, "-o", "o.bin", "--line-documents")
+    arguments += ("--bos", "0", "--eos", str(ord("0")), "--shard-tokens", "1000")
+    done = llmgpu(*arguments)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((corpus.parent / "o.json").read_bytes())
+    assert manifest["bytes"] == len(text)
+
+
+def test_other_tokens_around_documents_are_another_run(
+    llmgpu: Run, vocab: Path, long_text: Path
+) -> None:
+    arguments = ("tokenize", "long.txt", *OPTIONS, "-o", "made/out.bin", "--shard-tokens", "10K")
+    kill_after(1, long_text.parent, *arguments)
+    done = llmgpu(*arguments, "--resume", "--eos", "0")
+    fails(done, 1, "another run: token behind documents was null and is 0 now")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -104,12 +105,14 @@ class ShardWriter(TokenSink):
         shard_tokens: int,
         *,
         layout: str = "raw",
+        added: Collection[int] = (),
         run: Run | None = None,
         resume: bool = False,
     ) -> None:
         """Prepare for shards of `shard_tokens` ids.
 
-        layout: one of LAYOUTS. run: what makes the ids what they are, besides these arguments.
+        layout: one of LAYOUTS. added: ids that are put between the text, so they stand for no
+            bytes of it. run: what makes the ids what they are, besides these arguments.
         resume: go on from where a run with the same ones ended.
 
         Raises InputError if the run to go on from was another one (the message says what differs),
@@ -122,6 +125,7 @@ class ShardWriter(TokenSink):
         self._names = ShardNames(str(output))
         self._vocabulary = vocabulary
         self._spans = token_spans(vocabulary)
+        self._spans[list(added)] = 0
         self._shard_tokens = shard_tokens
         self._layout = layout
         own: Run = {
