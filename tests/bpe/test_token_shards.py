@@ -263,7 +263,8 @@ def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:
     with shards_in(tmp_path, tokens=1) as writer:
         write_bytes(writer, list(range(9)))
     (tmp_path / "out-000020.bin").write_bytes(b"of somebody else")
-    (tmp_path / ".out-000003.bin.0123456789ab.tmp").write_bytes(b"of a killed run")
+    for name in ("out-000003.bin", "out-000003.bin.json", "out.json", "out.progress.json"):
+        (tmp_path / f".{name}.0123456789ab.tmp").write_bytes(b"of a killed run")
     (tmp_path / ".other-000003.bin.0123456789ab.tmp").write_bytes(b"of another output")
     interrupted(tmp_path, [5])
     assert len(json.loads((tmp_path / "out.json").read_bytes())["shards"]) == 9

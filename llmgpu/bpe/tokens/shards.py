@@ -67,10 +67,11 @@ class ShardNames:
         return f"{os.path.splitext(self.output)[0]}.progress.json"
 
     def remove_temporary(self) -> None:
-        """Remove what a run that was killed left of the shard that it was writing."""
+        """Remove what a run that was killed left of the file that it was writing."""
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
-        temporary = re.compile(rf"\.{stem}-\d{{6}}{suffix}(\.json)?\.[0-9a-f]{{12}}\.tmp")
+        own = rf"{stem}(-\d{{6}}{suffix}(\.json)?|(\.progress)?\.json)"
+        temporary = re.compile(rf"\.{own}\.[0-9a-f]{{12}}\.tmp")
         for found in os.listdir(folder or "."):
             if temporary.fullmatch(found):
                 _remove(os.path.join(folder, found))
