@@ -33,7 +33,9 @@ from llmgpu.files import atomic_output
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILE...|-]")
-@click.option("--vocab", required=True, metavar="FILE", help="Vocabulary, as bpe-train writes it.")
+@click.option(
+    "--vocab", required=True, metavar="FILE", help="Vocabulary, as bpe-train or import writes it."
+)
 @click.option("--output", "-o", default="-", show_default=True, metavar="FILE")
 @click.option(
     "--format",
@@ -46,7 +48,8 @@ from llmgpu.files import atomic_output
 @click.option(
     "--match",
     type=click.Choice(MATCH_RULES),
-    help="Merges in their order, or the longest token first; by default what the vocabulary says.",
+    help="The longest token first (greedy) or merges in their order (bpe); by default what the "
+    "vocabulary says.",
 )
 @click.option("--decode", is_flag=True, help="Read ids in --format and write their text.")
 @click.option("--count", is_flag=True, help="Print the number of tokens only.")

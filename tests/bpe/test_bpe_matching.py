@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -84,6 +85,16 @@ def test_merges_in_their_order(vocabulary: Vocabulary, words: list[bytes]) -> No
 @given(rank_vocabularies(), WORDS)
 def test_the_lowest_rank_first(vocabulary: Vocabulary, words: list[bytes]) -> None:
     check(vocabulary, words)
+
+
+@settings(deadline=None, max_examples=150)
+@given(merge_vocabularies() | rank_vocabularies(), WORDS, st.data())
+def test_an_unknown_token_that_merges(
+    vocabulary: Vocabulary, words: list[bytes], data: st.DataObject
+) -> None:
+    """Bytes without a token become one that pairs may have: several bytes are one symbol."""
+    unknown = data.draw(st.integers(0, vocabulary.size - 1))
+    check(replace(vocabulary, unknown_token=unknown), [word + b"xb" for word in words])
 
 
 def test_no_words() -> None:

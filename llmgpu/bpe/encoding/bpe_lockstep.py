@@ -38,7 +38,8 @@ class LockstepMerger:
         self._byte_ids = byte_ids(vocabulary)
         keys = pairs.left.astype(np.int64) << 32 | pairs.right
         self._ranks = HashTable(keys, pairs.ranks, default=NO_RANK)
-        self._safe_pairs = SafePairs(vocabulary, pairs)
+        of_pairs = self._rank(np.repeat(self._byte_ids, 256), np.tile(self._byte_ids, 256))
+        self._safe_pairs = SafePairs(vocabulary, pairs, of_pairs.reshape(256, 256))
 
     def _rank(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.uint32]:
         # An id of -1, a byte without a token, gives a negative key, which is in no table.

@@ -27,8 +27,10 @@ class SafePairs:
     ranks: uint32 (256, 256), of a byte and the next, NO_RANK if they don't merge.
     """
 
-    def __init__(self, vocabulary: Vocabulary, pairs: PairRanks) -> None:
-        """Make the tables of a vocabulary."""
+    def __init__(
+        self, vocabulary: Vocabulary, pairs: PairRanks, byte_pair_ranks: NDArray[np.uint32]
+    ) -> None:
+        """Make the tables of a vocabulary; byte_pair_ranks: what `ranks` is to be."""
         of_byte = byte_ids(vocabulary)
         byte_of = np.full(vocabulary.size, -1)
         byte_of[of_byte[of_byte >= 0]] = np.flatnonzero(of_byte >= 0)
@@ -36,8 +38,7 @@ class SafePairs:
         first_byte = vocabulary.token_data[vocabulary.token_offsets[pairs.right]]
         last_byte = vocabulary.token_data[vocabulary.token_offsets[pairs.left + 1] - 1]
         ranks = pairs.ranks.astype(np.uint32)
-        both = (left >= 0) & (right >= 0)
-        self.ranks = _lowest(left[both], right[both], ranks[both])
+        self.ranks = byte_pair_ranks
         # By the byte before and the first of a pair: the lowest rank that takes the first to it.
         self._before = _lowest(last_byte[right >= 0], right[right >= 0], ranks[right >= 0])
         # By the second of a pair and the byte behind.
