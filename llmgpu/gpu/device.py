@@ -160,12 +160,9 @@ class Device:
 
     def submit(self, commands: Commands) -> Submission:
         """Hand commands to the device and return without waiting for them."""
-        staging = commands.staging
-        if any(memory.is_mapped for memory in staging):
+        if any(memory.is_mapped for memory in commands.staging):
             raise RuntimeError("staging memory is still mapped")
         submission = Submission(native.submit(self.handle, commands.finish()))
-        for memory in staging:
-            memory.mark_submitted(submission)
         if commands.timed_labels:
             self._collect_times(commands)
         return submission

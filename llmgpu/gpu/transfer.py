@@ -19,7 +19,7 @@ from llmgpu.gpu.buffers import Buffer, aligned
 from llmgpu.gpu.commands import Commands
 
 if TYPE_CHECKING:
-    from llmgpu.gpu.device import Device, Submission
+    from llmgpu.gpu.device import Device
 
 COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
 COPY_THREADS = 4  # more don't help: memory bandwidth is the limit
@@ -50,7 +50,6 @@ class Staging:
         usage = wgpu.BufferUsage.MAP_WRITE | wgpu.BufferUsage.COPY_SRC
         self._buffer = device.create_handle("staging", self.nbytes, usage)
         self._map: native.BufferMap | None = None
-        self._busy: Submission | None = None
 
     @property
     def is_mapped(self) -> bool:
@@ -79,10 +78,6 @@ class Staging:
         size = -(-nbytes // 4) * 4
         commands.copy(self._buffer, target.handle, size, target_offset=target_offset)
 
-    def mark_submitted(self, submission: Submission) -> None:
-        """Remember the submission to wait for before the memory is written again."""
-        self._busy = submission
-
 
 class Download:
     """Host memory that the device copies into, kept and grown between uses."""
@@ -93,13 +88,14 @@ class Download:
         self._buffer: object = None
         self._capacity = 0
         self._size = 0  # bytes of the copy under way
-        self._pending: tuple[native.BufferMap, Submission] | None = None
+        self._pending: native.BufferMap | None = None
 
     def start(self, source: Buffer, nbytes: int) -> None:
         """Submit the copy of the first `nbytes` bytes of `source`."""
         commands = self._device.record()
         self.record(commands, source, nbytes)
-        self.begin(self._device.submit(commands))
+        self._device.submit(commands)
+        self.begin()
 
     def record(self, commands: Commands, source: Buffer, nbytes: int) -> None:
         """Record the copy among other commands; call `begin` when they are submitted."""
@@ -109,17 +105,15 @@ class Download:
         self.reserve(self._size)
         commands.copy(source.handle, self._buffer, self._size)
 
-    def begin(self, submission: Submission) -> None:
-        """Ask for the memory once the submission with the recorded copy is done."""
-        mapped = native.BufferMap(self._buffer, write=False, nbytes=self._size)
-        self._pending = (mapped, submission)
+    def begin(self) -> None:
+        """Ask for the memory once the copy is done, whose commands are submitted by now."""
+        self._pending = native.BufferMap(self._buffer, write=False, nbytes=self._size)
 
     def finish(self, out: NDArray[np.uint8]) -> None:
         """Wait for the copy and move the first len(out) bytes into `out`."""
         if self._pending is None:
             raise RuntimeError("no download is under way in this memory")
-        mapped, _ = self._pending
-        self._pending = None
+        mapped, self._pending = self._pending, None
         if not mapped.wait(self._device.handle):
             raise DeviceError(f"{self._device.name} can't map {len(out)} bytes for reading")
         parallel_copy(out, mapped.array()[: len(out)])

@@ -209,9 +209,9 @@ class _Slot:
         commands.dispatch(bound.compact, chunks)
         self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
         self._undecided_copy.record(commands, self._pretokenizer.undecided, 4)
-        submission = device.submit(commands)
-        self._state_copy.begin(submission)
-        self._undecided_copy.begin(submission)
+        device.submit(commands)
+        self._state_copy.begin()
+        self._undecided_copy.begin()
 
     def _write_params(self, piece: Slice, chunks: int) -> None:
         encoder, vocabulary = self._encoder, self._encoder._vocabulary

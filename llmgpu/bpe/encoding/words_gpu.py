@@ -267,9 +267,9 @@ class _Slot(WordSlot):
         commands = self.device.record()
         for copy, buffer, array in copies:
             copy.record(commands, buffer, array.nbytes)
-        submission = self.device.submit(commands)
+        self.device.submit(commands)
         for copy, _, array in copies:
-            copy.begin(submission)
+            copy.begin()
             copy.finish(array.view(np.uint8))
         return ids, starts.astype(np.int64)
 

@@ -415,7 +415,8 @@ class _BatchedLoop:
         for _ in range(rounds):
             self._record_round(commands)
         download.record(commands, self._state, STATE.itemsize)
-        download.begin(self._device.submit(commands))
+        self._device.submit(commands)
+        download.begin()
         return download
 
     def _grow(self, state: NDArray[Any]) -> None:

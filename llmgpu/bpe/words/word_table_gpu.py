@@ -260,7 +260,8 @@ class WordSlot:
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
         """Submit commands, and the copy of the state that they leave."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
-        self._state_copy.begin(self.device.submit(commands))
+        self.device.submit(commands)
+        self._state_copy.begin()
 
     def collect(self) -> NDArray[Any]:
         """Wait for the slice; return its final state, one element of STATE."""
