@@ -14,11 +14,23 @@ GROWTH = 1.5
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory on the device. nbytes is a positive multiple of `ALIGNMENT`."""
+    """Memory on the device, a wgpu buffer or a part of it; size and offset are aligned."""
 
     label: str
     nbytes: int
     handle: Any
+    offset: int = 0
+
+    def view(self, offset: int, nbytes: int) -> Buffer:
+        """Return a part of this memory, rounded up to `ALIGNMENT` bytes where there is room.
+
+        Raises:
+            ValueError: it begins between two multiples of `ALIGNMENT`, or ends beyond the buffer.
+        """
+        size = aligned(nbytes)
+        if offset % ALIGNMENT or not 0 <= offset <= self.nbytes - size:
+            raise ValueError(f"{self.label}: no {nbytes} bytes at {offset} of {self.nbytes}")
+        return Buffer(self.label, size, self.handle, self.offset + offset)
 
 
 def aligned(nbytes: int) -> int:

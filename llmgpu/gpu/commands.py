@@ -79,7 +79,7 @@ class Commands:
     def clear(self, buffer: Buffer) -> None:
         """Fill a buffer with zeros."""
         self._end_pass()
-        self._encoder.clear_buffer(buffer.handle)
+        self._encoder.clear_buffer(buffer.handle, buffer.offset, buffer.nbytes)
         self._kept.append(buffer)
 
     def finish(self) -> Any:

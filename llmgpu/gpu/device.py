@@ -112,7 +112,10 @@ class Device:
         return SOFTWARE_LOOP_ITERATIONS if self.is_software else HARDWARE_LOOP_ITERATIONS
 
     def kernel(self, file: str, **constants: int) -> Kernel:
-        """Return the kernel in wgsl/`file` with these override constants, compiled once."""
+        """Return a kernel with these override constants, compiled once.
+
+        file: its path below wgsl/, with ``:KERNEL`` behind it where the file has several.
+        """
         key = (file, *sorted(constants.items()))
         found = self._kernels.get(key)
         if found is None:
@@ -182,7 +185,7 @@ class Device:
         if len(flat) <= SMALL_UPLOAD:
             padded = np.zeros(-(-len(flat) // 4) * 4, np.uint8)
             padded[: len(flat)] = flat
-            self.handle.queue.write_buffer(buffer.handle, 0, padded)
+            self.handle.queue.write_buffer(buffer.handle, buffer.offset, padded)
             return
         self._write_staged(buffer, flat)
 

@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from llmgpu.gpu.device import Device
 
 _BINDING_TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
-_ELEMENT_BYTES = {"u32": 4, "i32": 4, "f32": 4, "vec2<u32>": 8, "vec4<u32>": 16, "vec4<f32>": 16}
+_ELEMENT_BYTES = {
+    "f16": 2,
+    "u32": 4,
+    "i32": 4,
+    "f32": 4,
+    "vec2<u32>": 8,
+    "vec2<f32>": 8,
+    "vec4<f16>": 8,
+    "vec4<u32>": 16,
+    "vec4<f32>": 16,
+}
 _ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
 _CONSTANT = re.compile(r"^(?:override|const)\s+(\w+)\s*:\s*u32\s*=\s*([^;]+);", re.MULTILINE)
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
@@ -126,7 +136,11 @@ class Kernel:
             entries=[
                 {
                     "binding": binding.index,
-                    "resource": {"buffer": buffer.handle, "offset": 0, "size": buffer.nbytes},
+                    "resource": {
+                        "buffer": buffer.handle,
+                        "offset": buffer.offset,
+                        "size": buffer.nbytes,
+                    },
                 }
                 for binding, buffer in zip(self.bindings, ordered, strict=True)
             ],

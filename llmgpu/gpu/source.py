@@ -2,8 +2,9 @@
 
 A file may include another with a line ``//!include NAME``, and nothing else is done to its text.
 NAME is a path below wgsl/, or the name of a choice that the device makes (``scan``: with or without
-subgroup operations). Each file is included once. A kernel's bindings are read from its text, so
-they are said in one place.
+subgroup operations). Each file is included once. Of a file with several kernels only what the
+wanted one uses is compiled, so that a device without half precision compiles the others. A kernel's
+bindings are read from its text, so they are said in one place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from llmgpu.errors import DeviceError
+from llmgpu.gpu.declarations import Line, keep_used
 
 _INCLUDE = re.compile(r"^//!include\s+(\S+)\s*$")
 _BINDING = re.compile(
@@ -69,44 +71,58 @@ def read_wgsl(name: str) -> str:
 
 
 def compose(name: str, choices: Mapping[str, str]) -> KernelSource:
-    """Return the source of the kernel in file `name` with its includes.
+    """Return the source of a kernel with its includes.
 
+    name: a file with one kernel, or ``FILE:KERNEL`` for one of several.
     choices: what an include that names no file stands for, as `Device.source_choices` has it.
+
+    Raises:
+        DeviceError: there is no such file or kernel.
     """
-    lines: list[str] = []
-    origins: list[tuple[str, int]] = []
-    _append(name, choices, set(), lines, origins)
-    text = "\n".join(lines)
-    entries = _ENTRY.findall(text)
-    if len(entries) != 1:
-        raise DeviceError(f"wgsl/{name} has {len(entries)} entry points instead of one")
+    file, _, wanted = name.partition(":")
+    lines: list[Line] = []
+    _append(file, choices, set(), lines)
+    return kernel_source(lines, wanted, file)
+
+
+def kernel_source(lines: list[Line], wanted: str, file: str) -> KernelSource:
+    """Return the kernel `wanted` ("": the only one) of a text, without what it does not use."""
+    entries = _ENTRY.findall("\n".join(line.text for line in lines))
+    names = [name for _, name in entries]
+    if not wanted and len(names) != 1:
+        raise DeviceError(f"wgsl/{file} has {len(names)} entry points instead of one")
+    entry = wanted or names[0]
+    if entry not in names:
+        raise DeviceError(f"wgsl/{file} has no kernel {entry}; it has {', '.join(names)}")
+    if len(names) > 1:
+        lines = keep_used(lines, entry)
+    text = "\n".join(line.text for line in lines)
     return KernelSource(
-        entry=entries[0][1],
+        entry=entry,
         text=text,
         bindings=_bindings(text),
-        workgroup_size=entries[0][0],
+        workgroup_size=_ENTRY.findall(text)[0][0],
         workgroup_variables=tuple(_WORKGROUP_VAR.findall(text)),
-        lines=tuple(origins),
+        lines=tuple((line.file, line.number) for line in lines),
     )
 
 
-def _append(
-    name: str,
-    choices: Mapping[str, str],
-    seen: set[str],
-    lines: list[str],
-    origins: list[tuple[str, int]],
-) -> None:
+def kernel_names(file: str) -> list[str]:
+    """Return the names of all kernels in a file, as `compose` takes them."""
+    entries = _ENTRY.findall(read_wgsl(file))
+    return [file] if len(entries) == 1 else [f"{file}:{name}" for _, name in entries]
+
+
+def _append(name: str, choices: Mapping[str, str], seen: set[str], lines: list[Line]) -> None:
     seen.add(name)
     for number, line in enumerate(read_wgsl(name).splitlines(), 1):
         include = _INCLUDE.match(line)
         if include is None:
-            lines.append(line)
-            origins.append((name, number))
+            lines.append(Line(line, name, number))
             continue
         included = choices.get(include[1], include[1])
         if included not in seen:
-            _append(included, choices, seen, lines, origins)
+            _append(included, choices, seen, lines)
 
 
 def _bindings(text: str) -> tuple[Binding, ...]:

@@ -76,7 +76,8 @@ class Staging:
             self._map = None
         commands.staging.append(self)
         size = -(-nbytes // 4) * 4
-        commands.copy(self._buffer, target.handle, size, target_offset=target_offset)
+        offset = target.offset + target_offset
+        commands.copy(self._buffer, target.handle, size, target_offset=offset)
 
 
 class Download:
@@ -103,7 +104,7 @@ class Download:
             raise RuntimeError("a download is under way in this memory")
         self._size = -(-nbytes // 4) * 4
         self.reserve(self._size)
-        commands.copy(source.handle, self._buffer, self._size)
+        commands.copy(source.handle, self._buffer, self._size, source_offset=source.offset)
 
     def begin(self) -> None:
         """Ask for the memory once the copy is done, whose commands are submitted by now."""

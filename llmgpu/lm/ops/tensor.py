@@ -1,0 +1,71 @@
+"""Tensors: a name, a shape and a type over an array or over memory of a device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llmgpu.gpu import Buffer
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """What an operation reads or writes.
+
+    name: for messages and checkpoints.
+    shape, dtype: float32, float16, uint32 or uint8; C order.
+    data: an array of that shape (NumPy) or a buffer (GPU).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    data: Any
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The array of a tensor on the host."""
+        return cast("NDArray[Any]", self.data)
+
+    @property
+    def buffer(self) -> Buffer:
+        """The memory of a tensor on a device."""
+        return cast("Buffer", self.data)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements take."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_half(self) -> bool:
+        """Whether elements are half-precision numbers."""
+        return self.dtype == np.float16
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return rows start to stop - 1 of the first dimension, over the same memory.
+
+        On a device a row block begins at a multiple of 256 bytes.
+
+        Raises:
+            ValueError: it doesn't, or there are no such rows.
+        """
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"{self.name} has {self.shape[0]} rows, not {start} to {stop}")
+        shape = (stop - start, *self.shape[1:])
+        if isinstance(self.data, np.ndarray):
+            return Tensor(self.name, shape, self.dtype, self.data[start:stop])
+        row = self.nbytes // self.shape[0]
+        return Tensor(
+            self.name, shape, self.dtype, self.buffer.view(start * row, (stop - start) * row)
+        )

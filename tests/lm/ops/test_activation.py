@@ -1,0 +1,64 @@
+"""SwiGLU and GeLU against float64, on odd sizes and extreme values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.operations import Operations
+from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.reference.lm import activation as reference
+
+SHAPES = [(1, 1), (3, 7), (64, 256), (5, 1031)]
+EXTREMES = np.array([[0.0, -0.0, 1e-30, -1e-30, 20.0, -20.0, 80.0, -80.0]])
+
+
+def inputs(shape: tuple[int, int]) -> list[NDArray[np.float64]]:
+    rng = np.random.default_rng(sum(shape))
+    return [float32_values(rng, *shape) for _ in range(3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swiglu(operations: Operations, shape: tuple[int, int]) -> None:
+    check_swiglu(operations, *inputs(shape)[:2])
+
+
+def test_swiglu_of_extreme_values(operations: Operations) -> None:
+    check_swiglu(operations, EXTREMES, EXTREMES[:, ::-1].copy())
+
+
+def check_swiglu(
+    operations: Operations, gate: NDArray[np.float64], up: NDArray[np.float64]
+) -> None:
+    tensors = [tensor_of(operations, "input", array) for array in (gate, up)]
+    out = poisoned(operations, "out", gate.shape)
+    run(operations, lambda: operations.swiglu(*tensors, out))
+    assert_close(operations.read(out), reference.swiglu(gate, up))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swiglu_backward(operations: Operations, shape: tuple[int, int]) -> None:
+    arrays = inputs(shape)
+    tensors = [tensor_of(operations, "input", array) for array in arrays]
+    outs = [poisoned(operations, "out", shape) for _ in range(2)]
+    run(operations, lambda: operations.swiglu_backward(*tensors, *outs))
+    for out, expected in zip(outs, reference.swiglu_backward(*arrays), strict=True):
+        assert_close(operations.read(out), expected)
+
+
+@pytest.mark.parametrize("x", [inputs(shape)[0] for shape in SHAPES] + [EXTREMES])
+def test_gelu(operations: Operations, x: NDArray[np.float64]) -> None:
+    out = poisoned(operations, "out", x.shape)
+    tensor = tensor_of(operations, "x", x)
+    run(operations, lambda: operations.gelu(tensor, out))
+    assert_close(operations.read(out), reference.gelu(x))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gelu_backward(operations: Operations, shape: tuple[int, int]) -> None:
+    arrays = inputs(shape)[:2]
+    tensors = [tensor_of(operations, "input", array) for array in arrays]
+    out = poisoned(operations, "out", shape)
+    run(operations, lambda: operations.gelu_backward(*tensors, out))
+    assert_close(operations.read(out), reference.gelu_backward(*arrays))

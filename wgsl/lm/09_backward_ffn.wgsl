@@ -1,0 +1,64 @@
+// Gradients of the nonlinear functions inside the feed-forward network (06_activation.wgsl).
+//
+//   swiglu:  with s = sigmoid(gate):
+//            grad_gate = grad_out * up * s * (1 + gate * (1 - s)),  grad_up = grad_out * gate * s
+//   gelu:    with t = tanh(u), u = sqrt(2 / pi) * (x + 0.044715 x^3):
+//            grad_x = grad_out * ((1 + t) / 2 + x / 2 * (1 - t^2) * sqrt(2 / pi) * (1 + 0.134145 x^2))
+//
+// Shapes: all (N, F), taken as one list of elements.
+//!include lm/elements.wgsl
+//!include lm/activations.wgsl
+
+// swiglu_backward
+// binding 0  gate       read        (N, F)
+// binding 1  up         read        (N, F)
+// binding 2  grad_out   read        (N, F)
+// binding 3  grad_gate  read_write  (N, F)
+// binding 4  grad_up    read_write  (N, F)
+// binding 5  dims       uniform     elements
+// dispatch: one thread an element
+@group(0) @binding(0) var<storage, read> gate: array<f32>;
+@group(0) @binding(1) var<storage, read> up: array<f32>;
+@group(0) @binding(2) var<storage, read> grad_out: array<f32>;
+@group(0) @binding(3) var<storage, read_write> grad_gate: array<f32>;
+@group(0) @binding(4) var<storage, read_write> grad_up: array<f32>;
+@group(0) @binding(5) var<uniform> dims: vec4<u32>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn swiglu_backward(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let i = flat_element(workgroup, workgroups, local_index);
+    if (i < dims.x) {
+        let s = sigmoid(gate[i]);
+        grad_gate[i] = grad_out[i] * up[i] * s * (1.0 + gate[i] * (1.0 - s));
+        grad_up[i] = grad_out[i] * gate[i] * s;
+    }
+}
+
+// gelu_backward
+// binding 0  x              read        (N, F)
+// binding 1  gelu_grad_out  read        (N, F)
+// binding 2  grad_x         read_write  (N, F)
+// binding 3  gelu_dims      uniform     elements
+// dispatch: one thread an element
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> gelu_grad_out: array<f32>;
+@group(0) @binding(2) var<storage, read_write> grad_x: array<f32>;
+@group(0) @binding(3) var<uniform> gelu_dims: vec4<u32>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn gelu_backward(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let i = flat_element(workgroup, workgroups, local_index);
+    if (i < gelu_dims.x) {
+        let t = gelu_tanh(x[i]);
+        let slope = SQRT_2_OVER_PI * (1.0 + 3.0 * GELU_CUBIC * x[i] * x[i]);
+        grad_x[i] = gelu_grad_out[i] * (0.5 * (1.0 + t) + 0.5 * x[i] * (1.0 - t * t) * slope);
+    }
+}
