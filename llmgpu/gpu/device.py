@@ -22,8 +22,9 @@ from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, select_adapter
 from llmgpu.gpu.buffers import Buffer, BufferPool, aligned
 from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.declarations import Line
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.source import compose
+from llmgpu.gpu.source import compose, kernel_source
 from llmgpu.gpu.transfer import Download, Staging, parallel_copy
 
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
@@ -121,6 +122,15 @@ class Device:
         if found is None:
             source = compose(file, self.source_choices)
             found = self._kernels.setdefault(key, Kernel(self, source, constants))
+        return found
+
+    def generated(self, text: str) -> Kernel:
+        """Return the one kernel of a text that a generator wrote, compiled once."""
+        found = self._kernels.get((text,))
+        if found is None:
+            lines = [Line(line, "generated", k) for k, line in enumerate(text.splitlines(), 1)]
+            source = kernel_source(lines, "", "generated")
+            found = self._kernels.setdefault((text,), Kernel(self, source, {}))
         return found
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Device
+    from llmgpu.gpu import BoundKernel, Buffer, Device, Kernel
 
 Step = TypeVar("Step")
 
@@ -148,14 +148,15 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
 
     def dispatch(
         self,
-        kernel: str,
+        kernel: str | Kernel,
         groups: int,
         constants: Mapping[str, int] | None = None,
         **bindings: Tensor | NDArray[Any],
     ) -> None:
         """Append `groups` workgroups of a kernel, unless there are none.
 
-        kernel: as `Device.kernel` takes it, ``lm/FILE.wgsl:KERNEL``.
+        kernel: as `Device.kernel` takes it, ``lm/FILE.wgsl:KERNEL``; or a compiled one.
+        constants: of a kernel that is named.
         bindings: a tensor, or an array that is written to a uniform now and never changes.
         """
         if not groups:
@@ -164,8 +165,9 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
             name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
             for name, value in bindings.items()
         }
-        bound = self.device.kernel(kernel, **(constants or {})).bind(**buffers)
-        self.append((bound, groups))
+        if isinstance(kernel, str):
+            kernel = self.device.kernel(kernel, **(constants or {}))
+        self.append((kernel.bind(**buffers), groups))
 
     def run(self, program: Program[tuple[BoundKernel, int]]) -> None:
         """Start a program and return without waiting for it."""
