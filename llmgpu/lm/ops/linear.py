@@ -194,7 +194,7 @@ class GpuLinear(GpuRecorder):
             bindings["residual"] = operands.residual
         tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
         kernel = self.device.generated(matrix_product_source(product))
-        self.dispatch(kernel, tiles * tiling.parts, **bindings)
+        self.dispatch(kernel, tiles * tiling.parts, None, **bindings)
 
 
 def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:
