@@ -96,27 +96,30 @@ def _workgroup_memory(tile: Tile) -> Iterator[str]:
 
 
 def _load(product: MatrixProduct, side: str) -> Iterator[str]:
-    """Write the function that loads four neighbours of a factor, zeros outside of it."""
+    """Write the function that loads four neighbours of a factor, zeros beyond its last term.
+
+    Rows and columns beyond the product's are loaded from inside: nobody stores what comes of them.
+    """
     factor = product.left if side == "left" else product.right
-    outer, whole_outer = (
-        ("x", product.whole_rows) if side == "left" else ("y", product.whole_columns)
-    )
+    outer = "x" if side == "left" else "y"
     row, column = (outer, "z") if factor.inner_contiguous else ("z", outer)
-    whole = {outer: whole_outer, "z": product.whole_inner}
     yield f"fn load_{side}(row: u32, column: u32) -> vec4<f32> {{"
-    yield "    var loaded = vec4<f32>();"
-    if not whole[row]:
-        yield f"    if (row >= dims.{row}) {{ return loaded; }}"
-    yield f"    let start = row * dims.{column} + column;"
+    yield f"    let start = min(row, dims.{row} - 1u) * dims.{column};"
     if factor.vectors:
-        condition = "true" if whole[column] else f"column < dims.{column}"
-        yield f"    if ({condition}) {{ loaded = vec4<f32>({side}[start / 4u]); }}"
+        yield f"    let index = (start + min(column, dims.{column} - 4u)) / 4u;"
+        yield f"    let loaded = vec4<f32>({side}[index]);"
     else:
-        for j, component in enumerate("xyzw"):
-            yield f"    if (column + {j}u < dims.{column}) {{"
-            yield f"        loaded.{component} = f32({side}[start + {j}u]);"
-            yield "    }"
-    yield "    return loaded;"
+        for j in range(4):
+            yield f"    let index_{j} = start + min(column + {j}u, dims.{column} - 1u);"
+        loads = ", ".join(f"f32({side}[index_{j}])" for j in range(4))
+        yield f"    let loaded = vec4<f32>({loads});"
+    if product.whole_inner:
+        yield "    return loaded;"
+    elif factor.inner_contiguous:
+        inside = "column + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(dims.z)"
+        yield f"    return select(vec4<f32>(), loaded, {inside});"
+    else:
+        yield "    return select(vec4<f32>(), loaded, row < dims.z);"
     yield "}"
 
 
