@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
-from llmgpu.lm.ops.matrix_tiling import Tiling, choose_tiling
+from llmgpu.lm.ops.matrix_tiling import (
+    PROCESSORS,
+    SOFTWARE_TILES,
+    TILES,
+    Tiling,
+    choose_tiling,
+)
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
 from llmgpu.lm.ops.tensor import Tensor
 
@@ -147,7 +154,15 @@ class GpuLinear(GpuRecorder):
     def _matrix_product(self, name: str, operands: _Operands) -> None:
         rows, columns, inner = operands.sizes
         most = min(MAX_PARTIALS, self.device.max_binding_bytes // 4)
-        tiling = choose_tiling(rows, columns, inner, self.device.limits, most)
+        software = self.device.is_software
+        tiling = choose_tiling(
+            SOFTWARE_TILES if software else TILES,
+            rows,
+            columns,
+            inner,
+            processors=os.cpu_count() or 1 if software else PROCESSORS,
+            most=most,
+        )
         if tiling.parts == 1:
             self._tiles(name, operands, tiling)
             return
@@ -192,9 +207,8 @@ class GpuLinear(GpuRecorder):
         }
         if operands.residual is not None:
             bindings["residual"] = operands.residual
-        tiles = -(-rows // tile.rows) * -(-columns // tile.columns)
         kernel = self.device.generated(matrix_product_source(product))
-        self.dispatch(kernel, tiles * tiling.parts, None, **bindings)
+        self.dispatch(kernel, tile.count(rows, columns) * tiling.parts, None, **bindings)
 
 
 def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:

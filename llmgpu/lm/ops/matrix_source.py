@@ -14,7 +14,9 @@ from functools import cache
 
 from llmgpu.lm.ops.matrix_tiling import Tile
 
-_WARP_ROWS, _WARP_COLUMNS = 4, 8  # neighbouring threads share what they load of both factors
+# Threads that run in step are a block of the tile, so that they share what they load of both sides.
+_BLOCK_DOWN, _BLOCK_ACROSS = 4, 8
+_BLOCK = _BLOCK_DOWN * _BLOCK_ACROSS
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,40 @@ class MatrixProduct:
     residual: bool
 
 
+@dataclass(frozen=True)
+class _Side:
+    """One of the factors as a kernel's text has it.
+
+    outer: component of `dims` that is not the inner dimension. first: variable with the tile's
+    first row or column. width: rows or columns of the tile.
+    """
+
+    name: str
+    factor: Factor
+    outer: str
+    first: str
+    width: int
+    whole: bool
+
+
+def _sides(product: MatrixProduct) -> tuple[_Side, _Side]:
+    tile = product.tile
+    return (
+        _Side("left", product.left, "x", "row0", tile.rows, product.whole_rows),
+        _Side("right", product.right, "y", "column0", tile.columns, product.whole_columns),
+    )
+
+
 @cache
 def matrix_product_source(product: MatrixProduct) -> str:
     """Return the text of a kernel."""
+    left, right = _sides(product)
     lines = [
         *_bindings(product),
         *_workgroup_memory(product.tile),
-        *_load(product, "left"),
-        *_load(product, "right"),
-        *_store(product),
+        *_load_function(left),
+        *_load_function(right),
+        *_store_function(product),
         *_entry_point(product),
     ]
     return "\n".join(lines) + "\n"
@@ -88,42 +115,26 @@ def _bindings(product: MatrixProduct) -> Iterator[str]:
 
 
 def _workgroup_memory(tile: Tile) -> Iterator[str]:
-    # stage, term / 4, term % 4, element / 4: whatever is indexed by a number needs no bounds check.
-    for side, width in (("left", tile.rows), ("right", tile.columns)):
-        quads = (width + tile.padding) // 4
-        kind = f"array<array<array<vec4<f32>, {quads}>, 4>, {tile.inner // 4}>"
-        yield f"var<workgroup> {side}_tile: array<{kind}, {tile.stages}>;"
+    # term / 4, term % 4, element / 4: an index that is a plain number needs no bounds check.
+    for name, width in (("left", tile.rows), ("right", tile.columns)):
+        kind = f"array<array<vec4<f32>, {width // 4}>, 4>"
+        yield f"var<workgroup> {name}_tile: array<{kind}, {tile.inner // 4}>;"
 
 
-def _load(product: MatrixProduct, side: str) -> Iterator[str]:
-    """Write the function that loads four neighbours of a factor, zeros beyond its last term.
-
-    Rows and columns beyond the product's are loaded from inside: nobody stores what comes of them.
-    """
-    factor = product.left if side == "left" else product.right
-    outer = "x" if side == "left" else "y"
-    row, column = (outer, "z") if factor.inner_contiguous else ("z", outer)
-    yield f"fn load_{side}(row: u32, column: u32) -> vec4<f32> {{"
-    yield f"    let start = min(row, dims.{row} - 1u) * dims.{column};"
-    if factor.vectors:
-        yield f"    let index = (start + min(column, dims.{column} - 4u)) / 4u;"
-        yield f"    let loaded = vec4<f32>({side}[index]);"
+def _load_function(side: _Side) -> Iterator[str]:
+    """Write the function that loads four neighbours of a factor, from a row's `column` on."""
+    yield f"fn load_{side.name}(row_start: u32, column: u32) -> vec4<f32> {{"
+    if side.factor.vectors:
+        yield f"    return vec4<f32>({side.name}[(row_start + column) / 4u]);"
     else:
-        for j in range(4):
-            yield f"    let index_{j} = start + min(column + {j}u, dims.{column} - 1u);"
-        loads = ", ".join(f"f32({side}[index_{j}])" for j in range(4))
-        yield f"    let loaded = vec4<f32>({loads});"
-    if product.whole_inner:
-        yield "    return loaded;"
-    elif factor.inner_contiguous:
-        inside = "column + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(dims.z)"
-        yield f"    return select(vec4<f32>(), loaded, {inside});"
-    else:
-        yield "    return select(vec4<f32>(), loaded, row < dims.z);"
+        last = f"dims.{'z' if side.factor.inner_contiguous else side.outer} - 1u"
+        indices = [f"row_start + min(column + {j}u, {last})" for j in range(4)]
+        loads = [f"f32({side.name}[{index}])" for index in indices]
+        yield f"    return vec4<f32>({', '.join(loads)});"
     yield "}"
 
 
-def _store(product: MatrixProduct) -> Iterator[str]:
+def _store_function(product: MatrixProduct) -> Iterator[str]:
     """Write the function that stores four neighbours of the product."""
     yield "fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {"
     yield "    let start = part * dims.x * dims.y + row * dims.y + column;"
@@ -141,7 +152,8 @@ def _store(product: MatrixProduct) -> Iterator[str]:
 def _store_one(product: MatrixProduct, inside: list[str], index: str, value: str) -> Iterator[str]:
     value += f" + product[{index}]" if product.accumulate else ""
     value += f" + residual[{index}]" if product.residual else ""
-    yield f"    if ({' && '.join(inside) or 'true'}) {{ product[{index}] = {value}; }}"
+    store = f"product[{index}] = {value};"
+    yield f"    if ({' && '.join(inside)}) {{ {store} }}" if inside else f"    {store}"
 
 
 def _entry_point(product: MatrixProduct) -> Iterator[str]:
@@ -155,15 +167,13 @@ def _entry_point(product: MatrixProduct) -> Iterator[str]:
     yield from _place(tile)
     # The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
     yield "if (part < parts) {"
-    yield from _sums(tile)
+    yield from _variables(product)
     yield "    let first = part * dims.w;"
     yield "    let end = min(first + dims.w, dims.z);"
-    yield "    var stage = 0u;"
-    yield from _load_tiles(product, "first", "let", "")
-    yield from _store_tiles(product, "0u", "")
+    yield from _load_tiles(product, "first")
+    yield from _store_tiles(product)
     yield "    workgroupBarrier();"
     yield f"    for (var term = first; term < end; term += {tile.inner}u) {{"
-    yield f"        let next = term + {tile.inner}u;"
     yield from _step(product)
     yield "    }"
     yield from _store_sums(tile)
@@ -178,127 +188,143 @@ def _place(tile: Tile) -> Iterator[str]:
     load of the other factor is shared.
     """
     yield "    let group = workgroup.y * workgroups.x + workgroup.x;"
-    yield f"    let tile_rows = (dims.x + {tile.rows - 1}u) / {tile.rows}u;"
-    yield f"    let tile_columns = (dims.y + {tile.columns - 1}u) / {tile.columns}u;"
+    yield f"    let tiles_down = (dims.x + {tile.rows - 1}u) / {tile.rows}u;"
+    yield f"    let tiles_across = (dims.y + {tile.columns - 1}u) / {tile.columns}u;"
     yield "    let parts = (dims.z + dims.w - 1u) / dims.w;"
-    yield "    let part = group / (tile_rows * tile_columns);"
-    yield "    let place = group % (tile_rows * tile_columns);"
-    yield "    let down = tile_rows < tile_columns;"
-    yield "    let tile_row = select(place / tile_columns, place % tile_rows, down);"
-    yield "    let tile_column = select(place % tile_columns, place / tile_rows, down);"
+    yield "    let part = group / (tiles_down * tiles_across);"
+    yield "    let place = group % (tiles_down * tiles_across);"
+    yield "    let down = tiles_down < tiles_across;"
+    yield "    let tile_row = select(place / tiles_across, place % tiles_down, down);"
+    yield "    let tile_column = select(place % tiles_across, place / tiles_down, down);"
     yield f"    let row0 = tile_row * {tile.rows}u;"
     yield f"    let column0 = tile_column * {tile.columns}u;"
-    across, down = tile.columns // tile.thread_columns, tile.rows // tile.thread_rows
-    if across % _WARP_COLUMNS or down % _WARP_ROWS:
-        yield f"    let thread_row = local_index / {across}u;"
-        yield f"    let thread_column = local_index % {across}u;"
-        return
-    warp, lane = (
-        f"local_index / {_WARP_ROWS * _WARP_COLUMNS}u",
-        f"local_index % {_WARP_ROWS * _WARP_COLUMNS}u",
+    blocks = tile.threads_across // _BLOCK_ACROSS
+    yield f"    let block = local_index / {_BLOCK}u;"
+    yield f"    let lane = local_index % {_BLOCK}u;"
+    yield f"    let thread_row = block / {blocks}u * {_BLOCK_DOWN}u + lane / {_BLOCK_ACROSS}u;"
+    yield (
+        f"    let thread_column = block % {blocks}u * {_BLOCK_ACROSS}u + lane % {_BLOCK_ACROSS}u;"
     )
-    warps = across // _WARP_COLUMNS
-    yield f"    let warp = {warp};"
-    yield f"    let lane = {lane};"
-    yield f"    let thread_row = warp / {warps}u * {_WARP_ROWS}u + lane / {_WARP_COLUMNS}u;"
-    yield f"    let thread_column = warp % {warps}u * {_WARP_COLUMNS}u + lane % {_WARP_COLUMNS}u;"
 
 
-def _sums(tile: Tile) -> Iterator[str]:
+def _variables(product: MatrixProduct) -> Iterator[str]:
+    """Write the sums, what is loaded of both factors, and from where: what of it doesn't change.
+
+    Beyond the product's last row or column, others inside are loaded: nobody stores their sums.
+    """
+    tile = product.tile
     for i in range(tile.thread_rows):
         for j in range(tile.thread_columns // 4):
             yield f"    var sums_{i}_{j} = vec4<f32>();"
+    for side in _sides(product):
+        for q in range(_loads(tile, side)):
+            outer, _ = _element(tile, side, q)
+            yield f"    var {side.name}_{q} = vec4<f32>();"
+            if side.factor.inner_contiguous:
+                row = _inside(f"{side.first} + {outer}", f"dims.{side.outer} - 1u", side.whole)
+                yield f"    let {side.name}_row_{q} = {row} * dims.z;"
+            else:
+                whole = side.whole or not side.factor.vectors
+                column = _inside(f"{side.first} + 4u * ({outer})", f"dims.{side.outer} - 4u", whole)
+                yield f"    let {side.name}_column_{q} = {column};"
+
+
+def _inside(index: str, last: str, whole: bool) -> str:
+    return f"({index})" if whole else f"min({index}, {last})"
 
 
 def _step(product: MatrixProduct) -> Iterator[str]:
     """Write a step of the loop: load what comes next, add what is there, store what was loaded."""
-    tile = product.tile
-    for side, width in (("left", tile.rows), ("right", tile.columns)):
-        for q in range(_loads(tile, width)):
-            yield f"        var {side}_{q} = vec4<f32>();"
-    yield "        if (next < end) {"
-    yield from _load_tiles(product, "next", "", "        ")
-    yield "        }"
-    for term in range(tile.inner):
-        yield from _add_term(tile, term)
-    if tile.stages == 1:
-        yield "        workgroupBarrier();"
-    else:
-        yield "        stage ^= 1u;"
-    yield "        if (next < end) {"
-    yield from _store_tiles(product, "stage", "        ")
-    yield "        }"
-    yield "        workgroupBarrier();"
+    yield f"    let next = term + {product.tile.inner}u;"
+    yield "    if (next < end) {"
+    yield from _load_tiles(product, "next")
+    yield "    }"
+    for term in range(product.tile.inner):
+        yield from _add_term(product.tile, term)
+    yield "    workgroupBarrier();"
+    yield "    if (next < end) {"
+    yield from _store_tiles(product)
+    yield "    }"
+    yield "    workgroupBarrier();"
 
 
-def _loads(tile: Tile, width: int) -> int:
+def _loads(tile: Tile, side: _Side) -> int:
     """Return how many times each thread loads four elements of a tile."""
-    return width * tile.inner // 4 // tile.threads
+    return side.width * tile.inner // 4 // tile.threads
 
 
-def _load_tiles(product: MatrixProduct, term: str, declare: str, indent: str) -> Iterator[str]:
-    """Write the loads of both tiles from `term` on into variables left_Q and right_Q."""
-    tile = product.tile
-    sides = (
-        ("left", product.left, "row0", tile.rows),
-        ("right", product.right, "column0", tile.columns),
-    )
-    for side, factor, outer0, width in sides:
-        for q in range(_loads(tile, width)):
-            outer, inner = _element(tile, factor, width, q)
-            if factor.inner_contiguous:
-                place = f"{outer0} + {outer}, {term} + 4u * ({inner})"
-            else:
-                place = f"{term} + {inner}, {outer0} + 4u * ({outer})"
-            yield f"    {indent}{declare} {side}_{q} = load_{side}({place});"
-
-
-def _element(tile: Tile, factor: Factor, width: int, q: int) -> tuple[str, str]:
-    """Return which outer and inner index the thread's load `q` has; the contiguous one in fours."""
+def _element(tile: Tile, side: _Side, q: int) -> tuple[str, str]:
+    """Return the outer and the inner index of a thread's load `q`; the contiguous one in fours."""
     number = f"(local_index + {q * tile.threads}u)"
-    if factor.inner_contiguous:
+    if side.factor.inner_contiguous:
         return f"{number} / {tile.inner // 4}u", f"{number} % {tile.inner // 4}u"
-    return f"{number} % {width // 4}u", f"{number} / {width // 4}u"
+    return f"{number} % {side.width // 4}u", f"{number} / {side.width // 4}u"
 
 
-def _store_tiles(product: MatrixProduct, stage: str, indent: str) -> Iterator[str]:
-    """Write the stores of left_Q and right_Q into workgroup memory, as (term, element)."""
-    tile = product.tile
-    for side, factor, width in (
-        ("left", product.left, tile.rows),
-        ("right", product.right, tile.columns),
-    ):
-        for q in range(_loads(tile, width)):
-            outer, inner = _element(tile, factor, width, q)
-            target = f"{side}_tile[{stage}]"
-            if factor.inner_contiguous:
+def _load_tiles(product: MatrixProduct, term: str) -> Iterator[str]:
+    """Write the loads of both tiles from `term` on into left_Q and right_Q."""
+    tile, whole = product.tile, product.whole_inner
+    for side in _sides(product):
+        for q in range(_loads(tile, side)):
+            _, inner = _element(tile, side, q)
+            if side.factor.inner_contiguous:
+                ignore = whole or not side.factor.vectors
+                column = _inside(f"{term} + 4u * ({inner})", "dims.z - 4u", ignore)
+                place = f"{side.name}_row_{q}, {column}"
+            else:
+                row = _inside(f"{term} + {inner}", "dims.z - 1u", whole)
+                place = f"{row} * dims.{side.outer}, {side.name}_column_{q}"
+            yield f"    {side.name}_{q} = load_{side.name}({place});"
+    if not whole:
+        yield f"    if ({term} + {tile.inner}u > dims.z) {{"
+        yield from _clear_beyond(product, term)
+        yield "    }"
+
+
+def _clear_beyond(product: MatrixProduct, term: str) -> Iterator[str]:
+    """Write what makes zeros of elements beyond the last term, of both factors."""
+    for side in _sides(product):
+        for q in range(_loads(product.tile, side)):
+            _, inner = _element(product.tile, side, q)
+            inside = f"{term} + {inner} < dims.z"
+            if side.factor.inner_contiguous:
+                terms = f"{term} + 4u * ({inner}) + vec4<u32>(0u, 1u, 2u, 3u)"
+                inside = f"{terms} < vec4<u32>(dims.z)"
+            variable = f"{side.name}_{q}"
+            yield f"    {variable} = select(vec4<f32>(), {variable}, {inside});"
+
+
+def _store_tiles(product: MatrixProduct) -> Iterator[str]:
+    """Write the stores of left_Q and right_Q into workgroup memory."""
+    for side in _sides(product):
+        for q in range(_loads(product.tile, side)):
+            outer, inner = _element(product.tile, side, q)
+            if side.factor.inner_contiguous:
                 for j, component in enumerate("xyzw"):
                     element = f"[{inner}][{j}][({outer}) / 4u][({outer}) % 4u]"
-                    yield f"    {indent}{target}{element} = {side}_{q}.{component};"
+                    yield f"    {side.name}_tile{element} = {side.name}_{q}.{component};"
             else:
                 element = f"[({inner}) / 4u][({inner}) % 4u][{outer}]"
-                yield f"    {indent}{target}{element} = {side}_{q};"
+                yield f"    {side.name}_tile{element} = {side.name}_{q};"
 
 
 def _add_term(tile: Tile, term: int) -> Iterator[str]:
-    across, down = tile.columns // tile.thread_columns, tile.rows // tile.thread_rows
-    place = f"[stage][{term // 4}][{term % 4}]"
-    yield "        {"
+    place = f"[{term // 4}][{term % 4}]"
+    yield "    {"
     for i in range(tile.thread_rows // 4):
-        yield f"            let l{i} = left_tile{place}[thread_row + {i * down}u];"
+        yield f"    let l{i} = left_tile{place}[thread_row + {i * tile.threads_down}u];"
     for j in range(tile.thread_columns // 4):
-        yield f"            let r{j} = right_tile{place}[thread_column + {j * across}u];"
+        yield f"    let r{j} = right_tile{place}[thread_column + {j * tile.threads_across}u];"
     for i in range(tile.thread_rows):
         factor = f"vec4<f32>(l{i // 4}.{'xyzw'[i % 4]})"
         for j in range(tile.thread_columns // 4):
-            yield f"            sums_{i}_{j} = fma({factor}, r{j}, sums_{i}_{j});"
-    yield "        }"
+            yield f"    sums_{i}_{j} = fma({factor}, r{j}, sums_{i}_{j});"
+    yield "    }"
 
 
 def _store_sums(tile: Tile) -> Iterator[str]:
-    across, down = tile.columns // tile.thread_columns, tile.rows // tile.thread_rows
     for i in range(tile.thread_rows):
-        row = f"row0 + 4u * (thread_row + {i // 4 * down}u) + {i % 4}u"
+        row = f"row0 + 4u * (thread_row + {i // 4 * tile.threads_down}u) + {i % 4}u"
         for j in range(tile.thread_columns // 4):
-            column = f"column0 + 4u * (thread_column + {j * across}u)"
+            column = f"column0 + 4u * (thread_column + {j * tile.threads_across}u)"
             yield f"    store(part, {row}, {column}, sums_{i}_{j});"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_INNER = 16_384  # of one part: rounding errors of a running sum grow with its length
 MAX_PARTS = 32
-WORKGROUPS_WANTED = 132 * 2  # that run at the same time on a large device
-ADDING_COST = 600  # what a part costs more, in multiply-adds an element of the product
+PROCESSORS = 132  # of a large device; smaller ones lose little to more workgroups than they need
 
 
 @dataclass(frozen=True)
@@ -16,9 +14,7 @@ class Tile:
     """The block of a product that a workgroup computes.
 
     rows, columns: of the block. inner: how many terms of its sums are in workgroup memory at once.
-    thread_rows, thread_columns: what each thread computes of it, multiples of 4.
-    stages: 2 where the next terms are stored while these are added, 1 where that takes turns.
-    padding: floats between the columns of a tile in workgroup memory, a multiple of 4.
+    thread_rows, thread_columns: what each thread computes of it. All are multiples of 4.
     """
 
     rows: int
@@ -26,35 +22,40 @@ class Tile:
     inner: int
     thread_rows: int
     thread_columns: int
-    stages: int = 2
-    padding: int = 4
+
+    @property
+    def threads_down(self) -> int:
+        """Threads along the rows."""
+        return self.rows // self.thread_rows
+
+    @property
+    def threads_across(self) -> int:
+        """Threads along the columns."""
+        return self.columns // self.thread_columns
 
     @property
     def threads(self) -> int:
         """Threads of a workgroup."""
-        return (self.rows // self.thread_rows) * (self.columns // self.thread_columns)
+        return self.threads_down * self.threads_across
 
     @property
-    def workgroup_bytes(self) -> int:
-        """Workgroup memory for the tiles of both factors."""
-        width = self.rows + self.columns + 2 * self.padding
-        return 4 * self.stages * self.inner * width
+    def term_cost(self) -> float:
+        """Time to add a term to each element, with 1 for 64 elements a thread and 128 threads.
 
-    def fits(self, limits: Mapping[str, int]) -> bool:
-        """Whether a device with these limits can run it."""
-        return (
-            self.threads <= limits["max-compute-invocations-per-workgroup"]
-            and self.workgroup_bytes <= limits["max-compute-workgroup-storage-size"]
-        )
+        Loads of workgroup memory take most of it: one for `thread_rows` multiplications of the
+        right factor, one for `thread_columns` of the left one.
+        """
+        loads = 1 / self.thread_rows + 1 / self.thread_columns
+        return self.rows * self.columns * (0.3 + 2.8 * loads) / (64 * 128)
+
+    def count(self, rows: int, columns: int) -> int:
+        """Return how many tiles cover a product."""
+        return -(-rows // self.rows) * -(-columns // self.columns)
 
 
-# From the fewest loads of workgroup memory a multiplication to the most workgroups.
-TILES = (
-    Tile(128, 128, 8, 8, 8),
-    Tile(128, 128, 8, 8, 8, padding=0),
-    Tile(64, 64, 8, 4, 4),
-    Tile(32, 32, 8, 4, 4),
-)
+TILES = (Tile(64, 128, 16, 8, 8), Tile(32, 32, 16, 4, 4))
+# Where a CPU plays the device there are few registers, and compiling long kernels takes seconds.
+SOFTWARE_TILES = (Tile(64, 64, 8, 4, 4), Tile(32, 32, 8, 4, 4))
 
 
 @dataclass(frozen=True)
@@ -70,36 +71,31 @@ class Tiling:
 
 
 def choose_tiling(
-    rows: int, columns: int, inner: int, limits: Mapping[str, int], max_elements: int
+    tiles: tuple[Tile, ...], rows: int, columns: int, inner: int, *, processors: int, most: int
 ) -> Tiling:
-    """Return how to compute a product of these sizes.
+    """Return the tile and the split of the inner dimension that are expected to be fastest.
 
-    limits: of the device. max_elements: how many floats all partial sums may be.
+    processors: how many workgroups run side by side. most: floats that partial sums may take.
     """
-    fitting = [tile for tile in TILES if tile.fits(limits)]
-    for tile in fitting:
-        tiling = _split(tile, rows, columns, inner, max_elements)
-        if _count(tile, rows, columns) * tiling.parts >= WORKGROUPS_WANTED // 2:
-            return tiling
-    return _split(fitting[-1], rows, columns, inner, max_elements)
-
-
-def _count(tile: Tile, rows: int, columns: int) -> int:
-    return -(-rows // tile.rows) * -(-columns // tile.columns)
-
-
-def _split(tile: Tile, rows: int, columns: int, inner: int, max_elements: int) -> Tiling:
-    """Return the split of the inner dimension that takes the least time."""
-    tiles = _count(tile, rows, columns)
-    most = max(1, min(MAX_PARTS, max_elements // (rows * columns), inner // (8 * tile.inner)))
-    least = min(most, -(-inner // MAX_INNER))
-
-    def cost(parts: int) -> float:
-        rounds = -(-tiles * parts // WORKGROUPS_WANTED)
-        adding = ADDING_COST * parts * tiles / WORKGROUPS_WANTED if parts > 1 else 0
-        return rounds * (inner / parts) + adding
-
-    wanted = min(range(least, most + 1), key=cost)
-    steps = -(-inner // tile.inner)
-    part = -(-steps // wanted) * tile.inner
+    most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
+    least_parts = min(most_parts, -(-inner // MAX_INNER))
+    tile, parts = min(
+        ((tile, parts) for tile in tiles for parts in range(least_parts, most_parts + 1)),
+        key=lambda choice: _cost(*choice, rows, columns, inner, processors),
+    )
+    part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
+
+
+def _cost(tile: Tile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
+    """Return the time of a product, about in terms that a processor adds to a tile.
+
+    The constants are measured ones: what a workgroup takes besides its terms, a second kernel, and
+    a partial sum's way to memory and back.
+    """
+    workgroups = tile.count(rows, columns) * parts
+    rounds = max(-(-workgroups // processors), 128 / tile.threads)
+    time = rounds * (inner / parts + 20) * tile.term_cost
+    if parts > 1:
+        time += 60 + 0.0064 * rows * columns * parts / processors
+    return time
