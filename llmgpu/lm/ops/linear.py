@@ -21,10 +21,13 @@ from llmgpu.lm.ops.tensor import Tensor
 
 KERNELS = "lm/03_linear.wgsl"
 WORKGROUP_SIZE = 256
-FEW_ROWS = 8  # up to which a workgroup computes one element of a linear layer's output
+# Outputs of a linear layer with few rows are computed one element a workgroup: this many rows,
+# of this many elements in all unless there is only one row.
+FEW_ROWS = 8
+FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
-MAX_PARTIALS = 1 << 28  # floats of partial sums
+MAX_PARTIALS = 1 << 26  # floats of partial sums
 
 
 class NumpyLinear(NumpyRecorder):
@@ -106,7 +109,8 @@ class GpuLinear(GpuRecorder):
             residual=residual,
             accumulate=accumulate,
         )
-        if out.shape[0] <= FEW_ROWS:
+        rows = out.shape[0]
+        if rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS):
             self._few_rows(operands)
         else:
             self._matrix_product("linear", operands)
@@ -166,7 +170,9 @@ class GpuLinear(GpuRecorder):
         if tiling.parts == 1:
             self._tiles(name, operands, tiling)
             return
-        partials = self.scratch("partial sums", (tiling.parts * rows, columns))
+        # Powers of two, so that products of several sizes share this memory.
+        floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
+        partials = self.scratch("partial sums", (floats,))
         parts = _Operands(
             operands.left,
             operands.right,
@@ -193,8 +199,6 @@ class GpuLinear(GpuRecorder):
             left=_factor(operands.left, inner_contiguous=not operands.left_transposed),
             right=_factor(operands.right, inner_contiguous=operands.right_transposed),
             vectors=columns % 4 == 0,
-            whole_rows=rows % tile.rows == 0,
-            whole_columns=columns % tile.columns == 0,
             whole_inner=inner % tile.inner == 0,
             accumulate=operands.accumulate,
             residual=operands.residual is not None,

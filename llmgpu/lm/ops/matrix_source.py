@@ -45,8 +45,8 @@ class MatrixProduct:
 
     name: its entry point.
     vectors: whether four neighbours of the product are stored at once.
-    whole_rows, whole_columns, whole_inner: whether these dimensions are multiples of the tile's,
-        so that nothing has to be compared with them.
+    whole_inner: whether the inner dimension is a multiple of the tile's, so that no load has to be
+        compared with its end.
     accumulate: adds to what is in the product. residual: adds another matrix.
     """
 
@@ -55,8 +55,6 @@ class MatrixProduct:
     left: Factor
     right: Factor
     vectors: bool
-    whole_rows: bool
-    whole_columns: bool
     whole_inner: bool
     accumulate: bool
     residual: bool
@@ -75,14 +73,13 @@ class _Side:
     outer: str
     first: str
     width: int
-    whole: bool
 
 
 def _sides(product: MatrixProduct) -> tuple[_Side, _Side]:
     tile = product.tile
     return (
-        _Side("left", product.left, "x", "row0", tile.rows, product.whole_rows),
-        _Side("right", product.right, "y", "column0", tile.columns, product.whole_columns),
+        _Side("left", product.left, "x", "row0", tile.rows),
+        _Side("right", product.right, "y", "column0", tile.columns),
     )
 
 
@@ -138,22 +135,18 @@ def _store_function(product: MatrixProduct) -> Iterator[str]:
     """Write the function that stores four neighbours of the product."""
     yield "fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {"
     yield "    let start = part * dims.x * dims.y + row * dims.y + column;"
-    inside = [] if product.whole_rows else ["row < dims.x"]
     if product.vectors:
-        inside += [] if product.whole_columns else ["column < dims.y"]
-        yield from _store_one(product, inside, "start / 4u", "sums")
+        yield from _store_one(product, "column", "start / 4u", "sums")
     else:
         for j, component in enumerate("xyzw"):
-            here = [*inside, f"column + {j}u < dims.y"]
-            yield from _store_one(product, here, f"start + {j}u", f"sums.{component}")
+            yield from _store_one(product, f"column + {j}u", f"start + {j}u", f"sums.{component}")
     yield "}"
 
 
-def _store_one(product: MatrixProduct, inside: list[str], index: str, value: str) -> Iterator[str]:
+def _store_one(product: MatrixProduct, column: str, index: str, value: str) -> Iterator[str]:
     value += f" + product[{index}]" if product.accumulate else ""
     value += f" + residual[{index}]" if product.residual else ""
-    store = f"product[{index}] = {value};"
-    yield f"    if ({' && '.join(inside)}) {{ {store} }}" if inside else f"    {store}"
+    yield f"    if (row < dims.x && {column} < dims.y) {{ product[{index}] = {value}; }}"
 
 
 def _entry_point(product: MatrixProduct) -> Iterator[str]:
@@ -221,16 +214,13 @@ def _variables(product: MatrixProduct) -> Iterator[str]:
             outer, _ = _element(tile, side, q)
             yield f"    var {side.name}_{q} = vec4<f32>();"
             if side.factor.inner_contiguous:
-                row = _inside(f"{side.first} + {outer}", f"dims.{side.outer} - 1u", side.whole)
+                row = f"min({side.first} + {outer}, dims.{side.outer} - 1u)"
                 yield f"    let {side.name}_row_{q} = {row} * dims.z;"
             else:
-                whole = side.whole or not side.factor.vectors
-                column = _inside(f"{side.first} + 4u * ({outer})", f"dims.{side.outer} - 4u", whole)
+                column = f"{side.first} + 4u * ({outer})"
+                if side.factor.vectors:
+                    column = f"min({column}, dims.{side.outer} - 4u)"
                 yield f"    let {side.name}_column_{q} = {column};"
-
-
-def _inside(index: str, last: str, whole: bool) -> str:
-    return f"({index})" if whole else f"min({index}, {last})"
 
 
 def _step(product: MatrixProduct) -> Iterator[str]:
@@ -268,11 +258,12 @@ def _load_tiles(product: MatrixProduct, term: str) -> Iterator[str]:
         for q in range(_loads(tile, side)):
             _, inner = _element(tile, side, q)
             if side.factor.inner_contiguous:
-                ignore = whole or not side.factor.vectors
-                column = _inside(f"{term} + 4u * ({inner})", "dims.z - 4u", ignore)
+                column = f"{term} + 4u * ({inner})"
+                if side.factor.vectors and not whole:
+                    column = f"min({column}, dims.z - 4u)"
                 place = f"{side.name}_row_{q}, {column}"
             else:
-                row = _inside(f"{term} + {inner}", "dims.z - 1u", whole)
+                row = f"({term} + {inner})" if whole else f"min({term} + {inner}, dims.z - 1u)"
                 place = f"{row} * dims.{side.outer}, {side.name}_column_{q}"
             yield f"    {side.name}_{q} = load_{side.name}({place});"
     if not whole:

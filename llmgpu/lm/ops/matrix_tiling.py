@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-MAX_INNER = 16_384  # of one part: rounding errors of a running sum grow with its length
+MAX_INNER = 8_192  # of one part: rounding errors of a running sum grow with its length
 MAX_PARTS = 32
 PROCESSORS = 132  # of a large device; smaller ones lose little to more workgroups than they need
 
@@ -79,10 +80,12 @@ def choose_tiling(
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
     least_parts = min(most_parts, -(-inner // MAX_INNER))
-    tile, parts = min(
-        ((tile, parts) for tile in tiles for parts in range(least_parts, most_parts + 1)),
-        key=lambda choice: _cost(*choice, rows, columns, inner, processors),
-    )
+
+    def cost(choice: tuple[Tile, int]) -> float:
+        tile, parts = choice
+        return _cost(tile, parts, rows, columns, inner, processors)
+
+    tile, parts = min(product(tiles, range(least_parts, most_parts + 1)), key=cost)
     part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
 
