@@ -128,8 +128,8 @@ class Device:
         """Return the one kernel of a text that a generator wrote, compiled once."""
         found = self._kernels.get((text,))
         if found is None:
-            lines = [Line(line, "generated", k) for k, line in enumerate(text.splitlines(), 1)]
-            source = kernel_source(lines, "", "generated")
+            lines = [Line(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
+            source = kernel_source(lines, "", "")
             found = self._kernels.setdefault((text,), Kernel(self, source, {}))
         return found
 

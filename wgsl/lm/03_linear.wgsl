@@ -9,9 +9,9 @@
 //
 // Nearly all of a model's time goes here, so kernels of these names are written for each layout,
 // tile and kind of sizes by llmgpu/lm/ops/matrix_source.py. A workgroup computes a tile of the
-// product, e.g. 128 x 128. It goes along the inner dimension in steps of e.g. 8 terms: both
-// factors' parts of a step are copied to workgroup memory, then each thread adds the terms of its
-// own 8 x 8 elements, whose sums are 64 named variables, so that one number out of workgroup memory
+// product, e.g. 64 x 128. It goes along the inner dimension in steps of e.g. 16 terms: both factors'
+// parts of a step are copied to workgroup memory, then each thread adds the terms of its own 8 x 8
+// elements, whose sums are 16 named variables of 4, so that one number out of workgroup memory
 // serves 8 multiplications. The next step's parts are loaded meanwhile. Bindings: left (rows,
 // inner), right (inner, columns), product (rows, columns), dims (rows, columns, inner, inner of a
 // part) and, where there is one, residual (rows, columns).

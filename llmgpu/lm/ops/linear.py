@@ -27,7 +27,7 @@ FEW_ROWS = 8
 FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
-MAX_PARTIALS = 1 << 26  # floats of partial sums
+MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
 
 class NumpyLinear(NumpyRecorder):
@@ -155,22 +155,23 @@ class GpuLinear(GpuRecorder):
             **weight,
         )
 
-    def _matrix_product(self, name: str, operands: _Operands) -> None:
-        rows, columns, inner = operands.sizes
-        most = min(MAX_PARTIALS, self.device.max_binding_bytes // 4)
+    def _tiling(self, operands: _Operands) -> Tiling:
+        bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
-        tiling = choose_tiling(
+        return choose_tiling(
             SOFTWARE_TILES if software else TILES,
-            rows,
-            columns,
-            inner,
+            *operands.sizes,
             processors=os.cpu_count() or 1 if software else PROCESSORS,
-            most=most,
+            most=min(MAX_PARTIALS, bindable),
         )
+
+    def _matrix_product(self, name: str, operands: _Operands) -> None:
+        rows, columns, _ = operands.sizes
+        tiling = self._tiling(operands)
         if tiling.parts == 1:
             self._tiles(name, operands, tiling)
             return
-        # Powers of two, so that products of several sizes share this memory.
+        # A power of two, so that products of several sizes share this memory.
         floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
         partials = self.scratch("partial sums", (floats,))
         parts = _Operands(

@@ -15,7 +15,8 @@ class Tile:
     """The block of a product that a workgroup computes.
 
     rows, columns: of the block. inner: how many terms of its sums are in workgroup memory at once.
-    thread_rows, thread_columns: what each thread computes of it. All are multiples of 4.
+    thread_rows, thread_columns: what each thread computes of it. All are multiples of 4, and of
+        both factors each thread loads as many elements for a step, again a multiple of 4.
     """
 
     rows: int
@@ -56,7 +57,7 @@ class Tile:
 
 TILES = (Tile(64, 128, 16, 8, 8), Tile(32, 32, 16, 4, 4))
 # Where a CPU plays the device there are few registers, and compiling long kernels takes seconds.
-SOFTWARE_TILES = (Tile(64, 64, 8, 4, 4), Tile(32, 32, 8, 4, 4))
+SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
 
 
 @dataclass(frozen=True)
