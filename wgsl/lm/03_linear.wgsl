@@ -17,7 +17,8 @@
 // part) and, where there is one, residual (rows, columns).
 //
 // Where a product has few tiles, several workgroups take a part of the inner dimension each and
-// leave partial sums, which the kernels below add in a fixed order.
+// leave partial sums, which add_partials adds in a fixed order. A linear layer of few rows (one token
+// at a time) only loads weights; it has kernels of its own.
 enable f16;
 
 //!include common/reduce.wgsl
@@ -80,13 +81,10 @@ fn linear_few_rows(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_group(workgroup, workgroups);
+    let start = few_starts(i);
     var sum = 0.0;
-    if (i < few_dims.x * few_dims.y) {
-        let row = i / few_dims.y * few_dims.z;
-        let weight_row = i % few_dims.y * few_dims.z;
-        for (var k = local_index; k < few_dims.z; k += WORKGROUP_SIZE) {
-            sum = fma(x[row + k], weight[weight_row + k], sum);
-        }
+    for (var k = local_index; k < few_terms(i); k += WORKGROUP_SIZE) {
+        sum = fma(x[start.x + k], weight[start.y + k], sum);
     }
     store_few(i, workgroup_sum(sum, local_index), local_index);
 }
@@ -107,15 +105,22 @@ fn linear_few_rows_half(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_group(workgroup, workgroups);
+    let start = few_starts(i);
     var sum = 0.0;
-    if (i < few_dims.x * few_dims.y) {
-        let row = i / few_dims.y * few_dims.z;
-        let weight_row = i % few_dims.y * few_dims.z;
-        for (var k = local_index; k < few_dims.z; k += WORKGROUP_SIZE) {
-            sum = fma(x[row + k], f32(weight_half[weight_row + k]), sum);
-        }
+    for (var k = local_index; k < few_terms(i); k += WORKGROUP_SIZE) {
+        sum = fma(x[start.x + k], f32(weight_half[start.y + k]), sum);
     }
     store_few(i, workgroup_sum(sum, local_index), local_index);
+}
+
+// Where the rows of x and of the weights begin that element i of out is the product of.
+fn few_starts(i: u32) -> vec2<u32> {
+    return vec2<u32>(i / few_dims.y, i % few_dims.y) * few_dims.z;
+}
+
+// Terms of element i: none beyond the last one.
+fn few_terms(i: u32) -> u32 {
+    return select(0u, few_dims.z, i < few_dims.x * few_dims.y);
 }
 
 fn store_few(i: u32, sum: f32, local_index: u32) {
