@@ -3,27 +3,20 @@
 //   lookup:    out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //   backward:  grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //
-// Gradients that are not finite count as 0, those of tokens beyond the table are left out.
+// The element kernels are the plain form. In the row kernels a token id is read once by a few
+// threads, each of which has four loads under way. A table of more bytes than a binding may have
+// comes in parts, one dispatch each: tokens of other parts are 0 after the first dispatch (KEEP = 0)
+// and left alone by those that follow (KEEP = 1).
 //
-// The element kernels are the plain form, `embed_lookup_rows` is the fast one: a token id is read
-// once by a few threads, each of which has four 16-byte loads under way. A table of more bytes than
-// a binding may have comes in parts, one dispatch each: tokens of other parts are 0 after the first
-// dispatch (KEEP = 0) and left alone by those that follow (KEEP = 1).
-//
-// Of the backward kernels those with atomics add in whatever order threads come. The grouped ones
-// take the positions sorted by token on the host and add in that order, so that results repeat bit
-// for bit: each thread walks SLICE sorted positions of one column, and the sums of tokens that are
-// cut by the end of a slice are joined in a second dispatch. A token that occurs thousands of times
-// costs no more than others do.
+// Backward adds atomically, in whatever order threads come, so the last bits of a result differ from
+// run to run, and threads of one token wait for each other; 01_embedding_grouped.wgsl does neither.
+// Gradients that are not finite are left out, and so are tokens beyond the table.
 enable f16;
 //!include lm/elements.wgsl
+//!include lm/finite.wgsl
 
 override KEEP: u32 = 0u;
 override LANES: u32 = 64u; // threads that share a row; a power of two, at most WORKGROUP_SIZE
-override SLICE: u32 = 32u; // sorted positions that one thread walks
-override COMPACT: u32 = 0u; // 1: sums go to row g of group g instead of the token's row
-const TILE_COLUMNS: u32 = 32u;
-const TILE_TOKENS: u32 = 8u;
 
 // embed_lookup
 // binding 0  tokens  read        (N,)
@@ -80,83 +73,6 @@ fn embed_lookup_w16(
         out_w16[i] = f32(table_w16[row * dims_w16.y + i % dims_w16.y]);
     } else if (KEEP == 0u) {
         out_w16[i] = 0.0;
-    }
-}
-
-// embed_lookup_2d
-// binding 0  tokens  read        (N,)
-// binding 1  table   read        (V, C)
-// binding 2  out     read_write  (N, C)
-// binding 3  dims    uniform     N, C, V
-// dispatch: one workgroup TILE_TOKENS tokens by TILE_COLUMNS columns, tiles of a token next to each
-//           other; tiles are numbered, so that neither direction ends at 65 535
-@compute @workgroup_size(TILE_COLUMNS, TILE_TOKENS)
-fn embed_lookup_2d(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_id) local: vec3<u32>,
-) {
-    let tile = flat_group(workgroup, workgroups);
-    let tiles_a_token = (dims.y + TILE_COLUMNS - 1u) / TILE_COLUMNS;
-    let column = tile % tiles_a_token * TILE_COLUMNS + local.x;
-    let s = tile / tiles_a_token * TILE_TOKENS + local.y;
-    if (column >= dims.y || s >= dims.x) {
-        return;
-    }
-    let token = tokens[s];
-    if (token < dims.z) {
-        out[s * dims.y + column] = table[token * dims.y + column];
-    } else {
-        out[s * dims.y + column] = 0.0;
-    }
-}
-
-// embed_lookup_token
-// binding 0  tokens  read        (N,)
-// binding 1  table   read        (V, C)
-// binding 2  out     read_write  (N, C)
-// binding 3  dims    uniform     N, C, V
-// dispatch: one thread a token; neighbouring threads are C elements apart in memory, which is slow,
-//           and here to be compared with
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn embed_lookup_token(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let s = flat_element(workgroup, workgroups, local_index);
-    if (s < dims.x) {
-        copy_row(s, 0u, 1u);
-    }
-}
-
-// embed_lookup_rows_scalar
-// binding 0  tokens  read        (N,)
-// binding 1  table   read        (V, C)
-// binding 2  out     read_write  (N, C)
-// binding 3  dims    uniform     N, C, V
-// dispatch: one workgroup a token
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn embed_lookup_rows_scalar(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let s = flat_group(workgroup, workgroups);
-    if (s < dims.x) {
-        copy_row(s, local_index, WORKGROUP_SIZE);
-    }
-}
-
-// Columns first, first + step, ... of row s of `out`.
-fn copy_row(s: u32, first: u32, step: u32) {
-    let token = tokens[s];
-    for (var column = first; column < dims.y; column += step) {
-        if (token < dims.z) {
-            out[s * dims.y + column] = table[token * dims.y + column];
-        } else {
-            out[s * dims.y + column] = 0.0;
-        }
     }
 }
 
@@ -358,139 +274,6 @@ fn add_atomically(element: u32, value: f32) {
         }
         seen = result.old_value;
     }
-}
-
-fn is_finite(value: f32) -> bool {
-    return (bitcast<u32>(value) & 0x7f800000u) != 0x7f800000u;
-}
-
-// embed_backward_grouped
-// binding 0  starts      read        (N + 1,) sorted position where group g begins, N behind the last
-// binding 1  rows        read        (N,) token of group g; 0xffffffff behind the last
-// binding 2  group_sums  read_write  (V, C) added to
-// binding 3  pieces      read_write  (slices, 2, C) sums of groups that end, begin beyond the slice
-// binding 4  group_dims  uniform     N, C, V, slices
-// binding 5  order       read        (N,) position in the batch of each sorted position
-// binding 6  row_grads   read        (N, C)
-// dispatch: one thread a slice and column
-// A group inside one slice is added to its row. Of others, the part in the slice where the group
-// begins is pieces[slice, 1], the part in each slice after that is pieces[slice, 0].
-@group(0) @binding(0) var<storage, read> starts: array<u32>;
-@group(0) @binding(1) var<storage, read> rows: array<u32>;
-@group(0) @binding(2) var<storage, read_write> group_sums: array<f32>;
-@group(0) @binding(3) var<storage, read_write> pieces: array<f32>;
-@group(0) @binding(4) var<uniform> group_dims: vec4<u32>;
-@group(0) @binding(5) var<storage, read> order: array<u32>;
-@group(0) @binding(6) var<storage, read> row_grads: array<f32>;
-
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn embed_backward_grouped(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let i = flat_element(workgroup, workgroups, local_index);
-    let slice = i / group_dims.y;
-    let column = i % group_dims.y;
-    if (slice >= group_dims.w) {
-        return;
-    }
-    let begin = slice * SLICE;
-    let end = min(begin + SLICE, group_dims.x);
-    var group = group_of(begin);
-    var sum = 0.0;
-    for (var position = begin; position < end; position += 4u) {
-        let values = four_gradients(position, end, column); // loads that do not wait for stores
-        for (var k = 0u; k < 4u; k++) {
-            sum += values[k];
-            let next = position + k + 1u;
-            if (next <= end && (next == starts[group + 1u] || next == end)) {
-                finish_in_slice(slice, group, next, column, sum);
-                group += 1u;
-                sum = 0.0;
-            }
-        }
-    }
-}
-
-// Group whose sorted positions include this one.
-fn group_of(position: u32) -> u32 {
-    var low = 0u; // starts[low] <= position < starts[high]
-    var high = group_dims.x;
-    while (high - low > 1u) {
-        let middle = (low + high) / 2u;
-        if (starts[middle] <= position) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-fn four_gradients(position: u32, end: u32, column: u32) -> vec4<f32> {
-    return vec4<f32>(
-        gradient(position, end, column),
-        gradient(position + 1u, end, column),
-        gradient(position + 2u, end, column),
-        gradient(position + 3u, end, column),
-    );
-}
-
-fn gradient(position: u32, end: u32, column: u32) -> f32 {
-    if (position >= end) {
-        return 0.0;
-    }
-    let value = row_grads[order[position] * group_dims.y + column];
-    return select(0.0, value, is_finite(value));
-}
-
-fn finish_in_slice(slice: u32, group: u32, next: u32, column: u32, sum: f32) {
-    if (starts[group] < slice * SLICE) {
-        pieces[2u * slice * group_dims.y + column] = sum;
-    } else if (next < starts[group + 1u]) {
-        pieces[(2u * slice + 1u) * group_dims.y + column] = sum;
-    } else {
-        add_to_row(group, column, sum);
-    }
-}
-
-fn add_to_row(group: u32, column: u32, sum: f32) {
-    let row = select(rows[group], group, COMPACT == 1u);
-    if (row < group_dims.z) {
-        group_sums[row * group_dims.y + column] += sum;
-    }
-}
-
-// embed_backward_join
-// binding 0  starts      read        (N + 1,) sorted position where group g begins, N behind the last
-// binding 1  rows        read        (N,) token of group g; 0xffffffff behind the last
-// binding 2  group_sums  read_write  (V, C) added to
-// binding 3  pieces      read_write  (slices, 2, C) as embed_backward_grouped leaves them
-// binding 4  group_dims  uniform     N, C, V, slices
-// dispatch: one thread a slice and column, for the group that begins in the slice and ends beyond
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn embed_backward_join(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let i = flat_element(workgroup, workgroups, local_index);
-    let slice = i / group_dims.y;
-    let column = i % group_dims.y;
-    if (slice + 1u >= group_dims.w) {
-        return; // nothing is beyond the last slice
-    }
-    let group = group_of((slice + 1u) * SLICE - 1u);
-    let last = (starts[group + 1u] - 1u) / SLICE; // slice in which the group ends
-    if (starts[group] < slice * SLICE || last == slice) {
-        return;
-    }
-    var sum = pieces[(2u * slice + 1u) * group_dims.y + column];
-    for (var following = slice + 1u; following <= last; following++) {
-        sum += pieces[2u * following * group_dims.y + column];
-    }
-    add_to_row(group, column, sum);
 }
 
 // fill_zero

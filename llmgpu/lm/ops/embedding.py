@@ -15,6 +15,8 @@ from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
 from llmgpu.lm.ops.tensor import Tensor
 
 FILE = "lm/01_embedding.wgsl"
+GROUPED = "lm/01_embedding_grouped.wgsl"
+COMPARED = "lm/01_embedding_compared.wgsl"
 WORKGROUP_SIZE = 256
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
 VECTOR = 4  # elements of one load
@@ -190,15 +192,15 @@ class GpuEmbedding(GpuRecorder):
         """Out = table[tokens], tiles of 8 tokens by 32 columns; float32."""
         tiles_a_token = -(-out.shape[-1] // TILE_COLUMNS)
         groups = tiles_a_token * -(-tokens.size // TILE_TOKENS)
-        self._dispatch_plain("embed_lookup_2d", groups, tokens, table, out)
+        self._dispatch_compared("embed_lookup_2d", groups, tokens, table, out)
 
     def embed_lookup_token(self, tokens: Tensor, table: Tensor, out: Tensor) -> None:
         """Out = table[tokens], one thread a token; float32."""
-        self._dispatch_plain("embed_lookup_token", _groups(tokens.size), tokens, table, out)
+        self._dispatch_compared("embed_lookup_token", _groups(tokens.size), tokens, table, out)
 
     def embed_lookup_rows_scalar(self, tokens: Tensor, table: Tensor, out: Tensor) -> None:
         """Out = table[tokens], one workgroup a token, by 4 bytes; float32."""
-        self._dispatch_plain("embed_lookup_rows_scalar", tokens.size, tokens, table, out)
+        self._dispatch_compared("embed_lookup_rows_scalar", tokens.size, tokens, table, out)
 
     def embed_lookup_positions(
         self, tokens: Tensor, table: Tensor, positions: Tensor, position_table: Tensor, out: Tensor
@@ -280,11 +282,13 @@ class GpuEmbedding(GpuRecorder):
             keep = {"KEEP": int(first > 0)}
             self.dispatch(f"{FILE}:{kernel}{suffix}", groups, {**constants, **keep}, **bindings)
 
-    def _dispatch_plain(
+    def _dispatch_compared(
         self, kernel: str, groups: int, tokens: Tensor, table: Tensor, out: Tensor
     ) -> None:
         sizes = dims(*out.shape, table.shape[0])
-        self.dispatch(f"{FILE}:{kernel}", groups, tokens=tokens, table=table, out=out, dims=sizes)
+        self.dispatch(
+            f"{COMPARED}:{kernel}", groups, tokens=tokens, table=table, out=out, dims=sizes
+        )
 
     def _dispatch_atomic(
         self, kernel: str, groups: int, tokens: Tensor, grad_out: Tensor, grad_table: Tensor
@@ -321,14 +325,14 @@ class GpuEmbedding(GpuRecorder):
         constants = {"SLICE": SLICE, "COMPACT": int(compact)}
         groups = _groups(slices * width)
         self.dispatch(
-            f"{FILE}:embed_backward_grouped",
+            f"{GROUPED}:embed_backward_grouped",
             groups,
             constants,
             order=order,
             row_grads=grad_out,
             **shared,
         )
-        self.dispatch(f"{FILE}:embed_backward_join", groups, constants, **shared)
+        self.dispatch(f"{GROUPED}:embed_backward_join", groups, constants, **shared)
 
 
 def lanes_of_row(width: int) -> int:

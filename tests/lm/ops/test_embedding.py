@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu import Device
+from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.declarations import Line
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.gpu.source import kernel_source
@@ -158,6 +159,31 @@ def test_lookup_in_a_table_of_several_parts(operations: Operations, width: int, 
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "options"),
+    [
+        ("embed_lookup_2d", 8 * MAX_GROUPS + 9, {}),
+        ("embed_lookup_rows_scalar", MAX_GROUPS + 2, {}),
+        ("embed_lookup_rows", MAX_GROUPS + 2, {"lanes": 256}),
+    ],
+)
+def test_lookup_by_more_workgroups_than_a_dimension_has(
+    operations: Operations, name: str, count: int, options: dict[str, int]
+) -> None:
+    tokens, table = random_tokens(count, 5), random_table(6, 4)[:5]
+    out = look_up(operations, name, tokens, table, **options)
+    padded = np.concatenate([table, np.zeros((1, 4))])
+    np.testing.assert_array_equal(out, padded[np.minimum(tokens, 5)])
+
+
+def test_backward_by_more_workgroups_than_a_dimension_has(operations: Operations) -> None:
+    tokens = random_tokens(MAX_GROUPS + 2, 70_000)
+    batch = (tokens, np.ones((len(tokens), 1)))
+    actual = backward(operations, "embed_backward_rows", [batch], 70_000)
+    known = tokens[tokens < 70_000]
+    np.testing.assert_array_equal(actual[:, 0], np.bincount(known, minlength=70_000))
+
+
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_no_tokens(operations: Operations, name: str) -> None:
     tokens = np.zeros(0, np.uint32)
@@ -298,9 +324,9 @@ def test_groups_of_tokens() -> None:
 
 
 def test_constants_are_those_of_the_host() -> None:
-    shader = shader_constants(embedding.FILE)
-    for name in ("TILE_COLUMNS", "TILE_TOKENS", "SLICE"):
-        assert shader[name] == getattr(embedding, name)
+    shader = shader_constants(embedding.COMPARED)
+    assert shader["TILE_COLUMNS"] == embedding.TILE_COLUMNS
+    assert shader["TILE_TOKENS"] == embedding.TILE_TOKENS
 
 
 ADD_WITHOUT_ATOMICS = """
