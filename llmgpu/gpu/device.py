@@ -182,6 +182,8 @@ class Device:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(flat) > buffer.nbytes:
             raise ValueError(f"{len(flat)} bytes don't fit into {buffer.label}: {buffer.nbytes}")
+        if not len(flat):
+            return
         if len(flat) <= SMALL_UPLOAD:
             padded = np.zeros(-(-len(flat) // 4) * 4, np.uint8)
             padded[: len(flat)] = flat
