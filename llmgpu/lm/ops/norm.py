@@ -5,21 +5,18 @@ B. Zhang, R. Sennrich, Root Mean Square Layer Normalization, arXiv 1910.07467.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.splitting import MAX_THREADS, row_blocks, thread_count
 from llmgpu.lm.ops.tensor import Tensor
 
 KERNELS = "lm/02_norm.wgsl"
-WORKGROUP_SIZE = 256
+LEAST_THREADS = 64  # of a workgroup of the backward kernel, whose rows they share
 ROW_ELEMENTS = 8  # of a row that a thread of the forward kernel takes, if the row is long enough
 BLOCK_ROWS = 8  # that a workgroup of the backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of the backward kernel: enough to fill a GPU
 COLUMNS = 16  # of grad_weight in a workgroup that adds partial sums up
-
-BLOCK_ELEMENTS = 1 << 18  # of a block of rows in NumPy, so that its temporaries stay in the cache
 
 
 class NumpyNorm(NumpyRecorder):
@@ -54,7 +51,7 @@ class NumpyNorm(NumpyRecorder):
         """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
 
         def step() -> None:
-            for rows in _row_blocks(*x.shape):
+            for rows in row_blocks(*x.shape):
                 x_block, r = x.array[rows], inverse_rms.array[rows, None]
                 gradient = grad_out.array[rows] * r
                 grad_weight.array[...] += (gradient * x_block).sum(axis=0)
@@ -77,11 +74,11 @@ class GpuNorm(GpuRecorder):
         x, out: (N, C). weight: (C,). inverse_rms: (N,).
         """
         rows, width = x.shape
-        threads = min(_power_of_two(-(-width // ROW_ELEMENTS)), WORKGROUP_SIZE)
+        threads = thread_count(-(-width // ROW_ELEMENTS))
         self.dispatch(
             f"{KERNELS}:rms_norm",
-            -(-rows * threads // WORKGROUP_SIZE),
-            constants={"ROW_THREADS": threads},
+            -(-rows * threads // MAX_THREADS),
+            constants={"WORKGROUP_SIZE": MAX_THREADS, "ROW_THREADS": threads},
             x=x,
             weight=weight,
             out=out,
@@ -109,7 +106,7 @@ class GpuNorm(GpuRecorder):
             f"{KERNELS}:rms_norm_backward",
             groups,
             constants={
-                "WORKGROUP_SIZE": max(min(_power_of_two(width), WORKGROUP_SIZE), 64),
+                "WORKGROUP_SIZE": thread_count(width, LEAST_THREADS),
                 "BLOCK_ROWS": BLOCK_ROWS,
             },
             x=x,
@@ -128,15 +125,3 @@ class GpuNorm(GpuRecorder):
             grad_weight=grad_weight,
             partial_dims=dims(groups, width),
         )
-
-
-def _power_of_two(count: int) -> int:
-    """Return the smallest power of two that is not below `count`, at least 1."""
-    return 1 << (count - 1).bit_length()
-
-
-def _row_blocks(rows: int, width: int) -> Iterator[slice]:
-    """Yield slices of rows that together are all of them."""
-    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
-    for start in range(0, rows, step):
-        yield slice(start, start + step)
