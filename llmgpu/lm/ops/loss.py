@@ -103,7 +103,7 @@ def _cross_entropy(
 
     largest = logits.max(axis=1)
     logits -= largest[:, None]
-    losses = (alpha - 1) * logits[rows, index]
+    losses: NDArray[np.float32] = (alpha - 1) * logits[rows, index]
     if alpha > 0:
         losses -= alpha * logits.mean(axis=1, dtype=np.float64).astype(np.float32)
     np.exp(logits, out=logits)
