@@ -85,30 +85,39 @@ class GpuLoss(GpuRecorder):
         )
 
 
-@np.errstate(over="ignore")  # the distance of two logits may be infinite, and its exponential 0
 def _cross_entropy(
     logits: NDArray[np.float32], targets: NDArray[np.uint32], params: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the losses of a block of rows; overwrite its logits with their gradient.
+    """Return the losses of a block of rows; overwrite its logits with their gradient."""
+    counted = targets < logits.shape[1]
+    is_bad = counted & ~np.isfinite(logits).all(axis=1)
+    logits[is_bad | ~counted] = 0
+    losses = _loss_and_gradient(logits, np.where(counted, targets, 0), params)
+    for array in (losses, logits):
+        array[~counted] = 0
+        array[is_bad] = np.nan
+    return losses
+
+
+@np.errstate(over="ignore")  # the distance of two logits may be infinite, and its exponential 0
+def _loss_and_gradient(
+    logits: NDArray[np.float32], index: NDArray[np.uint32], params: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Do the same for rows of finite logits whose targets, `index`, are in the vocabulary.
 
     The formulas are those of the kernel: terms that do not cancel where logits are large, and
     1 - p of the target as the rest of the sum.
     """
     inv_norm, alpha, beta, inv_vocabulary = params
-    rows = np.arange(len(logits))
-    counted = targets < logits.shape[1]
-    index = np.where(counted, targets, 0)
-    is_bad = counted & ~np.isfinite(logits).all(axis=1)
-    logits[is_bad | ~counted] = 0
-
+    target = np.arange(len(logits)), index
     largest = logits.max(axis=1)
     logits -= largest[:, None]
-    losses: NDArray[np.float32] = (alpha - 1) * logits[rows, index]
+    losses: NDArray[np.float32] = (alpha - 1) * logits[target]
     if alpha > 0:
         losses -= alpha * logits.mean(axis=1, dtype=np.float64).astype(np.float32)
     np.exp(logits, out=logits)
-    target_part = logits[rows, index]
-    logits[rows, index] = 0
+    target_part = logits[target]
+    logits[target] = 0
     rest = logits.sum(axis=1)
     total = rest + target_part
     lse = largest + np.log(total)
@@ -119,9 +128,6 @@ def _cross_entropy(
     smoothing = alpha * inv_vocabulary
     logits *= ((1 + pull) / total)[:, None]
     logits -= smoothing
-    logits[rows, index] = (pull * target_part - rest) / total + alpha - smoothing
+    logits[target] = (pull * target_part - rest) / total + alpha - smoothing
     logits *= inv_norm
-    for array in (losses, logits):
-        array[~counted] = 0
-        array[is_bad] = np.nan
     return losses
