@@ -152,7 +152,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def preset(name: str, vocab_size: int, **sizes: object) -> ModelConfig:
-    """Return a preset for a vocabulary, with those of `sizes` that are not None in place of its own.
+    """Return a preset for a vocabulary; those of `sizes` that are not None replace its own.
 
     kv_heads follows heads where only heads is given.
     """
