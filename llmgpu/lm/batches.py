@@ -74,7 +74,7 @@ class Batches:
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
             starts[of_epoch] = self._training_starts(epoch, indices[of_epoch])
-        return self._read(starts, self.batch_size)
+        return self._read(starts)
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
@@ -87,7 +87,7 @@ class Batches:
         for begin in range(0, count, self.batch_size):
             taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
             chosen = taken * every // count
-            yield self._read(self._evaluation_start + chosen * self.seq_len, self.batch_size)
+            yield self._read(self._evaluation_start + chosen * self.seq_len)
 
     def _training_starts(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where the sequences of these indices (n,) in an epoch begin: int64 (n,)."""
@@ -98,10 +98,10 @@ class Batches:
         offset = int(random[ROUNDS]) % self._offsets
         return permute(indices, self.training_sequences, random[:ROUNDS]) * self.seq_len + offset
 
-    def _read(self, starts: NDArray[np.int64], rows: int) -> Batch:
-        """Read the sequences that begin at `starts` (n,), and fill up with ignored ones."""
-        tokens = np.zeros((rows, self.seq_len), np.uint32)
-        targets = np.full((rows, self.seq_len), IGNORED_TARGET, np.uint32)
+    def _read(self, starts: NDArray[np.int64]) -> Batch:
+        """Read the sequences that begin at `starts` (n,), n <= B, and fill up with ignored ones."""
+        shape = (self.batch_size, self.seq_len)
+        tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
         for row, start in enumerate(starts.tolist()):
             ids = self._source.read(start, self.seq_len + 1)
             largest = int(ids.max())

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 LOG_RATIO = 10.0  # from this much between the largest and the smallest number on, logarithmic
 
+_LEAST = 1e-30  # smaller numbers are 0 for a picture
+_LEAST_RANGE = 1e-4  # of numbers that are shown as different ones, in parts of the largest
+_TOLERANCE = 1e-9  # by which a number may be outside of the ticks: rounding errors are smaller
 _STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
 _MOST_FINE_POWERS = 3
 _MOST_POWERS = 8
@@ -42,14 +45,15 @@ class Axis:
 def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
     """Return an axis from tick to tick around `values`, of which there is at least one."""
     low, high = float(values.min()), float(values.max())
-    if low > 0 and high >= LOG_RATIO * low:
+    if low > _LEAST and high >= LOG_RATIO * low:
         ticks = _log_ticks(low, high)
         return Axis(ticks[0], ticks[-1], ticks, True, begin, end)
-    if low == high:  # a range of nothing can't be shown
-        margin = 0.1 * abs(low) or 1.0
+    largest = max(abs(low), abs(high))
+    if high - low <= _LEAST_RANGE * largest or largest < _LEAST:  # labels would all be the same
+        margin = 0.1 * largest if largest >= _LEAST else 1.0
         low, high = low - margin, high + margin
     step = _nice_step((high - low) / 5)
-    first, last = math.floor(low / step), math.ceil(high / step)
+    first, last = _floor(low / step), _ceil(high / step)
     ticks = tuple(step * index for index in range(first, last + 1))
     return Axis(ticks[0], ticks[-1], ticks, False, begin, end)
 
@@ -81,11 +85,20 @@ def _nice_step(least: float) -> float:
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
     """Return ticks around a range: 1, 2 and 5 times powers of ten, or for a wide one only these."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    first, last = _floor(math.log10(low)), _ceil(math.log10(high))
     if last - first > _MOST_FINE_POWERS:
         every = -(-(last - first) // _MOST_POWERS)
         return tuple(10.0**power for power in range(first, last + every, every))
     ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
-    begin = max(index for index, tick in enumerate(ticks) if tick <= low)
-    end = min(index for index, tick in enumerate(ticks) if tick >= high)
+    below, above = low * (1 + _TOLERANCE), high * (1 - _TOLERANCE)
+    begin = max(index for index, tick in enumerate(ticks) if tick <= below)
+    end = min(index for index, tick in enumerate(ticks) if tick >= above)
     return tuple(ticks[begin : end + 1])
+
+
+def _floor(number: float) -> int:
+    return math.floor(number + _TOLERANCE)
+
+
+def _ceil(number: float) -> int:
+    return math.ceil(number - _TOLERANCE)

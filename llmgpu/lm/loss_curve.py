@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -25,29 +25,36 @@ MOST_POINTS = 1_000  # of a line: more can't be told apart
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # of the area with the lines
 _LARGEST = 1e30
-_SMOOTHED_PART = 0.05  # of the points, averaged into each one of the smoothed line
+_SMOOTHED_PART = 0.02  # of the points, averaged from either side into one of the smoothed line
 _LEAST_SMOOTHED = 10  # points; the average of fewer says nothing
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+# Colours are written out in each rule: many viewers know no variables of CSS, or no media queries.
 _STYLE = """
-svg { --surface: #fcfcfb; --text: #0b0b0b; --muted: #52514e; --grid: #e1e0d9;
-  --training: #2a78d6; --validation: #c2541f; }
-@media (prefers-color-scheme: dark) {
-  svg { --surface: #1a1a19; --text: #ffffff; --muted: #c3c2b7; --grid: #383835;
-    --training: #5a9fee; --validation: #f08a4b; }
-}
-text { font: 13px system-ui, sans-serif; fill: var(--muted); }
-.title { font-size: 17px; font-weight: 600; fill: var(--text); }
-.surface { fill: var(--surface); }
-.grid { stroke: var(--grid); stroke-width: 1; }
-.axis { stroke: var(--muted); stroke-width: 1; }
-.training, .smoothed { fill: none; stroke: var(--training); stroke-linejoin: round; }
-.training { stroke-width: 1; stroke-opacity: 0.45; }
-.smoothed { stroke-width: 2.25; }
-.line { fill: none; stroke: var(--validation); stroke-width: 1; stroke-dasharray: 4 3; }
-.validation { fill: var(--validation); stroke: var(--surface); stroke-width: 1.5; }
+text { font: 13px system-ui, sans-serif; fill: #52514e; }
+.title { font-size: 17px; font-weight: 600; fill: #0b0b0b; }
 .x { text-anchor: middle; }
 .y { text-anchor: end; }
+.surface { fill: #fcfcfb; }
+.grid { stroke: #e1e0d9; stroke-width: 1; }
+.axis { stroke: #52514e; stroke-width: 1; }
+.thin, .strong { fill: none; stroke: #2a78d6; stroke-linejoin: round; }
+.thin { stroke-width: 1.25; stroke-opacity: 0.5; }
+.strong { stroke-width: 2.25; }
+.strong-dot { fill: #2a78d6; }
+.dashed { fill: none; stroke: #c2541f; stroke-width: 1; stroke-dasharray: 4 3; }
+.dot { fill: #c2541f; stroke: #fcfcfb; stroke-width: 1.5; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #c3c2b7; }
+  .title { fill: #ffffff; }
+  .surface { fill: #1a1a19; }
+  .grid { stroke: #383835; }
+  .axis { stroke: #c3c2b7; }
+  .thin, .strong { stroke: #5a9fee; }
+  .strong-dot { fill: #5a9fee; }
+  .dashed { stroke: #f08a4b; }
+  .dot { fill: #f08a4b; stroke: #1a1a19; }
+}
 """
 
 Points = NDArray[np.float64]  # (n, 2): step, loss
@@ -101,13 +108,16 @@ def _thin(points: Points) -> Points:
 
 
 def _smooth(points: Points) -> Points:
-    """Return the points with their moving average, in which older ones count less and less."""
-    keep = 1 - 1 / max(2.0, _SMOOTHED_PART * len(points))
+    """Return the means of each point and its neighbours, as many on either side.
+
+    Means of earlier points only would lag behind a loss that falls.
+    """
+    losses, last = points[:, 1], len(points) - 1
+    most = max(1, round(_SMOOTHED_PART * len(points)))
     smoothed = points.copy()
-    total = weight = 0.0
-    for index, loss in enumerate(points[:, 1].tolist()):
-        total, weight = keep * total + loss, keep * weight + 1
-        smoothed[index, 1] = total / weight
+    for index in range(len(points)):
+        sides = min(most, index, last - index)
+        smoothed[index, 1] = losses[index - sides : index + sides + 1].mean()
     return smoothed
 
 
@@ -116,16 +126,18 @@ def _chart(training: Points, validation: Points, everything: Points) -> list[str
     x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
     y = value_axis(everything[:, 1], _BOTTOM, _TOP)
     parts = [*_horizontal_axis(x), *_vertical_axis(y)]
-    series = []
-    if len(training):
-        series.append(("training", _line("training", training, x, y)))
+    names = {}  # by the look of what is drawn
     if len(training) >= _LEAST_SMOOTHED:
-        series.append(("smoothed", _line("smoothed", _smooth(training), x, y)))
+        names = {"thin": "training", "strong": "smoothed"}
+        parts.append(_line("thin", training, x, y))
+        parts.append(_line("strong", _smooth(training), x, y))
+    elif len(training):
+        names = {"strong": "training"}
+        parts += [_line("strong", training, x, y), _dots("strong-dot", training, x, y)]
     if len(validation):
-        line = _line("line", validation, x, y)
-        series.append(("validation", f"{line}\n{_dots(validation, x, y)}"))
-    parts += [drawn for _, drawn in series]
-    return [*parts, *_legend([name for name, _ in series])]
+        names["dot"] = "validation"
+        parts += [_line("dashed", validation, x, y), _dots("dot", validation, x, y)]
+    return [*parts, *_legend(names)]
 
 
 def _horizontal_axis(x: Axis) -> list[str]:
@@ -158,23 +170,26 @@ def _line(kind: str, points: Points, x: Axis, y: Axis) -> str:
     return f'<polyline class="{kind}" points="{drawn}"/>'
 
 
-def _dots(points: Points, x: Axis, y: Axis) -> str:
+def _dots(kind: str, points: Points, x: Axis, y: Axis) -> str:
     places = zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)
     return "\n".join(
-        f'<circle class="validation" cx="{across:.1f}" cy="{down:.1f}" r="4"/>'
+        f'<circle class="{kind}" cx="{across:.1f}" cy="{down:.1f}" r="4"/>'
         for across, down in places
     )
 
 
-def _legend(names: Sequence[str]) -> list[str]:
-    """Return the names of what is drawn, each behind a sample, in a row above the lines."""
+def _legend(names: Mapping[str, str]) -> list[str]:
+    """Return the names of what is drawn, each behind a sample, in a row above the lines.
+
+    names: by what it looks like.
+    """
     parts = []
-    for index, name in enumerate(names):
+    for index, (kind, name) in enumerate(names.items()):
         left, middle = _LEFT + 116 * index, _TOP - 17
-        if name == "validation":
-            parts.append(f'<circle class="validation" cx="{left + 11}" cy="{middle}" r="4"/>')
+        if kind == "dot":
+            parts.append(f'<circle class="dot" cx="{left + 11}" cy="{middle}" r="4"/>')
         else:
-            parts.append(f'<path class="{name}" d="M{left} {middle}h22"/>')
+            parts.append(f'<path class="{kind}" d="M{left} {middle}h22"/>')
         parts.append(f'<text x="{left + 30}" y="{middle + 4.5}">{name}</text>')
     return parts
 
