@@ -25,3 +25,7 @@ class VocabularyError(LlmgpuError):
 
 class DeviceError(LlmgpuError):
     """No adapter fits, an adapter's limit is too small, or its memory is used up."""
+
+
+class CheckpointError(LlmgpuError):
+    """A checkpoint is damaged, of a newer version, or unfit for what is asked of it."""
