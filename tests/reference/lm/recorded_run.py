@@ -32,14 +32,14 @@ class Hyperparameters:
     """
 
     steps: int = 100
-    learning_rate: float = 4e-3
-    min_learning_rate: float = 4e-4
+    learning_rate: float = 1e-3
+    min_learning_rate: float = 1e-4
     warmup_steps: int = 10
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    clip_norm: float = 2.0
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
