@@ -32,6 +32,7 @@ from llmgpu.lm.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
+    is_llama,
     read_model,
     read_token_id,
 )
@@ -137,6 +138,8 @@ def save_checkpoint(
     has changed. ValueError for weights, or a vocabulary, that are not those of `config`.
     """
     _check_arguments(config, vocabulary, weights, keep)
+    if not is_llama(config):
+        note("a model without gate is no Llama: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         write_tensors(folder / MODEL, weights, {"format": "pt"})
         write_tensors(folder / OPTIMIZER, optimizer)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from llmgpu.bpe.interchange.input_files import quote
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.config import ModelConfig
@@ -28,6 +27,7 @@ _SIZES = {
     "intermediate_size": "ffn_dim",
     "max_position_embeddings": "seq_len",
 }
+_SHOWN = 60  # characters of a value in a message
 _REFUSED = ("attention_bias", "mlp_bias", "rope_scaling")
 
 
@@ -93,7 +93,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         found = content.get(name, expected)
         if found != expected:
             raise CheckpointError(
-                f"{name} is {found!r}, with the other sizes it must be {expected}"
+                f"{name} is {_show(found)}, with the other sizes it must be {expected}"
             )
     return config
 
@@ -103,7 +103,7 @@ def _read_activation(content: Mapping[str, Any]) -> str:
     for ours, theirs in _ACTIVATIONS.items():
         if found == ("llama" if ours == "swiglu" else OWN_KEY, theirs):
             return ours
-    raise CheckpointError(f"a model of type {found[0]!r} with {found[1]!r} can't be done")
+    raise CheckpointError(f"a model of type {_show(found[0])} with {_show(found[1])} can't be done")
 
 
 def _read_rope_theta(content: Mapping[str, Any]) -> float:
@@ -111,7 +111,7 @@ def _read_rope_theta(content: Mapping[str, Any]) -> float:
         return float(_get(content, "rope_theta", float))
     parameters = _get(content, "rope_parameters", dict)
     if parameters.get("rope_type", "default") != "default":
-        raise CheckpointError(f"rope_type {parameters['rope_type']!r} can't be done")
+        raise CheckpointError(f"rope_type {_show(parameters['rope_type'])} can't be done")
     return float(_get(parameters, "rope_theta", float))
 
 
@@ -122,10 +122,16 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
     value: Any = content[name]
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
-        raise CheckpointError(f"{name} is {quote(str(value))}, it must be of type {kind.__name__}")
+        raise CheckpointError(f"{name} is {_show(value)}, it must be of type {kind.__name__}")
     if kind is float and not 0 < value < math.inf:
-        raise CheckpointError(f"{name} is {quote(str(value))}, it must be above 0")
+        raise CheckpointError(f"{name} is {_show(value)}, it must be above 0")
     return value
+
+
+def _show(value: object) -> str:
+    """Return a value for a message, cut short if it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def read_token_id(content: Mapping[str, Any], name: str, vocabulary: Vocabulary) -> int | None:
@@ -134,7 +140,7 @@ def read_token_id(content: Mapping[str, Any], name: str, vocabulary: Vocabulary)
     if number is None:
         return None
     if type(number) is not int or not 0 <= number < vocabulary.size:
-        raise CheckpointError(f"{name} is {quote(str(number))}: ids are below {vocabulary.size}")
+        raise CheckpointError(f"{name} is {_show(number)}: ids are below {vocabulary.size}")
     return number
 
 

@@ -7,6 +7,7 @@ process saves step 3 there and kills itself at the Nth call. Ends with the first
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -38,11 +39,13 @@ def save_until_killed(run: Path, calls: int) -> None:
 
 
 def main(folder: Path) -> None:
+    begun = folder / "begun"
+    begun.mkdir()
+    save(begun, 1)
+    save(begun, 2)
     for calls in range(MOST):
         run = folder / f"run-{calls}"
-        run.mkdir()
-        save(run, 1)
-        save(run, 2)
+        shutil.copytree(begun, run)
         child = os.fork()
         if child == 0:
             save_until_killed(run, calls)
