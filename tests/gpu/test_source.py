@@ -14,7 +14,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.source import compose, kernel_names, read_wgsl
-from llmgpu.lm.ops import optimizer
+from llmgpu.lm.ops import block_codes, optimizer, optimizer_8bit
 from llmgpu.lm.ops.hyper import HYPER
 from tests.gpu.wgsl import shader_constants, struct_fields
 
@@ -96,6 +96,7 @@ def test_constants_are_those_of_the_host() -> None:
     shader = shader_constants("trie/01_long_exit.wgsl")
     assert shader["MAX_CHUNK"] == encode_gpu.MAX_CHUNK_BYTES
     assert shader_constants(optimizer.KERNELS)["NORM_PARTIALS"] == optimizer.NORM_PARTIALS
+    assert shader_constants(optimizer_8bit.KERNELS)["BLOCK"] == block_codes.BLOCK
 
 
 def test_a_missing_file_is_named() -> None:

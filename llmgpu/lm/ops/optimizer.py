@@ -15,17 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.adamw import PIECE, adamw, saturate_to_half
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.optimizer_8bit import GpuOptimizer8Bit, NumpyOptimizer8Bit
+from llmgpu.lm.ops.optimizer_rows import GpuOptimizerRows, NumpyOptimizerRows
+from llmgpu.lm.ops.recording import dims
+from llmgpu.lm.ops.stats import BAD, CLIP_SCALE
 from llmgpu.lm.ops.tensor import Tensor
 
 KERNELS = "lm/12_optimizer.wgsl"
 WORKGROUP_SIZE = 256
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
 CLIP_EPSILON = 1e-6
-CLIP_SCALE, NORM, BAD, LOSS = range(4)  # elements of `stats`
 
 
-class NumpyOptimizer(NumpyRecorder):
+class NumpyOptimizer(NumpyOptimizer8Bit, NumpyOptimizerRows):
     """The operations on arrays."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
@@ -91,7 +93,7 @@ class NumpyOptimizer(NumpyRecorder):
         self.append(step)
 
 
-class GpuOptimizer(GpuRecorder):
+class GpuOptimizer(GpuOptimizer8Bit, GpuOptimizerRows):
     """The operations as kernels."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.hyper import AdamW
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.stats import BAD, CLIP_SCALE, LOSS, NORM
 from llmgpu.lm.ops.tensor import Tensor
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -89,7 +90,7 @@ def test_stats(operations: Operations, tensors: int, max_norm: float) -> None:
     scale = reference.clip_scale(float(norm), max_norm)
     assert_close(actual[:, None], np.array([scale, norm, 0, losses.sum() / 7])[:, None])
     history = operations.read(stats.history)
-    assert np.array_equal(history[1], actual[[3, 1, 0, 2]])
+    assert np.array_equal(history[1], actual[[LOSS, NORM, CLIP_SCALE, BAD]])
     assert np.isnan(history[[0, 2]]).all()
 
 
@@ -100,10 +101,10 @@ def test_a_bad_step_is_remembered(operations: Operations, where: str, value: flo
     bad = {name: array.copy() for name, array in good.items()}
     bad[where].reshape(-1)[-1] = value
     stats = Stats(operations, **bad)
-    assert stats.finalize(OPTIONS)[[0, 2]].tolist() == [0, 1]
+    assert stats.finalize(OPTIONS)[[CLIP_SCALE, BAD]].tolist() == [0, 1]
     operations.write(stats.partials, good["squares"])
     operations.write(stats.losses, good["losses"])
-    assert stats.finalize(OPTIONS, slot=1)[[0, 2]].tolist() == [0, 1]
+    assert stats.finalize(OPTIONS, slot=1)[[CLIP_SCALE, BAD]].tolist() == [0, 1]
     operations.write(stats.steps.stats, np.zeros(4))
     scale, _, marked, _ = stats.finalize(OPTIONS, slot=2)
     assert marked == 0
@@ -113,7 +114,7 @@ def test_a_bad_step_is_remembered(operations: Operations, where: str, value: flo
 
 def test_gradients_whose_squares_overflow_make_a_bad_step(operations: Operations) -> None:
     partials = norm_of(operations, [np.array([1e25, 1.0])])
-    assert Stats(operations, partials, np.ones(1)).finalize(OPTIONS)[2] == 1
+    assert Stats(operations, partials, np.ones(1)).finalize(OPTIONS)[BAD] == 1
 
 
 def updates(
@@ -174,7 +175,7 @@ def test_adamw_is_that_of_torch_clipping_included(operations: Operations, decay:
         theirs.grad = torch.tensor(gradient)
         norm = torch.nn.utils.clip_grad_norm_([theirs], OPTIONS.max_norm)
         peer.step()
-        assert np.isclose(operations.read(steps.stats)[1], float(norm), rtol=1e-5)
+        assert np.isclose(operations.read(steps.stats)[NORM], float(norm), rtol=1e-5)
     assert_close(steps.read()[0], theirs.detach().numpy())
 
 

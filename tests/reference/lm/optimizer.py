@@ -39,3 +39,42 @@ def adamw(
         parameter = parameter * (1 - learning_rate * options.weight_decay)
     parameter = parameter - learning_rate * first_hat / (np.sqrt(second_hat) + options.epsilon)
     return parameter, first, second
+
+
+def adamw_rows(
+    state: tuple[Array, Array, Array],
+    gradient: Array,
+    rows: NDArray[np.uint32],
+    options: AdamW,
+    step: int,
+    learning_rate: float,
+    *,
+    decay: bool,
+) -> tuple[Array, Array, Array]:
+    """The same on the rows listed, one by one; other rows stay."""
+    parameter, first, second = (array.copy() for array in state)
+    for row in rows:
+        if row < len(parameter):
+            before = parameter[row], first[row], second[row]
+            parameter[row], first[row], second[row] = adamw(
+                before, gradient[row], options, step, learning_rate, decay=decay
+            )
+    return parameter, first, second
+
+
+def block_largest(values: Array) -> Array:
+    """Return the largest magnitude of each block of 256 values; the last block may be shorter."""
+    blocks = range(0, len(values), 256)
+    return np.array([np.max(np.abs(values[start : start + 256])) for start in blocks])
+
+
+def decode(codes: NDArray[np.integer], levels: int, scales: Array) -> Array:
+    """Return what codes stand for: scale * sign(c) * (c / levels)^2."""
+    per_element = np.repeat(scales, 256)[: len(codes)]
+    return per_element * np.sign(codes) * (codes / levels) ** 2
+
+
+def encode_unrounded(values: Array, levels: int, scales: Array) -> Array:
+    """Return the codes that values would have if codes were not whole numbers."""
+    shares = np.abs(values) / np.repeat(scales, 256)[: len(values)]
+    return np.sign(values) * levels * np.sqrt(shares)
