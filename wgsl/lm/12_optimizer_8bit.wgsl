@@ -2,10 +2,10 @@
 //
 // A block is BLOCK elements. With a the largest |first| of a block and b its largest sqrt(second):
 //
-//   first = a sign(c) (c / 127)^2,  c = -127 to 127      sqrt(second) = b (c / 255)^2,  c = 0 to 255
+//   first = a sign(c) (c / 127)^4,  c = -127 to 127      sqrt(second) = b (c / 255)^4,  c = 0 to 255
 //
-// Codes are rounded to the nearest; squares make steps between small values small. A second moment
-// that is not 0 has a code of 1 at least, since a denominator of 0 would let the step explode.
+// A code is that of the nearest value; fourth powers make steps between small values small. A second
+// moment that is not 0 has a code of 1 at least, since a denominator of 0 would let the step explode.
 //
 // Block-wise quantisation: T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via
 // Block-wise Quantization, arXiv 2110.02861.
@@ -43,29 +43,37 @@ const SMALLEST_NORMAL: f32 = 1.17549435e-38;
 @group(0) @binding(7) var<storage, read_write> second_scales: array<f32>;
 @group(0) @binding(8) var<uniform> dims: vec4<u32>;
 
+fn fourth_power(x: vec4<f32>) -> vec4<f32> {
+    return (x * x) * (x * x);
+}
+
 fn decode_first(codes: u32, scale: f32) -> vec4<f32> {
-    let root = vec4<f32>(unpack4xI8(codes)) / FIRST_LEVELS;
-    return scale * root * abs(root);
+    let signed = vec4<f32>(unpack4xI8(codes));
+    return scale * sign(signed) * fourth_power(signed / FIRST_LEVELS);
 }
 
 fn decode_second(codes: u32, scale: f32) -> vec4<f32> {
-    let root = vec4<f32>(unpack4xU8(codes)) / SECOND_LEVELS;
-    let deviation = scale * root * root;
+    let deviation = scale * fourth_power(vec4<f32>(unpack4xU8(codes)) / SECOND_LEVELS);
     return deviation * deviation;
 }
 
-// 0 to 1; a scale too small to divide by counts as the smallest that is not.
-fn root_of_share(magnitude: vec4<f32>, scale: f32) -> vec4<f32> {
-    return sqrt(min(magnitude / max(scale, SMALLEST_NORMAL), vec4<f32>(1.0)));
+// The codes whose values are nearest to magnitude / scale. A scale too small to divide by counts as
+// the smallest that is not.
+fn nearest_codes(magnitude: vec4<f32>, scale: f32, levels: f32) -> vec4<f32> {
+    let share = min(magnitude / max(scale, SMALLEST_NORMAL), vec4<f32>(1.0));
+    let below = floor(levels * sqrt(sqrt(share)));
+    let above = below + 1.0;
+    let middle = 0.5 * (fourth_power(below / levels) + fourth_power(above / levels));
+    return select(below, above, share > middle);
 }
 
 fn encode_first(first: vec4<f32>, scale: f32) -> u32 {
-    let codes = round(FIRST_LEVELS * root_of_share(abs(first), scale));
+    let codes = nearest_codes(abs(first), scale, FIRST_LEVELS);
     return pack4xI8(vec4<i32>(sign(first) * codes));
 }
 
 fn encode_second(deviation: vec4<f32>, scale: f32) -> u32 {
-    let codes = round(SECOND_LEVELS * root_of_share(deviation, scale));
+    let codes = nearest_codes(deviation, scale, SECOND_LEVELS);
     let least = select(vec4<f32>(), vec4<f32>(1.0), deviation > vec4<f32>());
     return pack4xU8(vec4<u32>(max(codes, least)));
 }

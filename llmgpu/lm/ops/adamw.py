@@ -5,6 +5,7 @@ I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.0510
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def adamw(
     g *= values["one_minus_beta2"]
     second += g
     denominator = np.sqrt(second, out=g)
-    denominator /= np.sqrt(values["bias_correction2"])
+    denominator /= math.sqrt(values["bias_correction2"])
     denominator += values["epsilon"]
     if decay:
         parameter *= 1 - values["learning_rate"] * values["weight_decay"]

@@ -2,9 +2,11 @@
 
 Block-wise quantisation: T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via
 Block-wise Quantization, arXiv 2110.02861. With a the largest magnitude of a block, a signed code c
-stands for a * sign(c) * (c / 127)^2 and an unsigned one for a * (c / 255)^2. Rounding to the
-nearest code changes x by at most sqrt(a |x|) / L + a / (2 L)^2 with L = 127 or 255; an x too small
-for an unsigned code of 1 grows by less than a / L^2.
+stands for a * sign(c) * (c / 127)^4 and an unsigned one for a * (c / 255)^4.
+
+Codes are those of the nearest values. With L = 127 or 255 and u the fourth root of |x| / a, that
+changes x by at most a / 2 * ((u + 1 / L)^4 - u^4); an x too small for an unsigned code of 1 grows
+by less than a / L^4.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ SIGNED_LEVELS = 127
 UNSIGNED_LEVELS = 255
 
 _SMALLEST_NORMAL = np.finfo(np.float32).tiny
-_SIGNED = np.arange(256).astype(np.uint8).view(np.int8).astype(np.float32) / np.float32(
-    SIGNED_LEVELS
-)
-SIGNED_VALUES: Array = _SIGNED * np.abs(_SIGNED)  # by the code's byte
-UNSIGNED_VALUES: Array = (np.arange(256, dtype=np.float32) / np.float32(UNSIGNED_LEVELS)) ** 2
+_BYTES = np.arange(256, dtype=np.uint8)
+_SIGNED = _BYTES.view(np.int8).astype(np.float32) / np.float32(SIGNED_LEVELS)
+_UNSIGNED = _BYTES.astype(np.float32) / np.float32(UNSIGNED_LEVELS)
+UNSIGNED_VALUES: Array = _UNSIGNED**4  # by the code
+SIGNED_VALUES: Array = np.sign(_SIGNED) * _SIGNED**4  # by the code's byte
 
 
 @dataclass(frozen=True)
@@ -59,24 +61,20 @@ def decode(codes: Codes, scales: Array, values: Array) -> Array:
 
 def encode_signed(numbers: Array, codes: Codes, scales: Array) -> None:
     """Write codes and scales of whole blocks of numbers."""
-    shares = _roots_of_shares(np.abs(numbers), scales)
-    shares *= SIGNED_LEVELS
-    np.copysign(np.rint(shares, out=shares), numbers, out=shares)
-    codes.view(np.int8)[...] = shares
+    magnitudes = _nearest_codes(np.abs(numbers), scales, SIGNED_VALUES[: SIGNED_LEVELS + 1])
+    np.multiply(magnitudes, np.sign(numbers), out=codes.view(np.int8), casting="unsafe")
 
 
 def encode_unsigned(numbers: Array, codes: Codes, scales: Array) -> None:
     """Write codes and scales of whole blocks of numbers, none below 0; only 0 gets code 0."""
-    shares = _roots_of_shares(numbers.copy(), scales)
-    shares *= UNSIGNED_LEVELS
-    np.rint(shares, out=shares)
-    np.maximum(shares, numbers > 0, out=shares)
-    codes[...] = shares
+    nearest = _nearest_codes(numbers.copy(), scales, UNSIGNED_VALUES)
+    np.maximum(nearest, numbers > 0, out=codes, casting="unsafe")
 
 
-def _roots_of_shares(magnitudes: Array, scales: Array) -> Array:
-    """Write the scales; turn magnitudes into the square roots of their shares of these."""
+def _nearest_codes(magnitudes: Array, scales: Array, values: Array) -> NDArray[np.intp]:
+    """Write the scales; return codes of the magnitudes, which become shares of the scales."""
     blocks = magnitudes.reshape(-1, BLOCK)
     np.max(blocks, axis=1, out=scales)
     blocks /= np.maximum(scales, _SMALLEST_NORMAL)[:, None]
-    return np.sqrt(magnitudes, out=magnitudes)
+    middles = (values[:-1] + values[1:]) / 2
+    return np.searchsorted(middles, magnitudes)

@@ -24,6 +24,7 @@ from llmgpu.lm.ops.tensor import Tensor
 KERNELS = "lm/12_optimizer.wgsl"
 WORKGROUP_SIZE = 256
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
+MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
 CLIP_EPSILON = 1e-6
 
 
@@ -35,7 +36,7 @@ class NumpyOptimizer(NumpyOptimizer8Bit, NumpyOptimizerRows):
 
         def step() -> None:
             flat, sums = grad.array.reshape(-1), partials.array[index]
-            piece = max(-(-grad.size // NORM_PARTIALS), PIECE // 16)
+            piece = max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
             sums[...] = 0
             with np.errstate(over="ignore"):
                 for k, start in enumerate(range(0, grad.size, piece)):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.hyper import AdamW
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.adamw import PIECE
+from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
+from llmgpu.lm.ops.operations import NumpyOperations, Operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.stats import BAD, CLIP_SCALE, LOSS, NORM
 from llmgpu.lm.ops.tensor import Tensor
@@ -25,6 +26,17 @@ from tests.reference.lm import optimizer as reference
 
 SHAPES = [(1,), (3,), (5, 7), (64, 64), (1031, 5)]
 OPTIONS = AdamW(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, max_norm=1.0)
+
+
+def test_hyper_parameters() -> None:
+    first = hyper_parameters(OPTIONS, 0, 0.5, 1 / 3, 7)
+    assert first["bias_correction1"] == first["one_minus_beta1"] == np.float32(0.1)
+    assert first["bias_correction2"] == first["one_minus_beta2"] == np.float32(0.001)
+    assert (first["learning_rate"], first["slot"]) == (0.5, 7)
+    assert first["inverse_count"] == np.float32(1 / 3)
+    later = hyper_parameters(OPTIONS, 99, 0.5, 1, 0)
+    assert later["bias_correction2"] == np.float32(1 - 0.999**100)
+    assert hyper_parameters(OPTIONS, 10**6, 0.5, 1, 0)["bias_correction2"] == 1
 
 
 def norm_of(operations: Operations, gradients: list[NDArray[np.float64]]) -> NDArray[Any]:
@@ -177,6 +189,20 @@ def test_adamw_is_that_of_torch_clipping_included(operations: Operations, decay:
         peer.step()
         assert np.isclose(operations.read(steps.stats)[NORM], float(norm), rtol=1e-5)
     assert_close(steps.read()[0], theirs.detach().numpy())
+
+
+def test_more_elements_than_numpy_works_on_at_a_time() -> None:
+    operations, size = NumpyOperations(), PIECE + 300
+    parameter, gradient = float32_values(np.random.default_rng(1), 2, size)
+    steps = Steps(operations, parameter)
+    mirror = mirror_of(operations, np.zeros(size))
+    steps.begin(OPTIONS, 0, gradient)
+    updates(operations, steps, decay=True, mirror=mirror)
+    state = (parameter, np.zeros(size), np.zeros(size))
+    expected = reference.adamw(state, gradient, OPTIONS, 0, LEARNING_RATE, decay=True)
+    for actual, exact in zip(steps.read(), expected, strict=True):
+        assert_close(actual, exact)
+    assert np.array_equal(operations.read(mirror), half_of(steps.read()[0]))
 
 
 def test_adamw_with_zero_gradients_only_decays(operations: Operations) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.lm.ops.adamw import PIECE
 from llmgpu.lm.ops.hyper import AdamW
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import NumpyOperations, Operations
 from llmgpu.lm.ops.tensor import Tensor
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -89,6 +90,18 @@ def test_rows_are_those_of_torch(operations: Operations) -> None:
         )
         peer.step()
     assert_close(steps.read()[0], theirs.detach().numpy())
+
+
+def test_more_rows_than_numpy_works_on_at_a_time() -> None:
+    rng = np.random.default_rng(1)
+    parameter, gradient = float32_values(rng, 2, 3, PIECE // 2)
+    steps = Steps(NumpyOperations(), parameter)
+    steps.begin(OPTIONS, 0, gradient)
+    update(steps.operations, steps, np.array([2, 0, 1], np.uint32))
+    state = (parameter, np.zeros(parameter.shape), np.zeros(parameter.shape))
+    expected = reference.adamw(state, gradient, OPTIONS, 0, LEARNING_RATE, decay=True)
+    for actual, exact in zip(steps.read(), expected, strict=True):
+        assert_close(actual, exact)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

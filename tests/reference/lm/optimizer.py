@@ -69,12 +69,17 @@ def block_largest(values: Array) -> Array:
 
 
 def decode(codes: NDArray[np.integer], levels: int, scales: Array) -> Array:
-    """Return what codes stand for: scale * sign(c) * (c / levels)^2."""
-    per_element = np.repeat(scales, 256)[: len(codes)]
-    return per_element * np.sign(codes) * (codes / levels) ** 2
+    """Return what codes stand for: scale * sign(c) * (c / levels)^4."""
+    return per_element(scales, len(codes)) * np.sign(codes) * (codes / levels) ** 4
 
 
-def encode_unrounded(values: Array, levels: int, scales: Array) -> Array:
-    """Return the codes that values would have if codes were not whole numbers."""
-    shares = np.abs(values) / np.repeat(scales, 256)[: len(values)]
-    return np.sign(values) * levels * np.sqrt(shares)
+def per_element(scales: Array, size: int) -> Array:
+    """Return the scale of each of `size` elements."""
+    return np.repeat(scales, 256)[:size]
+
+
+def rounding_error(magnitudes: Array, levels: int, scales: Array, least: int = 0) -> Array:
+    """Return how far from magnitudes the nearest value of a code from `least` to `levels` is."""
+    values = (np.arange(least, levels + 1) / levels) ** 4
+    candidates = per_element(scales, len(magnitudes))[:, None] * values
+    return np.min(np.abs(candidates - magnitudes[:, None]), axis=1)
