@@ -61,13 +61,14 @@ def test_sums_of_squares(operations: Operations) -> None:
     assert np.array_equal(partials, norm_of(operations, gradients))
 
 
-def test_sums_of_squares_of_a_block_of_rows_leave_out_the_rows_behind_it(
-    operations: Operations,
+@pytest.mark.parametrize(("width", "start"), [(32, 2), (7, 0)])
+def test_sums_of_squares_of_a_row_leave_out_those_behind_it(
+    operations: Operations, width: int, start: int
 ) -> None:
-    whole = tensor_of(operations, "gradient", np.full((5, 32), 2.0))
+    whole = tensor_of(operations, "gradient", np.full((5, width), 2.0))
     partials = poisoned(operations, "partials", (1, NORM_PARTIALS))
-    run(operations, lambda: operations.reduce_norm_sq(whole.rows(2, 3), partials, 0))
-    assert operations.read(partials).sum() == 32 * 4
+    run(operations, lambda: operations.reduce_norm_sq(whole.rows(start, start + 1), partials, 0))
+    assert operations.read(partials).sum() == width * 4
 
 
 class Stats:
@@ -259,18 +260,33 @@ def test_the_mirror_of_values_beyond_half_precision(operations: Operations) -> N
     assert np.array_equal(operations.read(mirror), expected, equal_nan=True)
 
 
-def test_a_block_of_rows_is_updated_alone(operations: Operations) -> None:
+@pytest.mark.parametrize(("width", "start"), [(64, 2), (7, 0)])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_row_is_updated_alone(
+    operations: Operations, width: int, start: int, mirrored: bool
+) -> None:
+    if mirrored:
+        require_half_precision(operations)
     rng = np.random.default_rng(8)
-    steps = Steps(operations, float32_values(rng, 5, 64))
+    steps = Steps(operations, float32_values(rng, 5, width))
     before = steps.read()
-    steps.begin(OPTIONS, 0, float32_values(rng, 5, 64))
-    state = [tensor.rows(1, 3) for tensor in steps.state]
+    steps.begin(OPTIONS, 0, float32_values(rng, 5, width))
+    mirror = mirror_of(operations, np.zeros((5, width)))
+    row = slice(start, start + 1)
+    state = [tensor.rows(row.start, row.stop) for tensor in steps.state]
+    mirror_row = mirror.rows(row.start, row.stop) if mirrored else None
     run(
         operations,
-        lambda: operations.adamw_update(*state, steps.stats, steps.hyper, decay=True),
+        lambda: operations.adamw_update(
+            *state, steps.stats, steps.hyper, decay=True, mirror=mirror_row
+        ),
     )
-    changed = [np.any(now != then, axis=1) for now, then in zip(steps.read(), before, strict=True)]
-    assert np.array_equal(changed, [[False, True, True, False, False]] * 3)
+    for now, then in zip(steps.read(), before, strict=True):
+        assert np.array_equal(np.nonzero(np.any(now != then, axis=1))[0], [start])
+    expected = half_of(np.zeros((5, width)))
+    if mirrored:
+        expected[row] = half_of(steps.read()[0][row])
+    assert np.array_equal(operations.read(mirror), expected)
 
 
 def test_the_same_bits_twice(operations: Operations) -> None:

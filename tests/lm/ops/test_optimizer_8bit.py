@@ -104,6 +104,22 @@ def test_more_elements_than_numpy_works_on_at_a_time() -> None:
         assert np.array_equal(whole, np.concatenate(two))
 
 
+def test_a_row_is_updated_alone(operations: Operations) -> None:
+    parameter = float32_values(np.random.default_rng(2), 5, 7)
+    whole = Steps(operations, parameter)
+    whole.begin(OPTIONS, 0, np.array([[1.0], [1e6], [1e6], [1e6], [1e6]]) * np.ones(7))
+    steps = CodedSteps(operations, parameter[0])
+    steps.begin(OPTIONS, 0, np.zeros(7))
+    steps.parameter, steps.gradient = whole.parameter.rows(0, 1), whole.gradient.rows(0, 1)
+    steps.update()
+    expected = parameter[0] * (1 - LEARNING_RATE * OPTIONS.weight_decay) - LEARNING_RATE
+    updated = operations.read(whole.parameter)
+    assert_close(updated[0], expected)
+    assert np.array_equal(updated[1:], parameter[1:])
+    _, first_scales = steps.read_codes(steps.codes[0], np.int8)
+    assert_close(first_scales, np.array([0.1]))
+
+
 def check_codes(steps: CodedSteps, first: Array, root: Array) -> None:
     """Check that codes are those of the values nearest to the moments."""
     scales = [steps.read_codes(moment, np.uint8)[1] for moment in steps.codes]

@@ -122,6 +122,22 @@ def test_nothing_else_changes(operations: Operations, mirrored: bool) -> None:
         assert np.array_equal(operations.read(mirror), half_of(steps.read()[0]))
 
 
+def test_rows_behind_the_table_stay(operations: Operations) -> None:
+    steps = Steps(operations, np.ones((5, 7)))
+    steps.begin(OPTIONS, 0, np.ones((5, 7)))
+    before = steps.read()
+    rows = tensor_of(operations, "rows", np.array([4, UNUSED], np.uint32))
+    state = [tensor.rows(0, 4) for tensor in steps.state]
+
+    def record() -> None:
+        operations.adamw_update_rows(*state, rows, steps.stats, steps.hyper, decay=True)
+        operations.fill_zero_rows(state[1], rows)
+
+    run(operations, record)
+    assert all(np.array_equal(*pair) for pair in zip(steps.read(), before, strict=True))
+    assert np.all(operations.read(steps.gradient) == 1)
+
+
 def test_rows_stay_in_a_bad_step(operations: Operations) -> None:
     steps = Steps(operations, np.ones((4, 3)))
     operations.write(steps.stats, np.array([0.0, np.nan, 1, 1]))
