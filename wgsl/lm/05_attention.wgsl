@@ -8,8 +8,6 @@
 //!include common/reduce.wgsl
 //!include lm/attention_tiles.wgsl
 
-override ROW_QUADS: u32 = 128u; // 2 * WORKGROUP_SIZE
-
 const LOWEST: f32 = -3.0e38; // the score of what is not to be seen
 
 // attention
@@ -22,8 +20,6 @@ const LOWEST: f32 = -3.0e38; // the score of what is not to be seen
 // dispatch: one workgroup a block of 8 * OWN_GROUPS queries of a head, the longest ones first
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
-
-var<workgroup> sh_rows: array<vec4<f32>, ROW_QUADS>; // for each thread one number a row
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn attention(
@@ -53,7 +49,7 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     var upper_sum = vec4<f32>();
     var lower_sum = vec4<f32>();
     let upper = upper_rows(query.row, local_index);
-    let lower = upper + 4u * OWN_GROUPS;
+    let lower = upper + 4u;
     let end = min(query.row + 8u * OWN_GROUPS, params.seq);
     for (var first = 0u; first < end; first += OTHER_ROWS) {
         let key = moved(keys, first, 0u);
@@ -63,37 +59,38 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
             p.upper = hide_later(p.upper, rows, upper);
             p.lower = hide_later(p.lower, rows, lower);
         }
-        sh_rows[2u * local_index] = row_max(p.upper);
-        sh_rows[2u * local_index + 1u] = row_max(p.lower);
-        workgroupBarrier();
+        exchange(row_max(p.upper), row_max(p.lower), local_index);
         let upper_before = upper_max;
         let lower_before = lower_max;
-        let lane_0 = local_index / LANES * LANES;
-        for (var other = lane_0; other < lane_0 + LANES; other++) {
-            upper_max = max(upper_max, params.log2_scale * sh_rows[2u * other]);
-            lower_max = max(lower_max, params.log2_scale * sh_rows[2u * other + 1u]);
+        for (var lane = 0u; lane < LANES; lane++) {
+            upper_max = max(upper_max, exchanged(lane, 0u, local_index));
+            lower_max = max(lower_max, exchanged(lane, 1u, local_index));
         }
         p.upper = exponentials(p.upper, upper_max);
         p.lower = exponentials(p.lower, lower_max);
-        store_weights(p, local_index);
-        let upper_factor = exp2(upper_before - upper_max);
-        let lower_factor = exp2(lower_before - lower_max);
+        let upper_factor = exp2(params.log2_scale * (upper_before - upper_max));
+        let lower_factor = exp2(params.log2_scale * (lower_before - lower_max));
         upper_sum = fma(upper_sum, upper_factor, row_sum(p.upper));
         lower_sum = fma(lower_sum, lower_factor, row_sum(p.lower));
         result.upper = scale_rows(result.upper, upper_factor);
         result.lower = scale_rows(result.lower, lower_factor);
-        result = add_values(result, key, local_index);
+        result = add_values(result, p, key, local_index);
         if (HEAD_QUADS > LANES) {
             wide.upper = scale_rows(wide.upper, upper_factor);
             wide.lower = scale_rows(wide.lower, lower_factor);
-            wide = add_values(wide, moved(key, 0u, LANES), local_index);
+            wide = add_values(wide, p, moved(key, 0u, LANES), local_index);
         }
     }
-    upper_sum = sum_of_lanes(upper_sum, local_index);
-    lower_sum = sum_of_lanes(lower_sum, local_index);
+    exchange(upper_sum, lower_sum, local_index);
+    upper_sum = vec4<f32>();
+    lower_sum = vec4<f32>();
+    for (var lane = 0u; lane < LANES; lane++) {
+        upper_sum += exchanged(lane, 0u, local_index);
+        lower_sum += exchanged(lane, 1u, local_index);
+    }
     if (local_index % LANES == 0u) {
-        store_log_sums(query, upper, (upper_max + log2(upper_sum)) / LOG2_E);
-        store_log_sums(query, lower, (lower_max + log2(lower_sum)) / LOG2_E);
+        store_log_sums(query, upper, params.scale * upper_max + log(upper_sum));
+        store_log_sums(query, lower, params.scale * lower_max + log(lower_sum));
     }
     let upper_factor = 1.0 / upper_sum;
     let lower_factor = 1.0 / lower_sum;
@@ -126,38 +123,39 @@ fn row_sum(rows: mat4x4<f32>) -> vec4<f32> {
     return (columns[0] + columns[1]) + (columns[2] + columns[3]);
 }
 
-// exp(scale * score), over exp2(largest) of the row.
+// Store a number of each own row for the threads of the group.
+fn exchange(upper: vec4<f32>, lower: vec4<f32>, local_index: u32) {
+    workgroupBarrier();
+    sh_tiles[local_index / 2u][local_index % 2u * 2u] = upper;
+    sh_tiles[local_index / 2u][local_index % 2u * 2u + 1u] = lower;
+    workgroupBarrier();
+}
+
+// What a lane of the group stored, half 0 or 1.
+fn exchanged(lane: u32, half: u32, local_index: u32) -> vec4<f32> {
+    let other = local_index / LANES * LANES + lane;
+    return sh_tiles[other / 2u][other % 2u * 2u + half];
+}
+
+// exp(scale * (score - largest)); the difference first, since large scores have few digits after it.
 fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
-    let scale = vec4<f32>(params.log2_scale);
     return mat4x4<f32>(
-        exp2(fma(scores[0], scale, -largest.xxxx)),
-        exp2(fma(scores[1], scale, -largest.yyyy)),
-        exp2(fma(scores[2], scale, -largest.zzzz)),
-        exp2(fma(scores[3], scale, -largest.wwww)),
+        exp2(params.log2_scale * (scores[0] - largest.x)),
+        exp2(params.log2_scale * (scores[1] - largest.y)),
+        exp2(params.log2_scale * (scores[2] - largest.z)),
+        exp2(params.log2_scale * (scores[3] - largest.w)),
     );
 }
 
-// result + (weights) (columns of V from the corner on).
-fn add_values(result: Block, corner: Corner, local_index: u32) -> Block {
+// result + (weights) (columns of V from the corner on); `weights` are the thread's own.
+fn add_values(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
         workgroupBarrier();
         stage_v(piece_tile(), moved(corner, row, 0u), local_index);
+        store_weights(weights, row, local_index);
         workgroupBarrier();
-        sum = add_piece(sum, row, local_index);
-    }
-    return sum;
-}
-
-// Four numbers of each thread, summed over the lanes of its group.
-fn sum_of_lanes(value: vec4<f32>, local_index: u32) -> vec4<f32> {
-    workgroupBarrier();
-    sh_rows[local_index] = value;
-    workgroupBarrier();
-    let lane_0 = local_index / LANES * LANES;
-    var sum = vec4<f32>();
-    for (var other = lane_0; other < lane_0 + LANES; other++) {
-        sum += sh_rows[other];
+        sum = add_piece(sum, local_index);
     }
     return sum;
 }

@@ -75,7 +75,7 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     var result = Block();
     var wide = Block();
     let upper = upper_rows(query.row, local_index);
-    let lower = upper + 4u * OWN_GROUPS;
+    let lower = upper + 4u;
     let upper_log = LOG2_E * query_logs(query, upper);
     let lower_log = LOG2_E * query_logs(query, lower);
     let upper_delta = query_deltas(query, upper);
@@ -88,10 +88,9 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
         let rows = lane_rows(first, local_index);
         ds.upper = score_gradients(ds.upper, slopes.upper, rows, upper, upper_log, upper_delta);
         ds.lower = score_gradients(ds.lower, slopes.lower, rows, lower, lower_log, lower_delta);
-        store_weights(ds, local_index);
-        result = add_keys(result, key, local_index);
+        result = add_keys(result, ds, key, local_index);
         if (HEAD_QUADS > LANES) {
-            wide = add_keys(wide, moved(key, 0u, LANES), local_index);
+            wide = add_keys(wide, ds, moved(key, 0u, LANES), local_index);
         }
     }
     store_grad_q(query, upper, result.upper, local_index);
@@ -104,14 +103,12 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
 }
 
 fn stage_grad_out(tile: Tile, corner: Corner, local_index: u32) {
-    for (var e = local_index; e < tile.rows * tile.quads; e += WORKGROUP_SIZE) {
-        let row = e / tile.quads;
-        let quad = e % tile.quads;
-        var value = vec4<f32>();
-        if (is_inside(corner, row, quad)) {
-            value = grad_out[source_index(corner, row, quad)];
-        }
-        sh_tiles[tile_index(tile, row, quad)] = value;
+    let quad = local_index % tile.quads;
+    let step = WORKGROUP_SIZE / tile.quads;
+    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
+        let inside = is_inside(corner, row, quad);
+        let value = grad_out[select(0u, source_index(corner, row, quad), inside)];
+        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
     }
 }
 
@@ -169,14 +166,15 @@ fn probabilities(
     return select(vec4<f32>(), p, seen);
 }
 
-// result + (weights) (columns of K from the corner on).
-fn add_keys(result: Block, corner: Corner, local_index: u32) -> Block {
+// result + (weights) (columns of K from the corner on); `weights` are the thread's own.
+fn add_keys(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
         workgroupBarrier();
         stage_k(piece_tile(), moved(corner, row, 0u), local_index);
+        store_weights(weights, row, local_index);
         workgroupBarrier();
-        sum = add_piece(sum, row, local_index);
+        sum = add_piece(sum, local_index);
     }
     return sum;
 }
@@ -233,7 +231,7 @@ fn gather_key(key: Corner, local_index: u32) {
     var wide_k = Block();
     var wide_v = Block();
     let upper = upper_rows(key.row, local_index);
-    let lower = upper + 4u * OWN_GROUPS;
+    let lower = upper + 4u;
     let group_size = params.heads / params.kv_heads;
     for (var member = 0u; member < group_size; member++) {
         let head = key.head * group_size + member;
@@ -244,20 +242,17 @@ fn gather_key(key: Corner, local_index: u32) {
             var p = key_query_scores(key, query, local_index);
             p.upper = key_probabilities(p.upper, logs, upper, queries);
             p.lower = key_probabilities(p.lower, logs, lower, queries);
-            store_weights(p, local_index);
+            from_v = add_grad_out(from_v, p, query, local_index);
+            if (HEAD_QUADS > LANES) {
+                wide_v = add_grad_out(wide_v, p, moved(query, 0u, LANES), local_index);
+            }
             var ds = value_grad_scores(key, query, local_index);
             let deltas = query_deltas(query, queries);
             ds.upper = key_score_gradients(p.upper, ds.upper, deltas);
             ds.lower = key_score_gradients(p.lower, ds.lower, deltas);
-            from_v = add_grad_out(from_v, query, local_index);
+            from_k = add_queries(from_k, ds, query, local_index);
             if (HEAD_QUADS > LANES) {
-                wide_v = add_grad_out(wide_v, moved(query, 0u, LANES), local_index);
-            }
-            workgroupBarrier();
-            store_weights(ds, local_index);
-            from_k = add_queries(from_k, query, local_index);
-            if (HEAD_QUADS > LANES) {
-                wide_k = add_queries(wide_k, moved(query, 0u, LANES), local_index);
+                wide_k = add_queries(wide_k, ds, moved(query, 0u, LANES), local_index);
             }
         }
     }
@@ -319,24 +314,26 @@ fn key_score_gradients(
 }
 
 // result + (weights) (columns of grad_out, or of Q, from the corner on).
-fn add_grad_out(result: Block, corner: Corner, local_index: u32) -> Block {
+fn add_grad_out(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
         workgroupBarrier();
         stage_grad_out(piece_tile(), moved(corner, row, 0u), local_index);
+        store_weights(weights, row, local_index);
         workgroupBarrier();
-        sum = add_piece(sum, row, local_index);
+        sum = add_piece(sum, local_index);
     }
     return sum;
 }
 
-fn add_queries(result: Block, corner: Corner, local_index: u32) -> Block {
+fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
         workgroupBarrier();
         stage_q(piece_tile(), moved(corner, row, 0u), local_index);
+        store_weights(weights, row, local_index);
         workgroupBarrier();
-        sum = add_piece(sum, row, local_index);
+        sum = add_piece(sum, local_index);
     }
     return sum;
 }

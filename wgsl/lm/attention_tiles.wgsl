@@ -2,9 +2,9 @@
 //
 // A workgroup owns OWN_ROWS rows (queries, or keys in the gradient of keys and values) and walks over
 // blocks of OTHER_ROWS rows of the other kind. It has OWN_GROUPS x LANES threads. Thread
-// (group, lane) holds of a block of scores the own rows group + i * OWN_GROUPS, i = 0 .. 7, and the
-// other rows 4 * lane + j, j = 0 .. 3; of a result of head width it holds the same own rows and the
-// columns 4 * lane + j, plus 64 in a second set where heads are wider than that.
+// (group, lane) holds of a block of scores the own rows 8 * group + i, i = 0 .. 7, and the other rows
+// 4 * lane + j, j = 0 .. 3; of a result of head width it holds the same own rows and the columns
+// 4 * lane + j, plus 64 in a second set where heads are wider than that.
 //
 // All that is multiplied is in blocks of 4 x 4, as mat4x4 values: accumulators are never indexed by a
 // variable, so that they stay in registers.
@@ -14,12 +14,10 @@ override HEAD_QUADS: u32 = 16u; // head width / 4
 override OWN_GROUPS: u32 = 4u; // own rows / 8; WORKGROUP_SIZE is LANES times that
 override DEPTH_QUADS: u32 = 2u; // columns / 4 that are staged at a time for scores
 override PIECE_ROWS: u32 = 16u; // other rows that are staged at a time for results
-override TILE_QUADS: u32 = 288u; // memory for what is staged
-override WEIGHT_QUADS: u32 = 544u; // OWN_ROWS * WEIGHT_STRIDE
+override TILE_SLOTS: u32 = 96u; // memory for what is staged
 
 const LANES: u32 = 16u;
 const OTHER_ROWS: u32 = 64u;
-const WEIGHT_STRIDE: u32 = 17u; // odd, so that rows begin in different banks
 const LOG2_E: f32 = 1.4426950408889634;
 
 struct AttentionParams {
@@ -36,8 +34,9 @@ struct AttentionParams {
 @group(0) @binding(2) var<storage, read> k: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> v: array<vec4<f32>>;
 
-var<workgroup> sh_tiles: array<vec4<f32>, TILE_QUADS>;
-var<workgroup> sh_weights: array<vec4<f32>, WEIGHT_QUADS>;
+// Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory. Tiles
+// of scores, of results and whatever else threads exchange are there one after the other.
+var<workgroup> sh_tiles: array<array<vec4<f32>, 5>, TILE_SLOTS>;
 
 // Eight rows by four columns; each column of a matrix is a row.
 struct Block {
@@ -55,34 +54,32 @@ struct Corner {
     quad: u32,
 }
 
-// A tile in workgroup memory: from `start`, row r is at slot r / split + (r % split) * (rows / split).
+// A tile in workgroup memory: rows 4 r to 4 r + 3 of column / 4 c are slot start + r * stride + c.
 struct Tile {
     rows: u32,
     quads: u32,
-    split: u32,
+    stride: u32,
     start: u32,
 }
 
 fn own_tile() -> Tile {
-    return Tile(8u * OWN_GROUPS, DEPTH_QUADS, 1u, 0u);
+    return Tile(8u * OWN_GROUPS, DEPTH_QUADS, DEPTH_QUADS + 1u, 0u);
 }
 
-// Lanes read rows 4 * lane + j together: slots one after the other.
 fn other_tile() -> Tile {
-    return Tile(OTHER_ROWS, DEPTH_QUADS, 4u, other_start());
+    return Tile(OTHER_ROWS, DEPTH_QUADS, DEPTH_QUADS + 1u, other_start());
 }
 
 fn other_start() -> u32 {
-    return 8u * OWN_GROUPS * (DEPTH_QUADS + 1u);
+    return 2u * OWN_GROUPS * (DEPTH_QUADS + 1u);
 }
 
 fn piece_tile() -> Tile {
-    return Tile(PIECE_ROWS, LANES, 1u, 0u);
+    return Tile(PIECE_ROWS, LANES, LANES, 0u);
 }
 
-fn tile_index(tile: Tile, row: u32, quad: u32) -> u32 {
-    let slot = row / tile.split + (row % tile.split) * (tile.rows / tile.split);
-    return tile.start + slot * (tile.quads + 1u) + quad;
+fn tile_slot(tile: Tile, row: u32, quad: u32) -> u32 {
+    return tile.start + row / 4u * tile.stride + quad;
 }
 
 fn is_inside(corner: Corner, row: u32, quad: u32) -> bool {
@@ -101,40 +98,35 @@ fn moved(corner: Corner, rows: u32, quads: u32) -> Corner {
     );
 }
 
-// Copy a tile of a tensor, zeros outside of it. To be called by all threads, as those below.
+// Copy a tile of a tensor, zeros outside of it. To be called by all threads, as those below. Loads
+// depend on no condition, so that several of them can be under way.
 fn stage_q(tile: Tile, corner: Corner, local_index: u32) {
-    for (var e = local_index; e < tile.rows * tile.quads; e += WORKGROUP_SIZE) {
-        let row = e / tile.quads;
-        let quad = e % tile.quads;
-        var value = vec4<f32>();
-        if (is_inside(corner, row, quad)) {
-            value = q[source_index(corner, row, quad)];
-        }
-        sh_tiles[tile_index(tile, row, quad)] = value;
+    let quad = local_index % tile.quads;
+    let step = WORKGROUP_SIZE / tile.quads;
+    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
+        let inside = is_inside(corner, row, quad);
+        let value = q[select(0u, source_index(corner, row, quad), inside)];
+        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
     }
 }
 
 fn stage_k(tile: Tile, corner: Corner, local_index: u32) {
-    for (var e = local_index; e < tile.rows * tile.quads; e += WORKGROUP_SIZE) {
-        let row = e / tile.quads;
-        let quad = e % tile.quads;
-        var value = vec4<f32>();
-        if (is_inside(corner, row, quad)) {
-            value = k[source_index(corner, row, quad)];
-        }
-        sh_tiles[tile_index(tile, row, quad)] = value;
+    let quad = local_index % tile.quads;
+    let step = WORKGROUP_SIZE / tile.quads;
+    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
+        let inside = is_inside(corner, row, quad);
+        let value = k[select(0u, source_index(corner, row, quad), inside)];
+        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
     }
 }
 
 fn stage_v(tile: Tile, corner: Corner, local_index: u32) {
-    for (var e = local_index; e < tile.rows * tile.quads; e += WORKGROUP_SIZE) {
-        let row = e / tile.quads;
-        let quad = e % tile.quads;
-        var value = vec4<f32>();
-        if (is_inside(corner, row, quad)) {
-            value = v[source_index(corner, row, quad)];
-        }
-        sh_tiles[tile_index(tile, row, quad)] = value;
+    let quad = local_index % tile.quads;
+    let step = WORKGROUP_SIZE / tile.quads;
+    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
+        let inside = is_inside(corner, row, quad);
+        let value = v[select(0u, source_index(corner, row, quad), inside)];
+        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
     }
 }
 
@@ -153,83 +145,61 @@ fn add_weighted(sum: vec4<f32>, weights: vec4<f32>, rows: mat4x4<f32>) -> vec4<f
     return fma(weights.wwww, rows[3], fma(weights.zzzz, rows[2], first));
 }
 
+fn tile_rows(slot: u32) -> mat4x4<f32> {
+    return mat4x4<f32>(
+        sh_tiles[slot][0], sh_tiles[slot][1], sh_tiles[slot][2], sh_tiles[slot][3]
+    );
+}
+
 // sum + (own tile) (other tile)^T, over the columns that are staged.
 fn add_scores(sum: Block, local_index: u32) -> Block {
     let stride = DEPTH_QUADS + 1u;
-    let own = local_index / LANES * stride;
+    let upper = local_index / LANES * 2u * stride;
+    let lower = upper + stride;
     let other = other_start() + local_index % LANES * stride;
-    let own_step = OWN_GROUPS * stride;
-    let other_step = LANES * stride;
     var result = sum;
     for (var quad = 0u; quad < DEPTH_QUADS; quad++) {
-        let columns = transpose(mat4x4<f32>(
-            sh_tiles[other + quad],
-            sh_tiles[other + other_step + quad],
-            sh_tiles[other + 2u * other_step + quad],
-            sh_tiles[other + 3u * other_step + quad],
-        ));
-        let upper = mat4x4<f32>(
-            sh_tiles[own + quad],
-            sh_tiles[own + own_step + quad],
-            sh_tiles[own + 2u * own_step + quad],
-            sh_tiles[own + 3u * own_step + quad],
-        );
-        let lower = mat4x4<f32>(
-            sh_tiles[own + 4u * own_step + quad],
-            sh_tiles[own + 5u * own_step + quad],
-            sh_tiles[own + 6u * own_step + quad],
-            sh_tiles[own + 7u * own_step + quad],
-        );
-        result.upper = multiply_add(upper, columns, result.upper);
-        result.lower = multiply_add(lower, columns, result.lower);
+        let columns = transpose(tile_rows(other + quad));
+        result.upper = multiply_add(tile_rows(upper + quad), columns, result.upper);
+        result.lower = multiply_add(tile_rows(lower + quad), columns, result.lower);
     }
     return result;
 }
 
-// sum + (weights) (piece of other rows), the piece being rows `first` and on of the block.
-fn add_piece(sum: Block, first: u32, local_index: u32) -> Block {
+// The slot of the upper half of what lane `lane` of the thread's group stored; the lower half follows.
+// Weights lie behind a piece of rows, for as many other rows.
+fn weight_slot(lane: u32, local_index: u32) -> u32 {
+    let group = local_index / LANES;
+    return PIECE_ROWS / 4u * LANES + (lane * OWN_GROUPS + group) * 2u;
+}
+
+// Store weights of other rows `first` to first + PIECE_ROWS - 1 of the block, those lanes' that have them.
+fn store_weights(weights: Block, first: u32, local_index: u32) {
+    let lane = local_index % LANES - first / 4u;
+    if (lane < PIECE_ROWS / 4u) {
+        let slot = weight_slot(lane, local_index);
+        sh_tiles[slot][0] = weights.upper[0];
+        sh_tiles[slot][1] = weights.upper[1];
+        sh_tiles[slot][2] = weights.upper[2];
+        sh_tiles[slot][3] = weights.upper[3];
+        sh_tiles[slot + 1u][0] = weights.lower[0];
+        sh_tiles[slot + 1u][1] = weights.lower[1];
+        sh_tiles[slot + 1u][2] = weights.lower[2];
+        sh_tiles[slot + 1u][3] = weights.lower[3];
+    }
+}
+
+// sum + (weights) (piece of other rows), both staged.
+fn add_piece(sum: Block, local_index: u32) -> Block {
     let lane = local_index % LANES;
-    let own = local_index / LANES * WEIGHT_STRIDE + first / 4u;
-    let own_step = OWN_GROUPS * WEIGHT_STRIDE;
-    let stride = LANES + 1u;
     var result = sum;
     for (var quad = 0u; quad < PIECE_ROWS / 4u; quad++) {
-        let other = 4u * quad * stride + lane;
-        let rows = mat4x4<f32>(
-            sh_tiles[other],
-            sh_tiles[other + stride],
-            sh_tiles[other + 2u * stride],
-            sh_tiles[other + 3u * stride],
-        );
-        let upper = mat4x4<f32>(
-            sh_weights[own + quad],
-            sh_weights[own + own_step + quad],
-            sh_weights[own + 2u * own_step + quad],
-            sh_weights[own + 3u * own_step + quad],
-        );
-        let lower = mat4x4<f32>(
-            sh_weights[own + 4u * own_step + quad],
-            sh_weights[own + 5u * own_step + quad],
-            sh_weights[own + 6u * own_step + quad],
-            sh_weights[own + 7u * own_step + quad],
-        );
-        result.upper = multiply_add(upper, rows, result.upper);
-        result.lower = multiply_add(lower, rows, result.lower);
+        let rows = tile_rows(quad * LANES + lane);
+        let slot = weight_slot(quad, local_index);
+        result.upper = multiply_add(tile_rows(slot), rows, result.upper);
+        result.lower = multiply_add(tile_rows(slot + 1u), rows, result.lower);
     }
     return result;
-}
-
-fn store_weights(weights: Block, local_index: u32) {
-    let own = local_index / LANES * WEIGHT_STRIDE + local_index % LANES;
-    let own_step = OWN_GROUPS * WEIGHT_STRIDE;
-    sh_weights[own] = weights.upper[0];
-    sh_weights[own + own_step] = weights.upper[1];
-    sh_weights[own + 2u * own_step] = weights.upper[2];
-    sh_weights[own + 3u * own_step] = weights.upper[3];
-    sh_weights[own + 4u * own_step] = weights.lower[0];
-    sh_weights[own + 5u * own_step] = weights.lower[1];
-    sh_weights[own + 6u * own_step] = weights.lower[2];
-    sh_weights[own + 7u * own_step] = weights.lower[3];
 }
 
 // Q K^T of queries that are own rows and keys that are other rows.
@@ -245,9 +215,9 @@ fn query_key_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     return scores;
 }
 
-// The thread's own rows in the sequence, in the order of a block's upper or lower half.
+// The first four of the thread's own rows in the sequence; the lower half follows.
 fn upper_rows(first: u32, local_index: u32) -> vec4<u32> {
-    return vec4<u32>(0u, 1u, 2u, 3u) * OWN_GROUPS + first + local_index / LANES;
+    return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index / LANES * 8u;
 }
 
 fn scale_rows(rows: mat4x4<f32>, factors: vec4<f32>) -> mat4x4<f32> {

@@ -88,26 +88,19 @@ class Tiling:
 
     def constants(self, head_dim: int) -> dict[str, int]:
         """Return the kernels' constants for heads of this width."""
-        staged = (self.own_rows + OTHER_ROWS) * (self.depth_quads + 1)
+        scores = (self.own_rows + OTHER_ROWS) // 4 * (self.depth_quads + 1)
+        results = self.piece_rows // 4 * (LANES + self.own_rows // 4)
         return {
             "HEAD_QUADS": head_dim // 4,
             "OWN_GROUPS": self.own_rows // 8,
             "DEPTH_QUADS": self.depth_quads,
             "PIECE_ROWS": self.piece_rows,
-            "TILE_QUADS": max(staged, self.piece_rows * (LANES + 1)),
-            "WEIGHT_QUADS": self.own_rows * (LANES + 1),
+            "TILE_SLOTS": max(scores, results, self.threads // 2),
             "WORKGROUP_SIZE": self.threads,
         }
 
 
-WIDE_TILING = Tiling(own_rows=64, depth_quads=4, piece_rows=32)  # 31 KiB of workgroup memory
-NARROW_TILING = Tiling(own_rows=32, depth_quads=2, piece_rows=16)  # 15 KiB
-
-
-def choose_tiling(limits: Mapping[str, int]) -> Tiling:
-    """Return the largest tiling that fits a device's limits."""
-    wide = limits["max-compute-workgroup-storage-size"] >= 32_768
-    return WIDE_TILING if wide else NARROW_TILING
+TILING = Tiling(own_rows=64, depth_quads=2, piece_rows=16)  # 10 KiB of workgroup memory
 
 
 class NumpyAttention(NumpyRecorder):
@@ -231,12 +224,11 @@ class GpuAttention(GpuRecorder):
             DeviceError: the kernels don't take heads of this width.
         """
         _check_width(shape)
-        tiling = choose_tiling(self.device.limits)
-        groups = shape.batch * shape.heads * -(-shape.seq // tiling.own_rows)
+        groups = shape.batch * shape.heads * -(-shape.seq // TILING.own_rows)
         self.dispatch(
             f"{FORWARD}:attention",
             groups,
-            {**tiling.constants(shape.head_dim), "ROW_QUADS": 2 * tiling.threads},
+            TILING.constants(shape.head_dim),
             params=_params(shape, shape.seq, groups),
             q=q,
             k=k,
@@ -265,8 +257,7 @@ class GpuAttention(GpuRecorder):
         """
         _check_width(shape)
         delta = self._delta(out, grad_out, shape)
-        tiling = choose_tiling(self.device.limits)
-        blocks = shape.batch * -(-shape.seq // tiling.own_rows)
+        blocks = shape.batch * -(-shape.seq // TILING.own_rows)
         inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
         for kernel, heads, outputs in (
             ("attention_backward_q", shape.heads, {"grad_q": grad_q}),
@@ -275,7 +266,7 @@ class GpuAttention(GpuRecorder):
             self.dispatch(
                 f"{BACKWARD}:{kernel}",
                 blocks * heads,
-                tiling.constants(shape.head_dim),
+                TILING.constants(shape.head_dim),
                 params=_params(shape, shape.seq, blocks * heads),
                 log_sum_exp=log_sum_exp,
                 delta=delta,
