@@ -6,7 +6,7 @@ arXiv 2205.14135) and compute probabilities anew in the backward pass; NumPy goe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
