@@ -17,24 +17,23 @@ const LOWEST: f32 = -3.0e38; // the score of what is not to be seen
 // binding 3  v            read        (N, K * D)
 // binding 4  out          read_write  (N, H * D)
 // binding 5  log_sum_exp  read_write  (N, H)
-// dispatch: one workgroup a block of 8 * OWN_GROUPS queries of a head, the longest ones first
+// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
 
-@compute @workgroup_size(WORKGROUP_SIZE)
+@compute @workgroup_size(THREADS)
 fn attention(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let group = flat_group(workgroup, workgroups);
-    let own_rows = 8u * OWN_GROUPS;
-    let blocks = (params.seq + own_rows - 1u) / own_rows;
+    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
     let columns = params.workgroups / blocks; // B * H
     if (group < params.workgroups) {
         let head = group % params.heads;
         let sequence = group % columns / params.heads * params.seq;
-        let first = (blocks - 1u - group / columns) * own_rows;
+        let first = (blocks - 1u - group / columns) * BLOCK_ROWS;
         let query = Corner(sequence, params.heads, head, first, 0u);
         let kv_head = head / (params.heads / params.kv_heads);
         attend(query, Corner(sequence, params.kv_heads, kv_head, 0u, 0u), local_index);
@@ -50,11 +49,11 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     var lower_sum = vec4<f32>();
     let upper = upper_rows(query.row, local_index);
     let lower = upper + 4u;
-    let end = min(query.row + 8u * OWN_GROUPS, params.seq);
-    for (var first = 0u; first < end; first += OTHER_ROWS) {
+    let end = min(query.row + BLOCK_ROWS, params.seq);
+    for (var first = 0u; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
         var p = query_key_scores(query, key, local_index);
-        if (first + OTHER_ROWS > query.row) {
+        if (first + BLOCK_ROWS > query.row) {
             let rows = lane_rows(first, local_index);
             p.upper = hide_later(p.upper, rows, upper);
             p.lower = hide_later(p.lower, rows, lower);
@@ -150,14 +149,14 @@ fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
 // result + (weights) (columns of V from the corner on); `weights` are the thread's own.
 fn add_values(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_v(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
+    var piece = load_v(corner, LANES, local_index);
+    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        piece = load_v(moved(corner, row, 0u), LANES, local_index);
         sum = add_piece(sum, local_index);
     }
-    return sum;
+    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
+    return add_piece(sum, local_index);
 }
 
 fn store_log_sums(query: Corner, rows: vec4<u32>, values: vec4<f32>) {

@@ -45,26 +45,25 @@ fn attention_delta(
 // binding 5  log_sum_exp  read        (N, H)
 // binding 6  delta        read        (N, H)
 // binding 7  grad_q       read_write  (N, H * D)
-// dispatch: one workgroup a block of 8 * OWN_GROUPS queries of a head, the longest ones first
+// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 @group(0) @binding(4) var<storage, read> grad_out: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
 @group(0) @binding(6) var<storage, read> delta: array<f32>;
 @group(0) @binding(7) var<storage, read_write> grad_q: array<vec4<f32>>;
 
-@compute @workgroup_size(WORKGROUP_SIZE)
+@compute @workgroup_size(THREADS)
 fn attention_backward_q(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let group = flat_group(workgroup, workgroups);
-    let own_rows = 8u * OWN_GROUPS;
-    let blocks = (params.seq + own_rows - 1u) / own_rows;
+    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
     let columns = params.workgroups / blocks; // B * H
     if (group < params.workgroups) {
         let head = group % params.heads;
         let sequence = group % columns / params.heads * params.seq;
-        let first = (blocks - 1u - group / columns) * own_rows;
+        let first = (blocks - 1u - group / columns) * BLOCK_ROWS;
         let query = Corner(sequence, params.heads, head, first, 0u);
         let kv_head = head / (params.heads / params.kv_heads);
         gather_query(query, Corner(sequence, params.kv_heads, kv_head, 0u, 0u), local_index);
@@ -80,8 +79,8 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     let lower_log = LOG2_E * query_logs(query, lower);
     let upper_delta = query_deltas(query, upper);
     let lower_delta = query_deltas(query, lower);
-    let end = min(query.row + 8u * OWN_GROUPS, params.seq);
-    for (var first = 0u; first < end; first += OTHER_ROWS) {
+    let end = min(query.row + BLOCK_ROWS, params.seq);
+    for (var first = 0u; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
         var ds = query_key_scores(query, key, local_index);
         let slopes = grad_value_scores(query, key, local_index);
@@ -102,27 +101,35 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     }
 }
 
-fn stage_grad_out(tile: Tile, corner: Corner, local_index: u32) {
-    let quad = local_index % tile.quads;
-    let step = WORKGROUP_SIZE / tile.quads;
-    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
-        let inside = is_inside(corner, row, quad);
-        let value = grad_out[select(0u, source_index(corner, row, quad), inside)];
-        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
+fn load_grad_out(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
+    let step = THREADS / quads;
+    let first = moved(corner, local_index / quads, local_index % quads);
+    var values = mat4x4<f32>(load_grad_out_row(first, 0u), load_grad_out_row(first, step), vec4<f32>(), vec4<f32>());
+    if (DEPTH_QUADS > 4u) {
+        values[2] = load_grad_out_row(first, 2u * step);
+        values[3] = load_grad_out_row(first, 3u * step);
     }
+    return values;
+}
+
+fn load_grad_out_row(corner: Corner, row: u32) -> vec4<f32> {
+    let inside = is_inside(corner, row, 0u);
+    return select(vec4<f32>(), grad_out[select(0u, source_index(corner, row, 0u), inside)], inside);
 }
 
 // grad_out V^T of queries that are own rows and keys that are other rows.
 fn grad_value_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_grad_out(own_tile(), moved(query, 0u, quad), local_index);
-        stage_v(other_tile(), moved(key, 0u, quad), local_index);
-        workgroupBarrier();
+    var own = load_grad_out(query, DEPTH_QUADS, local_index);
+    var other = load_v(key, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        own = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        other = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
         scores = add_scores(scores, local_index);
     }
-    return scores;
+    stage_scores(own, other, local_index);
+    return add_scores(scores, local_index);
 }
 
 // Numbers of four queries; 0 for those beyond the sequence.
@@ -169,14 +176,14 @@ fn probabilities(
 // result + (weights) (columns of K from the corner on); `weights` are the thread's own.
 fn add_keys(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_k(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
+    var piece = load_k(corner, LANES, local_index);
+    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        piece = load_k(moved(corner, row, 0u), LANES, local_index);
         sum = add_piece(sum, local_index);
     }
-    return sum;
+    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
+    return add_piece(sum, local_index);
 }
 
 fn store_grad_q(corner: Corner, rows: vec4<u32>, values: mat4x4<f32>, local_index: u32) {
@@ -203,24 +210,23 @@ fn store_grad_q_row(corner: Corner, row: u32, value: vec4<f32>, lane: u32) {
 // binding 6  delta        read        (N, H)
 // binding 7  grad_k       read_write  (N, K * D)
 // binding 8  grad_v       read_write  (N, K * D)
-// dispatch: one workgroup a block of 8 * OWN_GROUPS keys of a key/value head, the longest ones first
+// dispatch: one workgroup a block of BLOCK_ROWS keys of a key/value head, the longest ones first
 @group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;
 @group(0) @binding(8) var<storage, read_write> grad_v: array<vec4<f32>>;
 
-@compute @workgroup_size(WORKGROUP_SIZE)
+@compute @workgroup_size(THREADS)
 fn attention_backward_kv(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let group = flat_group(workgroup, workgroups);
-    let own_rows = 8u * OWN_GROUPS;
-    let blocks = (params.seq + own_rows - 1u) / own_rows;
+    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
     let columns = params.workgroups / blocks; // B * K
     if (group < params.workgroups) {
         let kv_head = group % params.kv_heads;
         let sequence = group % columns / params.kv_heads * params.seq;
-        let first = group / columns * own_rows;
+        let first = group / columns * BLOCK_ROWS;
         gather_key(Corner(sequence, params.kv_heads, kv_head, first, 0u), local_index);
     }
 }
@@ -235,7 +241,7 @@ fn gather_key(key: Corner, local_index: u32) {
     let group_size = params.heads / params.kv_heads;
     for (var member = 0u; member < group_size; member++) {
         let head = key.head * group_size + member;
-        for (var first = key.row; first < params.seq; first += OTHER_ROWS) {
+        for (var first = key.row; first < params.seq; first += BLOCK_ROWS) {
             let query = Corner(key.sequence, params.heads, head, first, 0u);
             let queries = lane_rows(first, local_index);
             let logs = LOG2_E * query_logs(query, queries);
@@ -268,26 +274,30 @@ fn gather_key(key: Corner, local_index: u32) {
 // K Q^T and V grad_out^T of keys that are own rows and queries that are other rows.
 fn key_query_scores(key: Corner, query: Corner, local_index: u32) -> Block {
     var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_k(own_tile(), moved(key, 0u, quad), local_index);
-        stage_q(other_tile(), moved(query, 0u, quad), local_index);
-        workgroupBarrier();
+    var own = load_k(key, DEPTH_QUADS, local_index);
+    var other = load_q(query, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        own = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        other = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
         scores = add_scores(scores, local_index);
     }
-    return scores;
+    stage_scores(own, other, local_index);
+    return add_scores(scores, local_index);
 }
 
 fn value_grad_scores(key: Corner, query: Corner, local_index: u32) -> Block {
     var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_v(own_tile(), moved(key, 0u, quad), local_index);
-        stage_grad_out(other_tile(), moved(query, 0u, quad), local_index);
-        workgroupBarrier();
+    var own = load_v(key, DEPTH_QUADS, local_index);
+    var other = load_grad_out(query, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        own = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        other = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
         scores = add_scores(scores, local_index);
     }
-    return scores;
+    stage_scores(own, other, local_index);
+    return add_scores(scores, local_index);
 }
 
 // Rows are own keys, columns the lane's queries.
@@ -316,26 +326,26 @@ fn key_score_gradients(
 // result + (weights) (columns of grad_out, or of Q, from the corner on).
 fn add_grad_out(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_grad_out(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
+    var piece = load_grad_out(corner, LANES, local_index);
+    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        piece = load_grad_out(moved(corner, row, 0u), LANES, local_index);
         sum = add_piece(sum, local_index);
     }
-    return sum;
+    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
+    return add_piece(sum, local_index);
 }
 
 fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_q(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
+    var piece = load_q(corner, LANES, local_index);
+    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        piece = load_q(moved(corner, row, 0u), LANES, local_index);
         sum = add_piece(sum, local_index);
     }
-    return sum;
+    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
+    return add_piece(sum, local_index);
 }
 
 fn store_grad_kv(
