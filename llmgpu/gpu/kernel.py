@@ -175,7 +175,7 @@ def _variable_bytes(kind: str, values: Mapping[str, int]) -> int:
     array = _ARRAY.match(kind)
     if array is None:
         return _ELEMENT_BYTES[kind]
-    return _ELEMENT_BYTES[array[1]] * _evaluate(array[2], values)
+    return _variable_bytes(array[1], values) * _evaluate(array[2], values)
 
 
 def _locate(message: str, source: KernelSource) -> str:
@@ -184,5 +184,5 @@ def _locate(message: str, source: KernelSource) -> str:
     where = ""
     if position is not None:
         name, line = source.lines[int(position[1]) - 1]
-        where = f" at wgsl/{name}:{line}"
+        where = f" at wgsl/{name}:{line}" if name else f" at generated text, line {line}"
     return f"kernel {source.entry} does not compile{where}: {message}"

@@ -1,13 +1,378 @@
-"""Causal attention."""
+"""Causal attention with grouped key/value heads, and the same against a cache.
+
+Scores are never stored whole: kernels keep running maxima and sums (T. Dao et al., FlashAttention,
+arXiv 2205.14135) and compute probabilities anew in the backward pass; NumPy goes block by block.
+"""
 
 from __future__ import annotations
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.tensor import Tensor
+
+FORWARD = "lm/05_attention.wgsl"
+BACKWARD = "lm/10_attention_backward.wgsl"
+WORKGROUP_SIZE = 256  # of the kernels without tiles
+MAX_HEAD_DIM = 128  # of the kernels
+LANES = 16  # as in lm/attention_tiles.wgsl
+OTHER_ROWS = 64
+PARAMS = np.dtype(
+    [
+        ("seq", "<u4"),
+        ("heads", "<u4"),
+        ("kv_heads", "<u4"),
+        ("workgroups", "<u4"),
+        ("scale", "<f4"),
+        ("log2_scale", "<f4"),
+    ]
+)
+BLOCK_SCORES = 1 << 22  # scores that NumPy holds at a time, or those of one query a head if more
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of an attention layer: B, T, H, K and D.
+
+    Head h uses key/value head h // (heads // kv_heads).
+
+    Raises:
+        ValueError: the heads can't be shared out evenly.
+    """
+
+    batch: int
+    seq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers of heads."""
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads can't share {self.kv_heads} key/value heads")
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied with."""
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the kernels cut the work, as lm/attention_tiles.wgsl describes it.
+
+    own_rows: queries (or keys) of a workgroup, 8 for each 16 of its threads.
+    depth_quads: columns / 4 staged at a time for scores; piece_rows: rows staged for results.
+    """
+
+    own_rows: int
+    depth_quads: int
+    piece_rows: int
+
+    @property
+    def threads(self) -> int:
+        """Size of a workgroup."""
+        return self.own_rows // 8 * LANES
+
+    def constants(self, head_dim: int) -> dict[str, int]:
+        """Return the kernels' constants for heads of this width."""
+        scores = (self.own_rows + OTHER_ROWS) // 4 * (self.depth_quads + 1)
+        results = self.piece_rows // 4 * (LANES + self.own_rows // 4)
+        return {
+            "HEAD_QUADS": head_dim // 4,
+            "OWN_GROUPS": self.own_rows // 8,
+            "DEPTH_QUADS": self.depth_quads,
+            "PIECE_ROWS": self.piece_rows,
+            "TILE_SLOTS": max(scores, results, self.threads // 2),
+            "WORKGROUP_SIZE": self.threads,
+        }
+
+
+TILING = Tiling(own_rows=64, depth_quads=2, piece_rows=16)  # 10 KiB of workgroup memory
 
 
 class NumpyAttention(NumpyRecorder):
-    """The operations on arrays."""
+    """Attention on arrays, a block of queries at a time."""
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write out (N, H * D), and log_sum_exp (N, H) for the backward pass.
+
+        q (N, H * D); k, v (N, K * D): rows are the tokens of B sequences, one after the other.
+        """
+
+        def step() -> None:
+            queries, target, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
+            keys, values = (_by_kv_head(x, shape) for x in (k, v))
+            for rows in _blocks(shape):
+                scores = _scores(queries, keys, rows, shape)
+                largest = scores.max(-1, keepdims=True)
+                p = np.exp(scores - largest)
+                total = p.sum(-1, keepdims=True)
+                sums[..., rows, :] = largest + np.log(total)
+                target[..., rows, :] = (p / total) @ values[..., : rows.stop, :]
+
+        self.append(step)
+
+    def attention_backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        grad_out: Tensor,
+        grad_q: Tensor,
+        grad_k: Tensor,
+        grad_v: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write the gradients of q, k and v from what `attention` read and wrote."""
+
+        def step() -> None:
+            queries, outs, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
+            grads, target_q = (_by_head(x, shape) for x in (grad_out, grad_q))
+            keys, values = (_by_kv_head(x, shape) for x in (k, v))
+            target_k, target_v = (_by_kv_head(x, shape) for x in (grad_k, grad_v))
+            target_k[...] = target_v[...] = 0
+            scale = np.float32(shape.scale)
+            for rows in _blocks(shape):
+                seen = np.s_[..., : rows.stop, :]
+                p = np.exp(_scores(queries, keys, rows, shape) - sums[..., rows, :])
+                grad = grads[..., rows, :]
+                delta = (grad * outs[..., rows, :]).sum(-1, keepdims=True)
+                ds = p * (grad @ values[seen].swapaxes(-1, -2) - delta) * scale
+                target_q[..., rows, :] = ds @ keys[seen]
+                _add_group(target_k[seen], ds, queries[..., rows, :])
+                _add_group(target_v[seen], p, grad)
+
+        self.append(step)
+
+    def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
+        """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
+
+        def step() -> None:
+            cache.array[positions.array] = x.array
+
+        self.append(step)
+
+    def attention_cached(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
+
+        key_cache, value_cache: (L, K * D). Of `shape` only the heads count.
+        """
+
+        def step() -> None:
+            cached = (-1, shape.kv_heads, shape.head_dim)
+            keys, values = (x.array.reshape(cached) for x in (key_cache, value_cache))
+            grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
+            queries, target = (x.array.reshape(grouped) for x in (q, out))
+            for row, position in enumerate(positions.array):
+                seen = slice(0, int(position) + 1)
+                scores = queries[row] @ keys[seen].transpose(1, 2, 0) * np.float32(shape.scale)
+                p = np.exp(scores - scores.max(-1, keepdims=True))
+                p /= p.sum(-1, keepdims=True)
+                target[row] = p @ values[seen].transpose(1, 0, 2)
+
+        self.append(step)
 
 
 class GpuAttention(GpuRecorder):
-    """The operations as kernels."""
+    """Attention as kernels."""
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write out (N, H * D), and log_sum_exp (N, H) for the backward pass.
+
+        q (N, H * D); k, v (N, K * D): rows are the tokens of B sequences, one after the other.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
+        _check_width(shape)
+        groups = shape.batch * shape.heads * -(-shape.seq // TILING.own_rows)
+        self.dispatch(
+            f"{FORWARD}:attention",
+            groups,
+            TILING.constants(shape.head_dim),
+            params=_params(shape, shape.seq, groups),
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            log_sum_exp=log_sum_exp,
+        )
+
+    def attention_backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        grad_out: Tensor,
+        grad_q: Tensor,
+        grad_k: Tensor,
+        grad_v: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write the gradients of q, k and v from what `attention` read and wrote.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
+        _check_width(shape)
+        delta = self._delta(out, grad_out, shape)
+        blocks = shape.batch * -(-shape.seq // TILING.own_rows)
+        inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
+        for kernel, heads, outputs in (
+            ("attention_backward_q", shape.heads, {"grad_q": grad_q}),
+            ("attention_backward_kv", shape.kv_heads, {"grad_k": grad_k, "grad_v": grad_v}),
+        ):
+            self.dispatch(
+                f"{BACKWARD}:{kernel}",
+                blocks * heads,
+                TILING.constants(shape.head_dim),
+                params=_params(shape, shape.seq, blocks * heads),
+                log_sum_exp=log_sum_exp,
+                delta=delta,
+                **inputs,
+                **outputs,
+            )
+
+    def _delta(self, out: Tensor, grad_out: Tensor, shape: AttentionShape) -> Tensor:
+        """Compute the sums over a head of out * grad_out, (N, H)."""
+        delta = self.scratch("attention delta", (out.shape[0], shape.heads))
+        groups = -(-delta.size // WORKGROUP_SIZE)
+        self.dispatch(
+            f"{BACKWARD}:attention_delta",
+            groups,
+            {"HEAD_QUADS": shape.head_dim // 4, "WORKGROUP_SIZE": WORKGROUP_SIZE},
+            attended=out,
+            grad_attended=grad_out,
+            row_sums=delta,
+            delta_dims=dims(delta.size),
+        )
+        return delta
+
+    def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
+        """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
+        self.dispatch(
+            f"{FORWARD}:cache_append",
+            -(-x.size // WORKGROUP_SIZE),
+            {"WORKGROUP_SIZE": WORKGROUP_SIZE},
+            appended=x,
+            cache=cache,
+            append_positions=positions,
+            append_dims=dims(x.size, x.shape[1]),
+        )
+
+    def attention_cached(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
+
+        key_cache, value_cache: (L, K * D). Of `shape` only the heads count.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
+        _check_width(shape)
+        groups = q.shape[0] * shape.heads
+        self.dispatch(
+            f"{FORWARD}:attention_cached",
+            groups,
+            {"HEAD_QUADS": shape.head_dim // 4, "WORKGROUP_SIZE": WORKGROUP_SIZE},
+            params=_params(shape, key_cache.shape[0], groups),
+            q=q,
+            k=key_cache,
+            v=value_cache,
+            positions=positions,
+            cached_out=out,
+        )
+
+
+def _check_width(shape: AttentionShape) -> None:
+    if shape.head_dim % 4 or not 4 <= shape.head_dim <= MAX_HEAD_DIM:
+        raise DeviceError(
+            f"heads are {shape.head_dim} wide, the kernels take multiples of 4 up to "
+            f"{MAX_HEAD_DIM}; change the number of heads or use --device cpu"
+        )
+
+
+def _params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
+    scales = (shape.scale, shape.scale * np.log2(np.e))
+    return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales)], PARAMS)
+
+
+def _by_head(x: Tensor, shape: AttentionShape) -> Array:
+    """Return a view (B, K, H / K, T, D, or 1 for a number a head) of rows (N, H * D)."""
+    array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, shape.group, -1)
+    return array.transpose(0, 2, 3, 1, 4)
+
+
+def _by_kv_head(x: Tensor, shape: AttentionShape) -> Array:
+    """Return a view (B, K, 1, T, D) of rows (N, K * D)."""
+    array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, 1, shape.head_dim)
+    return array.transpose(0, 2, 3, 1, 4)
+
+
+def _blocks(shape: AttentionShape) -> Iterator[slice]:
+    """Give slices of queries, few enough that their scores fit into memory."""
+    rows = max(1, BLOCK_SCORES // max(1, shape.batch * shape.heads * shape.seq))
+    for start in range(0, shape.seq, rows):
+        yield slice(start, min(start + rows, shape.seq))
+
+
+def _scores(queries: Array, keys: Array, rows: slice, shape: AttentionShape) -> Array:
+    """Return scaled scores of a block of queries and all keys to its end, -inf for later keys."""
+    seen = keys[..., : rows.stop, :].swapaxes(-1, -2)
+    scores: Array = queries[..., rows, :] @ seen * np.float32(shape.scale)
+    later = np.arange(rows.stop) > np.arange(rows.start, rows.stop)[:, None]
+    scores[..., later] = -np.inf
+    return scores
+
+
+def _add_group(target: Array, weights: Array, rows: Array) -> None:
+    """Add weights^T rows to target (B, K, 1, keys, D), summed over the heads of each group."""
+    target += (weights.swapaxes(-1, -2) @ rows).sum(2, keepdims=True)

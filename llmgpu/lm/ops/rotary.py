@@ -1,13 +1,87 @@
-"""Rotary position embedding."""
+"""Rotary position embedding.
+
+J. Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv 2104.09864.
+Columns i and i + D/2 of a head make a pair, as in Hugging Face's Llama.
+"""
 
 from __future__ import annotations
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.tensor import Tensor
+
+KERNEL = "lm/04_rope.wgsl"
+WORKGROUP_SIZE = 256
+
+
+def rotary_tables(
+    max_positions: int, head_dim: int, theta: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the cosines and sines of all positions, each (max_positions, head_dim / 2).
+
+    Pair i turns by theta ** (-2 i / head_dim) a position; angles are computed in float64.
+    """
+    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    angles = np.outer(np.arange(max_positions, dtype=np.float64), frequencies)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 class NumpyRotary(NumpyRecorder):
-    """The operations on arrays."""
+    """The rotation of arrays."""
+
+    def rotary(
+        self,
+        x: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        positions: Tensor,
+        head_dim: int,
+        *,
+        inverse: bool = False,
+    ) -> None:
+        """Turn x (N, heads * D) in place by the angles of positions uint32 (N,), or back.
+
+        cosines, sines: (positions, D/2), as `rotary_tables` makes them.
+        """
+
+        def step() -> None:
+            heads = x.array.reshape(len(x.array), -1, 2, head_dim // 2)
+            cosine = cosines.array[positions.array, None]
+            sine = sines.array[positions.array, None] * np.float32(-1 if inverse else 1)
+            left, right = heads[:, :, 0], heads[:, :, 1]
+            turned = left * cosine - right * sine
+            heads[:, :, 1] = right * cosine + left * sine
+            heads[:, :, 0] = turned
+
+        self.append(step)
 
 
 class GpuRotary(GpuRecorder):
-    """The operations as kernels."""
+    """The rotation as a kernel."""
+
+    def rotary(
+        self,
+        x: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        positions: Tensor,
+        head_dim: int,
+        *,
+        inverse: bool = False,
+    ) -> None:
+        """Turn x (N, heads * D) in place by the angles of positions uint32 (N,), or back.
+
+        cosines, sines: (positions, D/2), as `rotary_tables` makes them.
+        """
+        pairs = x.size // 2
+        self.dispatch(
+            KERNEL,
+            -(-pairs // WORKGROUP_SIZE),
+            x=x,
+            cosines=cosines,
+            sines=sines,
+            positions=positions,
+            params=dims(pairs, x.shape[1] // head_dim, head_dim // 2, int(inverse)),
+        )

@@ -1,0 +1,244 @@
+"""Causal attention against the whole matrix of probabilities in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
+from llmgpu.lm.ops import attention
+from llmgpu.lm.ops.attention import AttentionShape
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from tests.gpu.wgsl import shader_constants, struct_fields
+from tests.lm.ops.checking import (
+    FLOAT32_TOLERANCE,
+    assert_close,
+    float32_values,
+    poisoned,
+    run,
+    tensor_of,
+)
+from tests.reference.lm import attention as reference
+
+Array = NDArray[np.float64]
+ONE_TOKEN = [AttentionShape(1, 1, 1, 1, 4), AttentionShape(3, 1, 2, 1, 16)]
+SHAPES = [
+    AttentionShape(2, 7, 2, 2, 8),
+    AttentionShape(1, 33, 4, 2, 12),
+    AttentionShape(2, 64, 2, 1, 32),
+    AttentionShape(1, 65, 2, 1, 64),
+    AttentionShape(1, 131, 1, 1, 72),
+    AttentionShape(1, 97, 2, 2, 128),
+    AttentionShape(1, 200, 8, 1, 8),
+]
+
+
+def name_of(shape: AttentionShape) -> str:
+    return f"B{shape.batch}-T{shape.seq}-H{shape.heads}-K{shape.kv_heads}-D{shape.head_dim}"
+
+
+def inputs(shape: AttentionShape) -> list[Array]:
+    """Return q, k, v and grad_out."""
+    rng = np.random.default_rng(shape.seq)
+    rows = shape.batch * shape.seq
+    heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
+    return [float32_values(rng, rows, count * shape.head_dim) for count in heads]
+
+
+def run_forward(
+    operations: Operations, arrays: list[Array], shape: AttentionShape
+) -> list[NDArray[np.float32]]:
+    q, k, v = (tensor_of(operations, "input", array) for array in arrays[:3])
+    out = poisoned(operations, "out", q.shape)
+    sums = poisoned(operations, "log_sum_exp", (q.shape[0], shape.heads))
+    run(operations, lambda: operations.attention(q, k, v, out, sums, shape))
+    return [operations.read(out), operations.read(sums)]
+
+
+def run_both(
+    operations: Operations, arrays: list[Array], shape: AttentionShape
+) -> list[NDArray[np.float32]]:
+    """Return the gradients of q, k and v."""
+    q, k, v, grad_out = (tensor_of(operations, "input", array) for array in arrays)
+    out = poisoned(operations, "out", q.shape)
+    sums = poisoned(operations, "log_sum_exp", (q.shape[0], shape.heads))
+    grads = [poisoned(operations, "gradient", tensor.shape) for tensor in (q, k, v)]
+
+    def record() -> None:
+        operations.attention(q, k, v, out, sums, shape)
+        operations.attention_backward(q, k, v, out, sums, grad_out, *grads, shape)
+
+    run(operations, record)
+    return [operations.read(grad) for grad in grads]
+
+
+@pytest.mark.parametrize("shape", ONE_TOKEN + SHAPES, ids=name_of)
+def test_attention(operations: Operations, shape: AttentionShape) -> None:
+    arrays = inputs(shape)
+    for actual, expected in zip(
+        run_forward(operations, arrays, shape),
+        reference.attention(*arrays[:3], shape),
+        strict=True,
+    ):
+        assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_attention_backward(operations: Operations, shape: AttentionShape) -> None:
+    arrays = inputs(shape)
+    for actual, expected in zip(
+        run_both(operations, arrays, shape),
+        reference.attention_backward(*arrays, shape),
+        strict=True,
+    ):
+        # The sums of a row of few keys cancel: its gradients are far smaller than their terms.
+        assert_close_in_tensor(actual, expected)
+
+
+def assert_close_in_tensor(
+    actual: NDArray[np.float32], expected: Array, tolerance: float = FLOAT32_TOLERANCE
+) -> None:
+    assert_close(actual.reshape(1, -1), expected.reshape(1, -1), tolerance)
+
+
+@pytest.mark.parametrize("shape", ONE_TOKEN, ids=name_of)
+def test_attention_backward_of_one_token(operations: Operations, shape: AttentionShape) -> None:
+    arrays = inputs(shape)
+    grad_q, grad_k, grad_v = run_both(operations, arrays, shape)
+    np.testing.assert_allclose(grad_q, 0, atol=1e-6)
+    np.testing.assert_allclose(grad_k, 0, atol=1e-6)
+    assert_close(grad_v, reference.attention_backward(*arrays, shape)[2])
+
+
+def test_the_reference_s_gradients_are_its_slopes() -> None:
+    shape = AttentionShape(2, 5, 4, 2, 4)
+    arrays = inputs(shape)
+    grads = reference.attention_backward(*arrays, shape)
+    rng = np.random.default_rng(0)
+    for number, grad in enumerate(grads):
+        direction = rng.standard_normal(grad.shape)
+        sums = []
+        for step in (1e-5, -1e-5):
+            moved = list(arrays)
+            moved[number] = arrays[number] + step * direction
+            sums.append((reference.attention(*moved[:3], shape)[0] * arrays[3]).sum())
+        slope = (sums[0] - sums[1]) / 2e-5
+        np.testing.assert_allclose((grad * direction).sum(), slope, rtol=1e-6)
+
+
+def test_large_scores(operations: Operations) -> None:
+    # Multiples of 1/8 give scores that are exact in float32, all of them around 3200.
+    shape = AttentionShape(1, 70, 2, 1, 16)
+    arrays = [np.rint(8 * array) / 8 for array in inputs(shape)]
+    arrays[0][:, ::16], arrays[1][:, 0] = 160, 80
+    actual = run_forward(operations, arrays, shape)
+    expected = reference.attention(*arrays[:3], shape)
+    assert expected[1].min() > 3000
+    assert_close(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
+    for grad, expected_grad in zip(
+        run_both(operations, arrays, shape),
+        reference.attention_backward(*arrays, shape),
+        strict=True,
+    ):
+        # log_sum_exp in float32 is off by 1e-4 here, and probabilities by as much of their value.
+        # In the first column, gradients are 100 times as large or cancel.
+        small = np.arange(grad.shape[1]) % 16 != 0
+        assert_close_in_tensor(grad[:, small], expected_grad[:, small], 1e-3)
+
+
+def test_same_bits_twice(operations: Operations) -> None:
+    shape = AttentionShape(1, 67, 4, 2, 16)
+    arrays = inputs(shape)
+    runs = [run_forward(operations, arrays, shape) for _ in range(2)]
+    runs = [forward + run_both(operations, arrays, shape) for forward in runs]
+    for first, second in zip(*runs, strict=True):
+        assert first.tobytes() == second.tobytes()
+
+
+def test_a_sequence_does_not_see_its_neighbours(operations: Operations) -> None:
+    arrays = inputs(AttentionShape(3, 37, 2, 1, 8))
+    together = run_forward(operations, arrays, AttentionShape(3, 37, 2, 1, 8))
+    middle = [array[37:74] for array in arrays]
+    alone = run_forward(operations, middle, AttentionShape(1, 37, 2, 1, 8))
+    for first, second in zip(together, alone, strict=True):
+        assert first[37:74].tobytes() == second.tobytes()
+
+
+CACHED = [AttentionShape(1, 1, 1, 1, 4), AttentionShape(1, 1, 4, 2, 12)] + [
+    AttentionShape(1, 1, 3, 1, width) for width in (64, 128)
+]
+
+
+@pytest.mark.parametrize("shape", CACHED, ids=name_of)
+def test_attention_cached(operations: Operations, shape: AttentionShape) -> None:
+    rng = np.random.default_rng(1)
+    positions = np.array([0, 1, 299, 255, 256, 17], np.uint32)
+    q = float32_values(rng, len(positions), shape.heads * shape.head_dim)
+    caches = [float32_values(rng, 301, shape.kv_heads * shape.head_dim) for _ in range(2)]
+    caches[1][300] = np.nan  # a row that nobody attends to
+    tensors = [tensor_of(operations, "input", array) for array in (q, *caches, positions)]
+    out = poisoned(operations, "out", q.shape)
+    run(operations, lambda: operations.attention_cached(*tensors, out, shape))
+    expected = reference.attention_cached(q, *caches, positions, shape)
+    assert_close(operations.read(out), expected)
+
+
+def test_the_cache_gives_what_the_sequence_gives(operations: Operations) -> None:
+    shape = AttentionShape(1, 9, 4, 2, 16)
+    q, k, v, _ = inputs(shape)
+    expected, _ = reference.attention(q, k, v, shape)
+    caches = [poisoned(operations, "cache", (10, k.shape[1])) for _ in range(2)]
+    # First six rows at once, two of them for nothing, then one by one.
+    for rows in ([0, 1, 2, 3, -1, -1], [4], [5], [6], [7], [8]):
+        positions = tensor_of(
+            operations, "positions", np.array([9 if r < 0 else r for r in rows], np.uint32)
+        )
+        tensors = [tensor_of(operations, "rows", array[rows]) for array in (q, k, v)]
+        run_cached(operations, tensors, caches, positions, expected[rows], shape)
+
+
+def run_cached(
+    operations: Operations,
+    tensors: list[attention.Tensor],
+    caches: list[attention.Tensor],
+    positions: attention.Tensor,
+    expected: Array,
+    shape: AttentionShape,
+) -> None:
+    """Append keys and values, and check the rows that are not for nothing."""
+    out = poisoned(operations, "out", tensors[0].shape)
+
+    def record() -> None:
+        for rows, cache in zip(tensors[1:], caches, strict=True):
+            operations.cache_append(rows, cache, positions)
+        operations.attention_cached(tensors[0], *caches, positions, out, shape)
+
+    run(operations, record)
+    real = operations.read(positions) < 9
+    assert_close(operations.read(out)[real], expected[real])
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 heads can't share 2"):
+        AttentionShape(1, 1, 5, 2, 8)
+
+
+@pytest.mark.parametrize("width", [6, 132])
+def test_widths_the_kernels_do_not_take(device: Device, width: int) -> None:
+    shape = AttentionShape(1, 2, 1, 1, width)
+    arrays = inputs(shape)
+    with pytest.raises(DeviceError, match=f"heads are {width} wide.*multiples of 4 up to 128"):
+        run_forward(GpuOperations(device), arrays, shape)
+    out, _ = run_forward(open_operations(None), arrays, shape)
+    assert_close(out, reference.attention(*arrays[:3], shape)[0])
+
+
+def test_the_kernels_constants_are_the_host_s() -> None:
+    fields = struct_fields("lm/attention_tiles.wgsl", "AttentionParams")
+    assert fields == list(attention.PARAMS.names or ())
+    constants = shader_constants("lm/attention_tiles.wgsl")
+    for name in ("LANES", "OTHER_ROWS"):
+        assert constants[name] == getattr(attention, name)

@@ -1,0 +1,69 @@
+"""Rotary position embedding against complex numbers in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.rotary import rotary_tables
+from tests.lm.ops.checking import assert_close, float32_values, run, tensor_of
+from tests.reference.lm import rotary as reference
+
+THETA = 10_000.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "head_dim"), [(1, 1, 2), (3, 1, 6), (7, 3, 8), (33, 2, 64), (5, 1, 128)]
+)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_rotary(
+    operations: Operations, rows: int, heads: int, head_dim: int, inverse: bool
+) -> None:
+    rng = np.random.default_rng(rows)
+    x = float32_values(rng, rows, heads * head_dim)
+    positions = rng.integers(0, 100, rows).astype(np.uint32)
+    positions[-1] = 99
+    tables = [tensor_of(operations, "table", a) for a in rotary_tables(100, head_dim, THETA)]
+    tensor = tensor_of(operations, "x", x)
+    at = tensor_of(operations, "positions", positions)
+    run(operations, lambda: operations.rotary(tensor, *tables, at, head_dim, inverse=inverse))
+    expected = reference.rotary(x, positions, head_dim, THETA, inverse=inverse)
+    assert_close(operations.read(tensor), expected)
+
+
+def test_turning_back_gives_the_input(operations: Operations) -> None:
+    x = float32_values(np.random.default_rng(0), 9, 32)
+    tables = [tensor_of(operations, "table", a) for a in rotary_tables(9, 16, 500_000.0)]
+    tensor = tensor_of(operations, "x", x)
+    at = tensor_of(operations, "positions", np.arange(9, dtype=np.uint32))
+
+    def there_and_back() -> None:
+        operations.rotary(tensor, *tables, at, 16)
+        operations.rotary(tensor, *tables, at, 16, inverse=True)
+
+    run(operations, there_and_back)
+    assert_close(operations.read(tensor), x)
+
+
+def test_tables() -> None:
+    cosines, sines = rotary_tables(4096, 64, THETA)
+    assert cosines.shape == sines.shape == (4096, 32)
+    assert cosines.dtype == sines.dtype == np.float32
+    # Angles of thousands of radians keep their digits.
+    assert cosines[4095, 0] == np.float32(np.cos(4095.0))
+    assert sines[4095, 1] == np.float32(np.sin(4095 * THETA ** (-1 / 32)))
+    np.testing.assert_allclose(cosines**2 + sines**2, 1, rtol=3e-7)
+
+
+def test_the_dot_product_of_turned_rows_depends_on_their_distance() -> None:
+    rng = np.random.default_rng(1)
+    q, k = rng.standard_normal((2, 1, 8))
+    products = []
+    for first in (0, 5, 1000):
+        turned = [
+            reference.rotary(x, np.array([position], np.uint32), 8, THETA)
+            for x, position in ((q, first + 3), (k, first))
+        ]
+        products.append((turned[0] @ turned[1].T).item())
+    np.testing.assert_allclose(products, products[0])
