@@ -7,11 +7,8 @@
 // 0, and what clamp makes of NaN. NaN is told by its bits, since compilers may take x != x for false.
 // Shapes: any, taken as one list of elements. An odd number of halves ends in the middle of a word,
 // the rest of which is not written.
-enable f16;
+//!include lm/half.wgsl
 //!include lm/elements.wgsl
-
-const LARGEST_HALF: f32 = 65504.0;
-const INFINITY_BITS: u32 = 0x7f800000u;
 
 // cast_f32_to_f16
 // binding 0  src  read        elements, f32
@@ -30,9 +27,7 @@ fn cast_f32_to_f16(
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < n) {
-        let value = src[i];
-        let is_nan = (bitcast<u32>(value) & 0x7fffffffu) > INFINITY_BITS;
-        dst[i] = f16(select(clamp(value, -LARGEST_HALF, LARGEST_HALF), value, is_nan));
+        dst[i] = saturate_to_half(src[i]);
     }
 }
 
