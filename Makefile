@@ -18,7 +18,7 @@ $(SETUP): pyproject.toml scripts/ensure_adapter.sh
 
 setup: $(SETUP) ## install everything into .venv
 
-demo: $(SETUP) ## train, tokenize and decode Python's standard library on every backend here
+demo: $(SETUP) ## train, tokenize and decode on every backend here, then train a small model
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
 test: $(SETUP) ## run all tests

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job on the sources of Python's standard library: train, tokenize, decode, on every backend.
+# The main jobs on the sources of Python's standard library: a tokenizer trained and used on every
+# backend, then a language model.
 set -euo pipefail
 out=demo-output
 mkdir -p "$out"
@@ -40,4 +41,11 @@ printf 'cpu\n%s\n' "$adapters" | sed '/^$/d' | while read -r device; do
     cmp "$out/$name.bin.json" "$out/cpu.bin.json"
     echo "Same vocabulary and same tokens as NumPy: $device"
 done
+
+echo; echo "== 4. A language model, for a minute at most: it will have learnt how lines are indented"
+run llmgpu bpe-train --quiet "$out/corpus.txt" -o "$out/small.bin" --vocab-size 2048 --limit 5MB
+run llmgpu train --vocab "$out/small.bin" "$out/corpus.txt" -o "$out/run" --force \
+    --limit 5MB --preset tiny --steps 150 --log-interval 50
+run llmgpu generate "$out/run" --prompt 'def __init__(self' --max-new-tokens 60
+
 echo; echo "Done; the files are in $out/."
