@@ -150,13 +150,14 @@ fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
 fn add_values(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     var piece = load_v(corner, LANES, local_index);
-    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
         stage_piece(piece, weights, row - piece_rows(), local_index);
-        piece = load_v(moved(corner, row, 0u), LANES, local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_v(moved(corner, row, 0u), LANES, local_index);
+        }
         sum = add_piece(sum, local_index);
     }
-    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
-    return add_piece(sum, local_index);
+    return sum;
 }
 
 fn store_log_sums(query: Corner, rows: vec4<u32>, values: vec4<f32>) {

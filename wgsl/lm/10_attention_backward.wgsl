@@ -122,14 +122,15 @@ fn grad_value_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     var scores = Block();
     var own = load_grad_out(query, DEPTH_QUADS, local_index);
     var other = load_v(key, DEPTH_QUADS, local_index);
-    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
         stage_scores(own, other, local_index);
-        own = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
-        other = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        }
         scores = add_scores(scores, local_index);
     }
-    stage_scores(own, other, local_index);
-    return add_scores(scores, local_index);
+    return scores;
 }
 
 // Numbers of four queries; 0 for those beyond the sequence.
@@ -177,13 +178,14 @@ fn probabilities(
 fn add_keys(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     var piece = load_k(corner, LANES, local_index);
-    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
         stage_piece(piece, weights, row - piece_rows(), local_index);
-        piece = load_k(moved(corner, row, 0u), LANES, local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_k(moved(corner, row, 0u), LANES, local_index);
+        }
         sum = add_piece(sum, local_index);
     }
-    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
-    return add_piece(sum, local_index);
+    return sum;
 }
 
 fn store_grad_q(corner: Corner, rows: vec4<u32>, values: mat4x4<f32>, local_index: u32) {
@@ -276,28 +278,30 @@ fn key_query_scores(key: Corner, query: Corner, local_index: u32) -> Block {
     var scores = Block();
     var own = load_k(key, DEPTH_QUADS, local_index);
     var other = load_q(query, DEPTH_QUADS, local_index);
-    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
         stage_scores(own, other, local_index);
-        own = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
-        other = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        }
         scores = add_scores(scores, local_index);
     }
-    stage_scores(own, other, local_index);
-    return add_scores(scores, local_index);
+    return scores;
 }
 
 fn value_grad_scores(key: Corner, query: Corner, local_index: u32) -> Block {
     var scores = Block();
     var own = load_v(key, DEPTH_QUADS, local_index);
     var other = load_grad_out(query, DEPTH_QUADS, local_index);
-    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
         stage_scores(own, other, local_index);
-        own = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
-        other = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        }
         scores = add_scores(scores, local_index);
     }
-    stage_scores(own, other, local_index);
-    return add_scores(scores, local_index);
+    return scores;
 }
 
 // Rows are own keys, columns the lane's queries.
@@ -327,25 +331,27 @@ fn key_score_gradients(
 fn add_grad_out(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     var piece = load_grad_out(corner, LANES, local_index);
-    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
         stage_piece(piece, weights, row - piece_rows(), local_index);
-        piece = load_grad_out(moved(corner, row, 0u), LANES, local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_grad_out(moved(corner, row, 0u), LANES, local_index);
+        }
         sum = add_piece(sum, local_index);
     }
-    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
-    return add_piece(sum, local_index);
+    return sum;
 }
 
 fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
     var piece = load_q(corner, LANES, local_index);
-    for (var row = piece_rows(); row < BLOCK_ROWS; row += piece_rows()) {
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
         stage_piece(piece, weights, row - piece_rows(), local_index);
-        piece = load_q(moved(corner, row, 0u), LANES, local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_q(moved(corner, row, 0u), LANES, local_index);
+        }
         sum = add_piece(sum, local_index);
     }
-    stage_piece(piece, weights, BLOCK_ROWS - piece_rows(), local_index);
-    return add_piece(sum, local_index);
+    return sum;
 }
 
 fn store_grad_kv(

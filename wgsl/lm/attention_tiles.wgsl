@@ -228,14 +228,15 @@ fn query_key_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     var scores = Block();
     var own = load_q(query, DEPTH_QUADS, local_index);
     var other = load_k(key, DEPTH_QUADS, local_index);
-    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
         stage_scores(own, other, local_index);
-        own = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
-        other = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        }
         scores = add_scores(scores, local_index);
     }
-    stage_scores(own, other, local_index);
-    return add_scores(scores, local_index);
+    return scores;
 }
 
 // The first four of the thread's own rows in the sequence; the lower half follows.
