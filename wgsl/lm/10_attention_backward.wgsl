@@ -75,8 +75,8 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     var wide = Block();
     let upper = upper_rows(query.row, local_index);
     let lower = upper + 4u;
-    let upper_log = LOG2_E * query_logs(query, upper);
-    let lower_log = LOG2_E * query_logs(query, lower);
+    let upper_log = query_logs(query, upper);
+    let lower_log = query_logs(query, lower);
     let upper_delta = query_deltas(query, upper);
     let lower_delta = query_deltas(query, lower);
     let end = min(query.row + BLOCK_ROWS, params.seq);
@@ -104,7 +104,9 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
 fn load_grad_out(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     let step = THREADS / quads;
     let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>(load_grad_out_row(first, 0u), load_grad_out_row(first, step), vec4<f32>(), vec4<f32>());
+    var values = mat4x4<f32>();
+    values[0] = load_grad_out_row(first, 0u);
+    values[1] = load_grad_out_row(first, step);
     if (DEPTH_QUADS > 4u) {
         values[2] = load_grad_out_row(first, 2u * step);
         values[3] = load_grad_out_row(first, 3u * step);
@@ -133,13 +135,13 @@ fn grad_value_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     return scores;
 }
 
-// Numbers of four queries; 0 for those beyond the sequence.
+// log_sum_exp of four queries as a score, that is, over the scale; 0 for those beyond the sequence.
 fn query_logs(query: Corner, rows: vec4<u32>) -> vec4<f32> {
     let i = (rows + query.sequence) * query.heads + query.head;
     let values = vec4<f32>(
         log_sum_exp[i.x], log_sum_exp[i.y], log_sum_exp[i.z], log_sum_exp[i.w]
     );
-    return select(vec4<f32>(), values, rows < vec4<u32>(params.seq));
+    return select(vec4<f32>(), values / params.scale, rows < vec4<u32>(params.seq));
 }
 
 fn query_deltas(query: Corner, rows: vec4<u32>) -> vec4<f32> {
@@ -170,7 +172,7 @@ fn probabilities(
     scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
 ) -> vec4<f32> {
     let seen = (keys <= queries) & (queries < vec4<u32>(params.seq));
-    let p = exp2(fma(scores, vec4<f32>(params.log2_scale), -logs));
+    let p = exp2(params.log2_scale * (scores - logs));
     return select(vec4<f32>(), p, seen);
 }
 
@@ -212,7 +214,8 @@ fn store_grad_q_row(corner: Corner, row: u32, value: vec4<f32>, lane: u32) {
 // binding 6  delta        read        (N, H)
 // binding 7  grad_k       read_write  (N, K * D)
 // binding 8  grad_v       read_write  (N, K * D)
-// dispatch: one workgroup a block of BLOCK_ROWS keys of a key/value head, the longest ones first
+// dispatch: one workgroup 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
+// ones first; scores of wider heads are computed twice, which keeps accumulators in registers
 @group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;
 @group(0) @binding(8) var<storage, read_write> grad_v: array<vec4<f32>>;
 
@@ -224,20 +227,21 @@ fn attention_backward_kv(
 ) {
     let group = flat_group(workgroup, workgroups);
     let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
-    let columns = params.workgroups / blocks; // B * K
+    let columns = params.workgroups / blocks; // B * K * sets of 64 columns
     if (group < params.workgroups) {
-        let kv_head = group % params.kv_heads;
-        let sequence = group % columns / params.kv_heads * params.seq;
+        let sets = (HEAD_QUADS + LANES - 1u) / LANES;
+        let kv_head = group % columns / sets % params.kv_heads;
+        let sequence = group % columns / sets / params.kv_heads * params.seq;
         let first = group / columns * BLOCK_ROWS;
-        gather_key(Corner(sequence, params.kv_heads, kv_head, first, 0u), local_index);
+        let key = Corner(sequence, params.kv_heads, kv_head, first, 0u);
+        gather_key(key, group % sets * LANES, local_index);
     }
 }
 
-fn gather_key(key: Corner, local_index: u32) {
+// Columns / 4 from `quad` on of a block of grad_k and grad_v.
+fn gather_key(key: Corner, quad: u32, local_index: u32) {
     var from_k = Block();
     var from_v = Block();
-    var wide_k = Block();
-    var wide_v = Block();
     let upper = upper_rows(key.row, local_index);
     let lower = upper + 4u;
     let group_size = params.heads / params.kv_heads;
@@ -245,32 +249,23 @@ fn gather_key(key: Corner, local_index: u32) {
         let head = key.head * group_size + member;
         for (var first = key.row; first < params.seq; first += BLOCK_ROWS) {
             let query = Corner(key.sequence, params.heads, head, first, 0u);
+            let columns = moved(query, 0u, quad);
             let queries = lane_rows(first, local_index);
-            let logs = LOG2_E * query_logs(query, queries);
+            let logs = query_logs(query, queries);
             var p = key_query_scores(key, query, local_index);
             p.upper = key_probabilities(p.upper, logs, upper, queries);
             p.lower = key_probabilities(p.lower, logs, lower, queries);
-            from_v = add_grad_out(from_v, p, query, local_index);
-            if (HEAD_QUADS > LANES) {
-                wide_v = add_grad_out(wide_v, p, moved(query, 0u, LANES), local_index);
-            }
+            from_v = add_grad_out(from_v, p, columns, local_index);
             var ds = value_grad_scores(key, query, local_index);
             let deltas = query_deltas(query, queries);
             ds.upper = key_score_gradients(p.upper, ds.upper, deltas);
             ds.lower = key_score_gradients(p.lower, ds.lower, deltas);
-            from_k = add_queries(from_k, ds, query, local_index);
-            if (HEAD_QUADS > LANES) {
-                wide_k = add_queries(wide_k, ds, moved(query, 0u, LANES), local_index);
-            }
+            from_k = add_queries(from_k, ds, columns, local_index);
         }
     }
-    store_grad_kv(key, upper, from_k.upper, from_v.upper, local_index);
-    store_grad_kv(key, lower, from_k.lower, from_v.lower, local_index);
-    if (HEAD_QUADS > LANES) {
-        let corner = moved(key, 0u, LANES);
-        store_grad_kv(corner, upper, wide_k.upper, wide_v.upper, local_index);
-        store_grad_kv(corner, lower, wide_k.lower, wide_v.lower, local_index);
-    }
+    let corner = moved(key, 0u, quad);
+    store_grad_kv(corner, upper, from_k.upper, from_v.upper, local_index);
+    store_grad_kv(corner, lower, from_k.lower, from_v.lower, local_index);
 }
 
 // K Q^T and V grad_out^T of keys that are own rows and queries that are other rows.

@@ -18,7 +18,6 @@ override TILE_SLOTS: u32 = 160u; // BLOCK_ROWS / 2 * (DEPTH_QUADS + 1)
 const LANES: u32 = 16u;
 const BLOCK_ROWS: u32 = 64u;
 const THREADS: u32 = 128u; // BLOCK_ROWS / 8 * LANES
-const LOG2_E: f32 = 1.4426950408889634;
 
 struct AttentionParams {
     seq: u32, // T, or rows of the cache
@@ -80,7 +79,9 @@ fn piece_rows() -> u32 {
 fn load_q(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     let step = THREADS / quads;
     let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>(load_q_row(first, 0u), load_q_row(first, step), vec4<f32>(), vec4<f32>());
+    var values = mat4x4<f32>();
+    values[0] = load_q_row(first, 0u);
+    values[1] = load_q_row(first, step);
     if (DEPTH_QUADS > 4u) {
         values[2] = load_q_row(first, 2u * step);
         values[3] = load_q_row(first, 3u * step);
@@ -97,7 +98,9 @@ fn load_q_row(corner: Corner, row: u32) -> vec4<f32> {
 fn load_k(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     let step = THREADS / quads;
     let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>(load_k_row(first, 0u), load_k_row(first, step), vec4<f32>(), vec4<f32>());
+    var values = mat4x4<f32>();
+    values[0] = load_k_row(first, 0u);
+    values[1] = load_k_row(first, step);
     if (DEPTH_QUADS > 4u) {
         values[2] = load_k_row(first, 2u * step);
         values[3] = load_k_row(first, 3u * step);
@@ -113,7 +116,9 @@ fn load_k_row(corner: Corner, row: u32) -> vec4<f32> {
 fn load_v(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     let step = THREADS / quads;
     let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>(load_v_row(first, 0u), load_v_row(first, step), vec4<f32>(), vec4<f32>());
+    var values = mat4x4<f32>();
+    values[0] = load_v_row(first, 0u);
+    values[1] = load_v_row(first, step);
     if (DEPTH_QUADS > 4u) {
         values[2] = load_v_row(first, 2u * step);
         values[3] = load_v_row(first, 3u * step);
@@ -126,7 +131,8 @@ fn load_v_row(corner: Corner, row: u32) -> vec4<f32> {
     return select(vec4<f32>(), v[select(0u, source_index(corner, row, 0u), inside)], inside);
 }
 
-// Store what a thread loaded of a tile: rows 4 r to 4 r + 3 of column / 4 c get slot start + r * stride + c.
+// Store what a thread loaded of a tile. Its rows 4 r to 4 r + 3 of column / 4 c are slot
+// start + r * stride + c.
 fn store_tile(values: mat4x4<f32>, quads: u32, stride: u32, start: u32, local_index: u32) {
     let row = local_index / quads;
     let slot = start + row / 4u * stride + local_index % quads;

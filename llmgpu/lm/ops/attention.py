@@ -21,6 +21,7 @@ BACKWARD = "lm/10_attention_backward.wgsl"
 WORKGROUP_SIZE = 256  # of the kernels without tiles
 MAX_HEAD_DIM = 128  # of the kernels
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
+COLUMNS = 64  # of a workgroup's gradients of keys and values
 SLOT_BYTES = 80  # of workgroup memory: 12.5 KiB with little of it, 22.5 KiB otherwise
 PARAMS = np.dtype(
     [
@@ -70,7 +71,7 @@ class AttentionShape:
 
 
 def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the constants of lm/attention_tiles.wgsl for heads of this width, by a device's limits."""
+    """Return the constants of lm/attention_tiles.wgsl, by a device's limits."""
     memory = limits["max-compute-workgroup-storage-size"]
     depths = {depth: BLOCK_ROWS // 2 * (depth + 1) for depth in (8, 4)}  # with their slots
     depth = next(depth for depth, slots in depths.items() if slots * SLOT_BYTES <= memory)
@@ -232,18 +233,22 @@ class GpuAttention(GpuRecorder):
         _check_width(shape)
         delta = self._delta(out, grad_out, shape)
         blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
+        column_sets = -(-shape.head_dim // COLUMNS)
         inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
-        for kernel, heads, outputs in (
-            ("attention_backward_q", shape.heads, {"grad_q": grad_q}),
-            ("attention_backward_kv", shape.kv_heads, {"grad_k": grad_k, "grad_v": grad_v}),
+        inputs |= {"log_sum_exp": log_sum_exp, "delta": delta}
+        for kernel, groups, outputs in (
+            ("attention_backward_q", blocks * shape.heads, {"grad_q": grad_q}),
+            (
+                "attention_backward_kv",
+                blocks * shape.kv_heads * column_sets,
+                {"grad_k": grad_k, "grad_v": grad_v},
+            ),
         ):
             self.dispatch(
                 f"{BACKWARD}:{kernel}",
-                blocks * heads,
+                groups,
                 tile_constants(shape.head_dim, self.device.limits),
-                params=_params(shape, shape.seq, blocks * heads),
-                log_sum_exp=log_sum_exp,
-                delta=delta,
+                params=_params(shape, shape.seq, groups),
                 **inputs,
                 **outputs,
             )
