@@ -2,13 +2,19 @@
 //
 //   out[t] = sum over u <= t of p[t, u] v[u],  p[t, u] = exp(scale q[t] . k[u] - log_sum_exp[t])
 //
-// Head h of H uses head h / (H / K) of the K heads of keys and values; scale = 1 / sqrt(D). Scores are
-// never stored: with m the largest score so far, sums of exp(score - m) are kept and rescaled when m
-// grows (M. Milakov, N. Gimelshein, arXiv 1805.02867; T. Dao et al., FlashAttention, 2205.14135).
+// Head h of H uses head h / (H / K) of the K heads of keys and values; scale = 1 / sqrt(D). Scores
+// are never stored: with m the largest score so far, sums of exp(score - m) are kept and rescaled when
+// m grows (M. Milakov, N. Gimelshein, arXiv 1805.02867; T. Dao et al., FlashAttention, 2205.14135).
 //!include common/reduce.wgsl
 //!include lm/attention_tiles.wgsl
 
 const LOWEST: f32 = -3.0e38; // the score of what is not to be seen
+
+// A number of each of the thread's own rows.
+struct RowNumbers {
+    upper: vec4<f32>,
+    lower: vec4<f32>,
+}
 
 // attention
 // binding 0  params       uniform     sizes
@@ -43,66 +49,45 @@ fn attention(
 fn attend(query: Corner, keys: Corner, local_index: u32) {
     var result = Block();
     var wide = Block();
-    var upper_max = vec4<f32>(LOWEST);
-    var lower_max = vec4<f32>(LOWEST);
-    var upper_sum = vec4<f32>();
-    var lower_sum = vec4<f32>();
-    let upper = upper_rows(query.row, local_index);
-    let lower = upper + 4u;
+    var largest = RowNumbers(vec4<f32>(LOWEST), vec4<f32>(LOWEST));
+    var sum = RowNumbers();
     let end = min(query.row + BLOCK_ROWS, params.seq);
     for (var first = 0u; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
         var p = query_key_scores(query, key, local_index);
         if (first + BLOCK_ROWS > query.row) {
-            let rows = lane_rows(first, local_index);
-            p.upper = hide_later(p.upper, rows, upper);
-            p.lower = hide_later(p.lower, rows, lower);
+            p = hide_later(p, query, key, local_index);
         }
-        exchange(row_max(p.upper), row_max(p.lower), local_index);
-        let upper_before = upper_max;
-        let lower_before = lower_max;
-        for (var lane = 0u; lane < LANES; lane++) {
-            upper_max = max(upper_max, exchanged(lane, 0u, local_index));
-            lower_max = max(lower_max, exchanged(lane, 1u, local_index));
-        }
-        p.upper = exponentials(p.upper, upper_max);
-        p.lower = exponentials(p.lower, lower_max);
-        let upper_factor = exp2(params.log2_scale * (upper_before - upper_max));
-        let lower_factor = exp2(params.log2_scale * (lower_before - lower_max));
-        upper_sum = fma(upper_sum, upper_factor, row_sum(p.upper));
-        lower_sum = fma(lower_sum, lower_factor, row_sum(p.lower));
-        result.upper = scale_rows(result.upper, upper_factor);
-        result.lower = scale_rows(result.lower, lower_factor);
-        result = add_values(result, p, key, local_index);
+        let before = largest;
+        largest = max_of_lanes(before, p, local_index);
+        p = Block(exponentials(p.upper, largest.upper), exponentials(p.lower, largest.lower));
+        let factor = RowNumbers(
+            exp2(params.log2_scale * (before.upper - largest.upper)),
+            exp2(params.log2_scale * (before.lower - largest.lower)),
+        );
+        sum.upper = fma(sum.upper, factor.upper, row_sum(p.upper));
+        sum.lower = fma(sum.lower, factor.lower, row_sum(p.lower));
+        result = add_values(scaled(result, factor), p, key, local_index);
         if (HEAD_QUADS > LANES) {
-            wide.upper = scale_rows(wide.upper, upper_factor);
-            wide.lower = scale_rows(wide.lower, lower_factor);
-            wide = add_values(wide, p, moved(key, 0u, LANES), local_index);
+            wide = add_values(scaled(wide, factor), p, moved(key, 0u, LANES), local_index);
         }
     }
-    exchange(upper_sum, lower_sum, local_index);
-    upper_sum = vec4<f32>();
-    lower_sum = vec4<f32>();
-    for (var lane = 0u; lane < LANES; lane++) {
-        upper_sum += exchanged(lane, 0u, local_index);
-        lower_sum += exchanged(lane, 1u, local_index);
-    }
-    if (local_index % LANES == 0u) {
-        store_log_sums(query, upper, params.scale * upper_max + log(upper_sum));
-        store_log_sums(query, lower, params.scale * lower_max + log(lower_sum));
-    }
-    let upper_factor = 1.0 / upper_sum;
-    let lower_factor = 1.0 / lower_sum;
-    store_out(query, upper, scale_rows(result.upper, upper_factor), local_index);
-    store_out(query, lower, scale_rows(result.lower, lower_factor), local_index);
+    sum = sum_of_lanes(sum, local_index);
+    store_log_sums(query, largest, sum, local_index);
+    let factor = RowNumbers(1.0 / sum.upper, 1.0 / sum.lower);
+    store_out(query, scaled(result, factor), local_index);
     if (HEAD_QUADS > LANES) {
-        let corner = moved(query, 0u, LANES);
-        store_out(corner, upper, scale_rows(wide.upper, upper_factor), local_index);
-        store_out(corner, lower, scale_rows(wide.lower, lower_factor), local_index);
+        store_out(moved(query, 0u, LANES), scaled(wide, factor), local_index);
     }
 }
 
-fn hide_later(scores: mat4x4<f32>, keys: vec4<u32>, rows: vec4<u32>) -> mat4x4<f32> {
+fn hide_later(scores: Block, query: Corner, key: Corner, local_index: u32) -> Block {
+    let keys = lane_rows(key.row, local_index);
+    let rows = upper_rows(query.row, local_index);
+    return Block(hide_half(scores.upper, keys, rows), hide_half(scores.lower, keys, rows + 4u));
+}
+
+fn hide_half(scores: mat4x4<f32>, keys: vec4<u32>, rows: vec4<u32>) -> mat4x4<f32> {
     let hidden = vec4<f32>(LOWEST);
     return mat4x4<f32>(
         select(hidden, scores[0], keys <= rows.xxxx),
@@ -110,6 +95,42 @@ fn hide_later(scores: mat4x4<f32>, keys: vec4<u32>, rows: vec4<u32>) -> mat4x4<f
         select(hidden, scores[2], keys <= rows.zzzz),
         select(hidden, scores[3], keys <= rows.wwww),
     );
+}
+
+// The largest score of each row: what was before, and those of all lanes of the group.
+fn max_of_lanes(before: RowNumbers, scores: Block, local_index: u32) -> RowNumbers {
+    exchange(RowNumbers(row_max(scores.upper), row_max(scores.lower)), local_index);
+    var largest = before;
+    for (var lane = 0u; lane < LANES; lane++) {
+        let other = exchanged(lane, local_index);
+        largest = RowNumbers(max(largest.upper, other.upper), max(largest.lower, other.lower));
+    }
+    return largest;
+}
+
+fn sum_of_lanes(value: RowNumbers, local_index: u32) -> RowNumbers {
+    exchange(value, local_index);
+    var sum = RowNumbers();
+    for (var lane = 0u; lane < LANES; lane++) {
+        let other = exchanged(lane, local_index);
+        sum = RowNumbers(sum.upper + other.upper, sum.lower + other.lower);
+    }
+    return sum;
+}
+
+// Store the thread's numbers for the threads of its group.
+fn exchange(value: RowNumbers, local_index: u32) {
+    workgroupBarrier();
+    sh_tiles[local_index / 2u][local_index % 2u * 2u] = value.upper;
+    sh_tiles[local_index / 2u][local_index % 2u * 2u + 1u] = value.lower;
+    workgroupBarrier();
+}
+
+// What a lane of the group stored.
+fn exchanged(lane: u32, local_index: u32) -> RowNumbers {
+    let other = local_index / LANES * LANES + lane;
+    let first = other % 2u * 2u;
+    return RowNumbers(sh_tiles[other / 2u][first], sh_tiles[other / 2u][first + 1u]);
 }
 
 fn row_max(rows: mat4x4<f32>) -> vec4<f32> {
@@ -122,18 +143,14 @@ fn row_sum(rows: mat4x4<f32>) -> vec4<f32> {
     return (columns[0] + columns[1]) + (columns[2] + columns[3]);
 }
 
-// Store a number of each own row for the threads of the group.
-fn exchange(upper: vec4<f32>, lower: vec4<f32>, local_index: u32) {
-    workgroupBarrier();
-    sh_tiles[local_index / 2u][local_index % 2u * 2u] = upper;
-    sh_tiles[local_index / 2u][local_index % 2u * 2u + 1u] = lower;
-    workgroupBarrier();
+fn scaled(block: Block, factor: RowNumbers) -> Block {
+    return Block(scale_rows(block.upper, factor.upper), scale_rows(block.lower, factor.lower));
 }
 
-// What a lane of the group stored, half 0 or 1.
-fn exchanged(lane: u32, half: u32, local_index: u32) -> vec4<f32> {
-    let other = local_index / LANES * LANES + lane;
-    return sh_tiles[other / 2u][other % 2u * 2u + half];
+fn scale_rows(rows: mat4x4<f32>, factors: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(
+        rows[0] * factors.x, rows[1] * factors.y, rows[2] * factors.z, rows[3] * factors.w
+    );
 }
 
 // exp(scale * (score - largest)); the difference first, since large scores have few digits after it.
@@ -160,7 +177,16 @@ fn add_values(result: Block, weights: Block, corner: Corner, local_index: u32) -
     return sum;
 }
 
-fn store_log_sums(query: Corner, rows: vec4<u32>, values: vec4<f32>) {
+// The same for all lanes of a group: the first one stores them.
+fn store_log_sums(query: Corner, largest: RowNumbers, sum: RowNumbers, local_index: u32) {
+    if (local_index % LANES == 0u) {
+        let rows = upper_rows(query.row, local_index);
+        store_four_log_sums(query, rows, params.scale * largest.upper + log(sum.upper));
+        store_four_log_sums(query, rows + 4u, params.scale * largest.lower + log(sum.lower));
+    }
+}
+
+fn store_four_log_sums(query: Corner, rows: vec4<u32>, values: vec4<f32>) {
     store_log_sum(query, rows.x, values.x);
     store_log_sum(query, rows.y, values.y);
     store_log_sum(query, rows.z, values.z);
@@ -173,17 +199,22 @@ fn store_log_sum(query: Corner, row: u32, value: f32) {
     }
 }
 
-fn store_out(corner: Corner, rows: vec4<u32>, values: mat4x4<f32>, local_index: u32) {
-    store_out_row(corner, rows.x, values[0], local_index % LANES);
-    store_out_row(corner, rows.y, values[1], local_index % LANES);
-    store_out_row(corner, rows.z, values[2], local_index % LANES);
-    store_out_row(corner, rows.w, values[3], local_index % LANES);
+fn store_out(corner: Corner, block: Block, local_index: u32) {
+    let row = local_index / LANES * 8u;
+    let lane = local_index % LANES;
+    store_out_row(corner, row, block.upper[0], lane);
+    store_out_row(corner, row + 1u, block.upper[1], lane);
+    store_out_row(corner, row + 2u, block.upper[2], lane);
+    store_out_row(corner, row + 3u, block.upper[3], lane);
+    store_out_row(corner, row + 4u, block.lower[0], lane);
+    store_out_row(corner, row + 5u, block.lower[1], lane);
+    store_out_row(corner, row + 6u, block.lower[2], lane);
+    store_out_row(corner, row + 7u, block.lower[3], lane);
 }
 
 fn store_out_row(corner: Corner, row: u32, value: vec4<f32>, lane: u32) {
-    let from_corner = row - corner.row;
-    if (is_inside(corner, from_corner, lane)) {
-        out[source_index(corner, from_corner, lane)] = value;
+    if (is_inside(corner, row, lane)) {
+        out[source_index(corner, row, lane)] = value;
     }
 }
 

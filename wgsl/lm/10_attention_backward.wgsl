@@ -92,12 +92,9 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
             wide = add_keys(wide, ds, moved(key, 0u, LANES), local_index);
         }
     }
-    store_grad_q(query, upper, result.upper, local_index);
-    store_grad_q(query, lower, result.lower, local_index);
+    store_grad_q(query, result, local_index);
     if (HEAD_QUADS > LANES) {
-        let corner = moved(query, 0u, LANES);
-        store_grad_q(corner, upper, wide.upper, local_index);
-        store_grad_q(corner, lower, wide.lower, local_index);
+        store_grad_q(moved(query, 0u, LANES), wide, local_index);
     }
 }
 
@@ -190,17 +187,22 @@ fn add_keys(result: Block, weights: Block, corner: Corner, local_index: u32) -> 
     return sum;
 }
 
-fn store_grad_q(corner: Corner, rows: vec4<u32>, values: mat4x4<f32>, local_index: u32) {
-    store_grad_q_row(corner, rows.x, values[0], local_index % LANES);
-    store_grad_q_row(corner, rows.y, values[1], local_index % LANES);
-    store_grad_q_row(corner, rows.z, values[2], local_index % LANES);
-    store_grad_q_row(corner, rows.w, values[3], local_index % LANES);
+fn store_grad_q(corner: Corner, block: Block, local_index: u32) {
+    let row = local_index / LANES * 8u;
+    let lane = local_index % LANES;
+    store_grad_q_row(corner, row, block.upper[0], lane);
+    store_grad_q_row(corner, row + 1u, block.upper[1], lane);
+    store_grad_q_row(corner, row + 2u, block.upper[2], lane);
+    store_grad_q_row(corner, row + 3u, block.upper[3], lane);
+    store_grad_q_row(corner, row + 4u, block.lower[0], lane);
+    store_grad_q_row(corner, row + 5u, block.lower[1], lane);
+    store_grad_q_row(corner, row + 6u, block.lower[2], lane);
+    store_grad_q_row(corner, row + 7u, block.lower[3], lane);
 }
 
 fn store_grad_q_row(corner: Corner, row: u32, value: vec4<f32>, lane: u32) {
-    let from_corner = row - corner.row;
-    if (is_inside(corner, from_corner, lane)) {
-        grad_q[source_index(corner, from_corner, lane)] = params.scale * value;
+    if (is_inside(corner, row, lane)) {
+        grad_q[source_index(corner, row, lane)] = params.scale * value;
     }
 }
 
@@ -263,9 +265,7 @@ fn gather_key(key: Corner, quad: u32, local_index: u32) {
             from_k = add_queries(from_k, ds, columns, local_index);
         }
     }
-    let corner = moved(key, 0u, quad);
-    store_grad_kv(corner, upper, from_k.upper, from_v.upper, local_index);
-    store_grad_kv(corner, lower, from_k.lower, from_v.lower, local_index);
+    store_grad_kv(moved(key, 0u, quad), from_k, from_v, local_index);
 }
 
 // K Q^T and V grad_out^T of keys that are own rows and queries that are other rows.
@@ -349,19 +349,22 @@ fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) 
     return sum;
 }
 
-fn store_grad_kv(
-    corner: Corner, rows: vec4<u32>, ds_q: mat4x4<f32>, p_g: mat4x4<f32>, local_index: u32
-) {
-    store_grad_kv_row(corner, rows.x, ds_q[0], p_g[0], local_index % LANES);
-    store_grad_kv_row(corner, rows.y, ds_q[1], p_g[1], local_index % LANES);
-    store_grad_kv_row(corner, rows.z, ds_q[2], p_g[2], local_index % LANES);
-    store_grad_kv_row(corner, rows.w, ds_q[3], p_g[3], local_index % LANES);
+fn store_grad_kv(corner: Corner, ds_q: Block, p_g: Block, local_index: u32) {
+    let row = local_index / LANES * 8u;
+    let lane = local_index % LANES;
+    store_grad_kv_row(corner, row, ds_q.upper[0], p_g.upper[0], lane);
+    store_grad_kv_row(corner, row + 1u, ds_q.upper[1], p_g.upper[1], lane);
+    store_grad_kv_row(corner, row + 2u, ds_q.upper[2], p_g.upper[2], lane);
+    store_grad_kv_row(corner, row + 3u, ds_q.upper[3], p_g.upper[3], lane);
+    store_grad_kv_row(corner, row + 4u, ds_q.lower[0], p_g.lower[0], lane);
+    store_grad_kv_row(corner, row + 5u, ds_q.lower[1], p_g.lower[1], lane);
+    store_grad_kv_row(corner, row + 6u, ds_q.lower[2], p_g.lower[2], lane);
+    store_grad_kv_row(corner, row + 7u, ds_q.lower[3], p_g.lower[3], lane);
 }
 
 fn store_grad_kv_row(corner: Corner, row: u32, ds_q: vec4<f32>, p_g: vec4<f32>, lane: u32) {
-    let from_corner = row - corner.row;
-    if (is_inside(corner, from_corner, lane)) {
-        let i = source_index(corner, from_corner, lane);
+    if (is_inside(corner, row, lane)) {
+        let i = source_index(corner, row, lane);
         grad_k[i] = params.scale * ds_q;
         grad_v[i] = p_g;
     }

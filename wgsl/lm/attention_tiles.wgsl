@@ -254,9 +254,3 @@ fn upper_rows(first: u32, local_index: u32) -> vec4<u32> {
 fn lane_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index % LANES * 4u;
 }
-
-fn scale_rows(rows: mat4x4<f32>, factors: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4<f32>(
-        rows[0] * factors.x, rows[1] * factors.y, rows[2] * factors.z, rows[3] * factors.w
-    );
-}
