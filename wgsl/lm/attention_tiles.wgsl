@@ -1,7 +1,7 @@
 // What the attention kernels share: products of tiles, one 8 x 4 block of the result a thread.
 //
-// A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks over
-// blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Thread
+// A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks
+// over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Thread
 // (group, lane) holds of a block of scores the own rows 8 * group + i, i = 0 .. 7, and the other rows
 // 4 * lane + j, j = 0 .. 3; of a result of head width it holds the same own rows and the columns
 // 4 * lane + j, plus 64 in a second set where heads are wider than that.
@@ -33,8 +33,8 @@ struct AttentionParams {
 @group(0) @binding(2) var<storage, read> k: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> v: array<vec4<f32>>;
 
-// Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory. Tiles
-// for scores, tiles for results and what else threads exchange are there one after the other.
+// Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory.
+// Tiles for scores, tiles for results and what else threads exchange are there in turn.
 var<workgroup> sh_tiles: array<array<vec4<f32>, 5>, TILE_SLOTS>;
 
 // Eight rows by four columns; each column of a matrix is a row.
@@ -89,7 +89,7 @@ fn load_q(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     return values;
 }
 
-// Zeros outside of the tensor. The load itself depends on no condition, so that several are under way.
+// Zeros outside of the tensor. The load itself depends on no condition: several are under way.
 fn load_q_row(corner: Corner, row: u32) -> vec4<f32> {
     let inside = is_inside(corner, row, 0u);
     return select(vec4<f32>(), q[select(0u, source_index(corner, row, 0u), inside)], inside);
@@ -211,7 +211,7 @@ fn stage_piece(piece: mat4x4<f32>, weights: Block, first: u32, local_index: u32)
     workgroupBarrier();
 }
 
-// The slot of the weights of the group's own rows, upper half, and of rows 4 * quad and on of the piece.
+// The slot of the weights of the group's upper own rows and of rows 4 * quad and on of the piece.
 fn weight_slot(quad: u32, local_index: u32) -> u32 {
     return piece_rows() / 4u * LANES + quad * (BLOCK_ROWS / 4u) + local_index / LANES * 2u;
 }

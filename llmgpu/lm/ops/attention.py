@@ -17,7 +17,9 @@ from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
 from llmgpu.lm.ops.tensor import Tensor
 
 FORWARD = "lm/05_attention.wgsl"
+CACHED = "lm/05_attention_cached.wgsl"
 BACKWARD = "lm/10_attention_backward.wgsl"
+BACKWARD_KV = "lm/10_attention_backward_kv.wgsl"
 WORKGROUP_SIZE = 256  # of the kernels without tiles
 MAX_HEAD_DIM = 128  # of the kernels
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
@@ -201,7 +203,7 @@ class GpuAttention(GpuRecorder):
         _check_width(shape)
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
-            f"{FORWARD}:attention",
+            FORWARD,
             groups,
             tile_constants(shape.head_dim, self.device.limits),
             params=_params(shape, shape.seq, groups),
@@ -237,15 +239,15 @@ class GpuAttention(GpuRecorder):
         inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
         inputs |= {"log_sum_exp": log_sum_exp, "delta": delta}
         for kernel, groups, outputs in (
-            ("attention_backward_q", blocks * shape.heads, {"grad_q": grad_q}),
+            (f"{BACKWARD}:attention_backward_q", blocks * shape.heads, {"grad_q": grad_q}),
             (
-                "attention_backward_kv",
+                BACKWARD_KV,
                 blocks * shape.kv_heads * column_sets,
                 {"grad_k": grad_k, "grad_v": grad_v},
             ),
         ):
             self.dispatch(
-                f"{BACKWARD}:{kernel}",
+                kernel,
                 groups,
                 tile_constants(shape.head_dim, self.device.limits),
                 params=_params(shape, shape.seq, groups),
@@ -271,7 +273,7 @@ class GpuAttention(GpuRecorder):
     def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
         """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
         self.dispatch(
-            f"{FORWARD}:cache_append",
+            f"{CACHED}:cache_append",
             -(-x.size // WORKGROUP_SIZE),
             {"WORKGROUP_SIZE": WORKGROUP_SIZE},
             appended=x,
@@ -299,7 +301,7 @@ class GpuAttention(GpuRecorder):
         _check_width(shape)
         groups = q.shape[0] * shape.heads
         self.dispatch(
-            f"{FORWARD}:attention_cached",
+            f"{CACHED}:attention_cached",
             groups,
             {"HEAD_QUADS": shape.head_dim // 4, "WORKGROUP_SIZE": WORKGROUP_SIZE},
             params=_params(shape, key_cache.shape[0], groups),

@@ -222,6 +222,24 @@ def run_cached(
     assert_close(operations.read(out)[real], expected[real])
 
 
+def test_numpy_goes_through_queries_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AttentionShape(2, 37, 4, 2, 8)
+    arrays = inputs(shape)
+    operations = open_operations(None)
+    for scores in (1, 1500):  # one query at a time, five of them
+        monkeypatch.setattr(attention, "BLOCK_SCORES", scores)
+        assert_close(
+            run_forward(operations, arrays, shape)[0],
+            reference.attention(*arrays[:3], shape)[0],
+        )
+        for actual, expected in zip(
+            run_both(operations, arrays, shape),
+            reference.attention_backward(*arrays, shape),
+            strict=True,
+        ):
+            assert_close_in_tensor(actual, expected)
+
+
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="5 heads can't share 2"):
         AttentionShape(1, 1, 5, 2, 8)
@@ -235,6 +253,13 @@ def test_widths_the_kernels_do_not_take(device: Device, width: int) -> None:
         run_forward(GpuOperations(device), arrays, shape)
     out, _ = run_forward(open_operations(None), arrays, shape)
     assert_close(out, reference.attention(*arrays[:3], shape)[0])
+
+
+@pytest.mark.parametrize(("memory", "depth"), [(16_384, 4), (32_768, 8), (49_152, 8)])
+def test_tiles_fit_the_workgroup_memory(memory: int, depth: int) -> None:
+    constants = attention.tile_constants(64, {"max-compute-workgroup-storage-size": memory})
+    assert constants["DEPTH_QUADS"] == depth
+    assert constants["TILE_SLOTS"] * attention.SLOT_BYTES <= memory
 
 
 def test_the_kernels_constants_are_the_host_s() -> None:
