@@ -14,11 +14,15 @@ from llmgpu.errors import DeviceError
 if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
 
-Purpose = Literal["train", "tokenize"]
+Purpose = Literal["train", "tokenize", "lm"]  # a tokenizer, text, a language model
 
 # Whether a software adapter beats NumPy, by recorded measurements on two CPU cores
 # (llmgpu bench, see the README): NumPy works on distinct pre-tokens, the kernels on the whole text.
-SOFTWARE_ADAPTER_WINS: dict[Purpose, bool] = {"train": False, "tokenize": False}
+SOFTWARE_ADAPTER_WINS: dict[Purpose, bool] = {
+    "train": False,
+    "tokenize": False,
+    "lm": False,
+}
 
 
 @dataclass(frozen=True)

@@ -25,3 +25,11 @@ class VocabularyError(LlmgpuError):
 
 class DeviceError(LlmgpuError):
     """No adapter fits, an adapter's limit is too small, or its memory is used up."""
+
+
+class TrainingError(LlmgpuError):
+    """Training can't go on: a loss or a gradient is not a finite number."""
+
+
+class CheckpointError(LlmgpuError):
+    """A checkpoint is damaged, of a newer version, or unfit for what is asked of it."""

@@ -139,6 +139,21 @@ def atomic_output(path: str | Path) -> Iterator[BinaryIO]:
     output.commit()
 
 
+def sync(path: str | Path) -> None:
+    """Have the disk take a file, or the names in a folder; OutputError if it can't."""
+    with output_errors(str(path)):
+        if os.path.isdir(path):
+            if os.name == "nt":  # a folder can't be opened there, its names are in a journal
+                return
+            descriptor = os.open(path, os.O_RDONLY)
+        else:
+            descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _open_direct(path: str) -> BinaryIO | None:
     """Open what is written in place; None for a regular file or a name that is free."""
     if path == STANDARD_OUTPUT:

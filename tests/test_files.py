@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.errors import LlmgpuError, OutputError
-from llmgpu.files import atomic_output
+from llmgpu.files import atomic_output, sync
 
 
 def test_writes_a_new_file(tmp_path: Path) -> None:
@@ -154,3 +154,17 @@ def test_standard_output_may_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(OutputError, match="standard output is closed"), atomic_output("-"):
         pass
+
+
+def test_files_and_folders_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    synced: list[bool] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append(stat.S_ISDIR(os.fstat(number)[0]))
+    )
+    sync(tmp_path / "file")
+    sync(tmp_path)
+    assert synced == [False, True]
+    assert (tmp_path / "file").read_bytes() == b"abc"
+    with pytest.raises(OutputError, match=r"can't write .*missing"):
+        sync(tmp_path / "missing")

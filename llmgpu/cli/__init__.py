@@ -20,8 +20,10 @@ COMMANDS = {
     "bpe-train": "llmgpu.cli.bpe_train:bpe_train",
     "export": "llmgpu.cli.export_vocabulary:export_vocabulary",
     "import": "llmgpu.cli.import_vocabulary:import_vocabulary",
+    "generate": "llmgpu.cli.generate:generate",
     "info": "llmgpu.cli.info:info",
     "tokenize": "llmgpu.cli.tokenize:tokenize",
+    "train": "llmgpu.cli.train:train",
 }
 
 
@@ -58,13 +60,15 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmgpu")
 def cli() -> None:
-    """Train BPE tokenizers and tokenize text on any GPU, or without one.
+    """Train BPE tokenizers and small language models on any GPU, or without one.
 
     \b
     Example:
       llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
       llmgpu tokenize --vocab v.bin corpus.txt | head -1
       llmgpu tokenize --vocab v.bin corpus.txt | llmgpu tokenize --vocab v.bin --decode
+      llmgpu train --vocab v.bin corpus.txt -o run
+      llmgpu generate run --prompt 'Once upon a time'
     """
 
 

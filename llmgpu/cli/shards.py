@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
-from llmgpu.bpe.run_facts import FILES, Run, file_facts
 from llmgpu.bpe.text.corpus import CorpusOptions
-from llmgpu.bpe.text.sources import resolve_sources
+from llmgpu.bpe.tokens.encoding import encoding_facts, require_same_again
 from llmgpu.bpe.tokens.files import TokenSink, open_writer
 from llmgpu.bpe.tokens.layouts import LAYOUTS
 from llmgpu.bpe.tokens.shards import ShardNames, ShardWriter
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import Decorated, TokenCount
-from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT
 
 
@@ -92,13 +89,15 @@ def open_sink(
             layout=cut.layout,
         )
     around = [token for token in (special.bos, special.eos) if token is not None]
+    if cut.resume:
+        require_same_again(sources)
     shards = ShardWriter(
         output,
         vocabulary,
         cut.shard_tokens,
         layout=cut.layout,
         added={token_id(vocabulary, token) for token in around},
-        run=_run_facts(sources, options, cut.resume) | _special_facts(special),
+        run=encoding_facts(sources, options, special),
         resume=cut.resume,
     )
     if cut.resume:
@@ -109,30 +108,3 @@ def open_sink(
             else f"note: there is no finished shard in {progress} to resume from: starting anew"
         )
     return shards
-
-
-def _special_facts(special: SpecialOptions) -> Run:
-    return {
-        "allowed special tokens": sorted(special.allowed),
-        "disallowed special tokens": sorted(special.disallowed),
-        "token before documents": special.bos,
-        "token behind documents": special.eos,
-    }
-
-
-def _run_facts(sources: tuple[str, ...], options: CorpusOptions, resume: bool) -> Run:
-    """Return what is read and how, for a resumed run to compare."""
-    found = resolve_sources(sources)[0]
-    for source in found:
-        if resume and (source.size is None or source.path == "-"):
-            raise InputError(
-                f"--resume can't tell whether {source.path} is the same text again: name files"
-            )
-    reading: dict[str, Any] = {
-        "text field": options.text_field,
-        "document separators": [text.decode() for text in options.separators],
-        "encoding errors": options.encoding_errors,
-        "limit": options.limit,
-        "line documents": options.line_documents,
-    }
-    return {FILES: [file_facts(source.path) for source in found], **reading}

@@ -13,8 +13,9 @@ from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.tokens.encoding import encode_into
 from llmgpu.bpe.tokens.files import FORMATS, TokenSink
-from llmgpu.bpe.tokens.readers import read_side_file, read_tokens
+from llmgpu.bpe.tokens.readers import check_fingerprint, read_side_file, read_tokens
 from llmgpu.bpe.vocabulary.check import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
@@ -27,7 +28,6 @@ from llmgpu.cli.options import (
     special_options,
 )
 from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
-from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
 
 
@@ -151,15 +151,8 @@ def _encode(
                     report("tokenizing", text.bytes_read, text.total_bytes)
             else:
                 with target() as writer:
-                    for piece in encoder.encode(text):
-                        writer.write(
-                            piece.ids,
-                            piece.document_starts,
-                            text_bytes=piece.text_bytes,
-                            closed=piece.closed,
-                        )
-                        tokens += len(piece.ids)
-                        report("tokenizing", text.bytes_read, text.total_bytes)
+                    encode_into(writer, encoder, text, report)
+                tokens = writer.ids
         finally:
             report.close()
         seconds = time.perf_counter() - start
@@ -213,7 +206,8 @@ def _decode(
     with atomic_output(output) as file:
         for source in sources:
             if format_name == "bin" and source != "-":
-                _check_fingerprint(source, vocabulary, vocab)
+                made_with = str(read_side_file(source)["fingerprint"])
+                check_fingerprint(source, made_with, vocabulary.fingerprint, vocab)
             size = vocabulary.size
             for ids in read_tokens(source, format_name, vocabulary_size=size, layout=layout):
                 data = vocabulary.decode(ids)
@@ -221,12 +215,3 @@ def _decode(
                 tokens += len(ids)
                 text_bytes += len(data)
     return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
-
-
-def _check_fingerprint(source: str, vocabulary: Vocabulary, vocab: str) -> None:
-    made_with = str(read_side_file(source)["fingerprint"])
-    if made_with != vocabulary.fingerprint:
-        raise VocabularyError(
-            f"{source} was made with the vocabulary {made_with[:12]}, "
-            f"{vocab} is {vocabulary.fingerprint[:12]}; use the vocabulary it was made with"
-        )

@@ -22,8 +22,9 @@ from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, select_adapter
 from llmgpu.gpu.buffers import Buffer, BufferPool, aligned
 from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.declarations import Line
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.source import compose
+from llmgpu.gpu.source import compose, kernel_source
 from llmgpu.gpu.transfer import Download, Staging, parallel_copy
 
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
@@ -123,6 +124,15 @@ class Device:
             found = self._kernels.setdefault(key, Kernel(self, source, constants))
         return found
 
+    def generated(self, text: str) -> Kernel:
+        """Return the one kernel of a text that a generator wrote, compiled once."""
+        found = self._kernels.get((text,))
+        if found is None:
+            lines = [Line(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
+            source = kernel_source(lines, "", "")
+            found = self._kernels.setdefault((text,), Kernel(self, source, {}))
+        return found
+
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels, (file, constants) each, in threads."""
         with ThreadPoolExecutor(4, thread_name_prefix="llmgpu-compile") as threads:
@@ -182,6 +192,8 @@ class Device:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(flat) > buffer.nbytes:
             raise ValueError(f"{len(flat)} bytes don't fit into {buffer.label}: {buffer.nbytes}")
+        if not len(flat):
+            return  # the queue refuses writes of nothing
         if len(flat) <= SMALL_UPLOAD:
             padded = np.zeros(-(-len(flat) // 4) * 4, np.uint8)
             padded[: len(flat)] = flat

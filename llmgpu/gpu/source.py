@@ -41,7 +41,7 @@ class Binding:
 class KernelSource:
     """A kernel's whole text and what it declares.
 
-    lines: for each line of the text, the file and line it came from.
+    lines: for each line of the text, the file and line it came from; file "" of generated text.
     """
 
     entry: str

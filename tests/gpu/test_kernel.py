@@ -60,3 +60,31 @@ def test_a_compiler_error_names_file_and_line(
     number = next(k for k, line in enumerate(lines, 1) if right in line)
     with pytest.raises(DeviceError, match=rf"does not compile at wgsl/{of}:{number}: "):
         Kernel(device, replace(source, text=text), {})
+
+
+GENERATED = """
+var<workgroup> sums: array<array<array<vec4<f32>, 16>, 4>, 8>;
+@group(0) @binding(0) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size(64)
+fn sum(@builtin(local_invocation_index) i: u32) {
+    sums[i % 8u][0][0] = vec4<f32>(1.0);
+    out[i] = sums[i % 8u][0][0].x;
+}
+"""
+
+
+def test_a_generated_text_is_compiled_once(any_device: Device) -> None:
+    kernel = any_device.generated(GENERATED)
+    assert any_device.generated(GENERATED) is kernel
+    assert any_device.generated(GENERATED.replace("64", "32")) is not kernel
+    assert (kernel.label, kernel.workgroup_size) == ("sum", 64)
+
+
+def test_arrays_of_arrays_count_as_workgroup_memory(portable_device: Device) -> None:
+    with pytest.raises(DeviceError, match=r"workgroup-storage-size of 32768"):
+        portable_device.generated(GENERATED.replace("4>, 8>", "4>, 32>"))
+
+
+def test_errors_of_a_generated_text_name_the_line(device: Device) -> None:
+    with pytest.raises(DeviceError, match=r"sum does not compile at generated text, line 7: "):
+        device.generated(GENERATED.replace("out[i]", "nowhere[i]"))

@@ -14,6 +14,8 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.source import compose, kernel_names, read_wgsl
+from llmgpu.lm.ops import block_codes, optimizer, optimizer_8bit
+from llmgpu.lm.ops.hyper import HYPER
 from tests.gpu.wgsl import shader_constants, struct_fields
 
 WGSL = Path(__file__).parents[2] / "wgsl"
@@ -71,6 +73,8 @@ def test_structs_are_those_of_the_host() -> None:
         train_recount.STATE.names or ()
     )
     assert struct_fields("trie/params.wgsl", "TrieParams") == list(encode_gpu.PARAMS.names or ())
+    assert struct_fields("lm/hyper.wgsl", "Hyper") == list(HYPER.names or ())
+    assert HYPER.itemsize % 16 == 0
 
 
 def test_constants_are_those_of_the_host() -> None:
@@ -91,6 +95,8 @@ def test_constants_are_those_of_the_host() -> None:
         assert shader[name] == encode_gpu.NONE
     shader = shader_constants("trie/01_long_exit.wgsl")
     assert shader["MAX_CHUNK"] == encode_gpu.MAX_CHUNK_BYTES
+    assert shader_constants(optimizer.KERNELS)["NORM_PARTIALS"] == optimizer.NORM_PARTIALS
+    assert shader_constants(optimizer_8bit.KERNELS)["BLOCK"] == block_codes.BLOCK
 
 
 def test_a_missing_file_is_named() -> None:

@@ -22,6 +22,12 @@ def test_staging_memory_is_used_again(any_device: Device) -> None:
         assert (any_device.read(target, 4000, np.uint8) == k + 1).all()
 
 
+def test_an_empty_array_is_written_and_read(any_device: Device) -> None:
+    buffer = any_device.create_buffer("nothing", 0)
+    any_device.write(buffer, np.empty(0, np.float32))
+    assert len(any_device.read(buffer, 0, np.float32)) == 0
+
+
 def test_downloads_grow_and_are_used_again(any_device: Device) -> None:
     data = np.random.default_rng(0).integers(0, 256, 9_001, np.uint8)
     source = any_device.create_buffer("source", len(data))

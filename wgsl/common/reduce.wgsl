@@ -1,21 +1,28 @@
-// Sum and maximum of one f32 a thread over a workgroup, in workgroup memory.
+// Sum and maximum of one f32 a thread, over a workgroup or over runs of its threads, in workgroup
+// memory.
 //
 // The order of additions is fixed, so results do not depend on the device's subgroups. WORKGROUP_SIZE
-// is a power of two. Both are to be called by all threads of the workgroup; all get the result.
+// is a power of two. All are to be called by all threads of the workgroup; all get the result.
 //!include common/workgroup.wgsl
 
 var<workgroup> sh_reduce: array<f32, WORKGROUP_SIZE>;
 
 fn workgroup_sum(value: f32, local_index: u32) -> f32 {
+    return run_sum(value, local_index, WORKGROUP_SIZE);
+}
+
+// Threads k * length to (k + 1) * length - 1 are run k; length is a power of two, the same for all.
+fn run_sum(value: f32, local_index: u32, length: u32) -> f32 {
+    let place = local_index % length;
     sh_reduce[local_index] = value;
     workgroupBarrier();
-    for (var half = WORKGROUP_SIZE / 2u; half > 0u; half >>= 1u) {
-        if (local_index < half) {
+    for (var half = length / 2u; half > 0u; half >>= 1u) {
+        if (place < half) {
             sh_reduce[local_index] += sh_reduce[local_index + half];
         }
         workgroupBarrier();
     }
-    let total = sh_reduce[0];
+    let total = sh_reduce[local_index - place];
     workgroupBarrier();
     return total;
 }

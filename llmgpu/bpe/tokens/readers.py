@@ -31,7 +31,7 @@ from llmgpu.bpe.tokens.layouts import (
     parse_llmc_header,
     require_layout,
 )
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, VocabularyError
 
 MAX_ID = (1 << 32) - 1
 
@@ -105,6 +105,59 @@ def read_side_file(path: str | Path) -> dict[str, object]:
         raise InputError(f"{name}: layout {layout!r} is none of {', '.join(LAYOUTS)}")
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
     return side
+
+
+@dataclass(frozen=True)
+class BinFile:
+    """What is known of a ``bin`` file on disk, which has as many bytes as it should.
+
+    offset: bytes before the numbers. count: ids. text_bytes: bytes of text they stand for.
+    fingerprint: of the vocabulary they were made with.
+    """
+
+    path: str
+    dtype: np.dtype[np.integer]
+    offset: int
+    count: int
+    text_bytes: int
+    fingerprint: str
+
+
+def describe_bin_file(path: str | Path) -> BinFile:
+    """Return what the side file and the header of the ``bin`` file `path` say.
+
+    InputError if one of them can't be read, or if they or the file's length don't fit together.
+    """
+    name = str(path)
+    if not os.path.isfile(name):
+        raise InputError(f"no such file: {name!r}")
+    side = read_side_file(name)
+    facts = _side_facts(name, side, is_stream=False)
+    assert facts.dtype is not None and facts.count is not None
+    if facts.layout == "llmc":
+        with _open(name) as stream:
+            _check_header(_buffered(stream), name, facts)
+    return BinFile(
+        name,
+        facts.dtype,
+        header_bytes(facts.layout),
+        facts.count,
+        cast(int, side["bytes"]),
+        cast(str, side["fingerprint"]),
+    )
+
+
+def check_fingerprint(name: str, made_with: str, fingerprint: str, vocabulary_name: str) -> None:
+    """Raise a VocabularyError if the token file `name` was made with another vocabulary.
+
+    made_with: the fingerprint that the file has; fingerprint: that of the vocabulary in the file
+    `vocabulary_name`.
+    """
+    if made_with != fingerprint:
+        raise VocabularyError(
+            f"{name} was made with the vocabulary {made_with[:12]}, "
+            f"{vocabulary_name} is {fingerprint[:12]}; use the vocabulary it was made with"
+        )
 
 
 def _check_offsets(name: str, offsets: list[object], count: int) -> None:
@@ -247,7 +300,11 @@ def _bin_facts(name: str, vocabulary_size: int | None, layout: str) -> _BinFacts
                 f"{name}: a bin stream has no side file and says nothing of its numbers: use npy"
             )
         return _BinFacts(layout, id_dtype(vocabulary_size), None)
-    side = read_side_file(name)
+    return _side_facts(name, read_side_file(name), is_stream)
+
+
+def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:
+    """Return what a side file says, if the file is as long as it says."""
     layout = cast(str, side["layout"])
     dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
     count, size = cast(int, side["count"]), os.stat(name).st_size
@@ -265,14 +322,22 @@ def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
         buffered = _buffered(stream)
         dtype, count = facts.dtype, facts.count
         if facts.layout == "llmc":
-            dtype, count = parse_llmc_header(buffered.read(LLMC_HEADER_BYTES), name)
-            if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
-                raise InputError(
-                    f"{name}: its header says {count} ids of {dtype.itemsize} bytes, its side file "
-                    f"{side_path(name)} does not"
-                )
+            dtype, count = _check_header(buffered, name, facts)
         assert dtype is not None
         yield from _read_numbers(buffered, name, dtype, count)
+
+
+def _check_header(
+    stream: io.BufferedIOBase, name: str, facts: _BinFacts
+) -> tuple[np.dtype[np.integer], int]:
+    """Return what the header of llm.c says; InputError if the side file says something else."""
+    dtype, count = parse_llmc_header(stream.read(LLMC_HEADER_BYTES), name)
+    if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
+        raise InputError(
+            f"{name}: its header says {count} ids of {dtype.itemsize} bytes, its side file "
+            f"{side_path(name)} does not"
+        )
+    return dtype, count
 
 
 def _read_numbers(

@@ -286,6 +286,23 @@ class _KeptShard(TokenSink):
         pass
 
 
+def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
+    """Return the shards that a manifest lists, in order, each with its path.
+
+    InputError if it can't be read, or is damaged or none.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+        format, version = content["format"], content["version"]
+        shards = [Shard(**entry) for entry in content["shards"]]
+        paths = [os.path.join(os.path.dirname(path), shard.file) for shard in shards]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no list of token shards ({error})") from error
+    if (format, version) != (MANIFEST_FORMAT, VERSION):
+        raise InputError(f"{path}: {format!r} version {version!r}, not {MANIFEST_FORMAT} {VERSION}")
+    return list(zip(paths, shards, strict=True))
+
+
 def _differs(path: str) -> InputError:
     return InputError(
         f"{path} does not hold what the text gives now: the text or the file has changed; remove "

@@ -1,13 +1,226 @@
-"""Matrix products."""
+"""Matrix products: a linear layer and its gradients."""
 
 from __future__ import annotations
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
+from llmgpu.lm.ops.matrix_tiling import (
+    PROCESSORS,
+    SOFTWARE_TILES,
+    TILES,
+    Tiling,
+    choose_tiling,
+)
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.tensor import Tensor
+
+KERNELS = "lm/03_linear.wgsl"
+WORKGROUP_SIZE = 256
+# Outputs of a linear layer with few rows are computed one element a workgroup: this many rows,
+# of this many elements in all unless there is only one row.
+FEW_ROWS = 8
+FEW_ELEMENTS = 1 << 16
+FEW_ROWS_WORKGROUP_SIZE = 64
+ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
+MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
 
 class NumpyLinear(NumpyRecorder):
     """The operations on arrays."""
 
+    def linear(
+        self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """Out (N, O) = x (N, I) weight^T (+ residual); weight (O, I) is float32 or float16."""
+
+        def step() -> None:
+            if residual is None:
+                np.matmul(x.array, _single(weight).T, out=out.array)
+            else:
+                np.add(x.array @ _single(weight).T, residual.array, out=out.array)
+
+        self.append(step)
+
+    def linear_backward_input(
+        self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
+    ) -> None:
+        """Grad_x (N, I) = grad_out (N, O) weight, added to what is there where told so."""
+
+        def step() -> None:
+            if accumulate:
+                grad_x.array[...] += grad_out.array @ _single(weight)
+            else:
+                np.matmul(grad_out.array, _single(weight), out=grad_x.array)
+
+        self.append(step)
+
+    def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
+        """Add grad_out^T x to grad_weight (O, I)."""
+
+        def step() -> None:
+            grad_weight.array[...] += grad_out.array.T @ x.array
+
+        self.append(step)
+
+
+def _single(weight: Tensor) -> NDArray[np.float32]:
+    return weight.array.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """A product of (rows, inner) and (inner, columns), either stored as it is or transposed."""
+
+    left: Tensor
+    right: Tensor
+    product: Tensor
+    left_transposed: bool
+    right_transposed: bool
+    residual: Tensor | None = None
+    accumulate: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows, columns and inner dimension."""
+        rows, columns = self.product.shape
+        return rows, columns, self.left.size // rows
+
 
 class GpuLinear(GpuRecorder):
     """The operations as kernels."""
+
+    def linear(
+        self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """Out (N, O) = x (N, I) weight^T (+ residual); weight (O, I) is float32 or float16."""
+        accumulate = residual is out
+        residual = None if accumulate else residual
+        operands = _Operands(
+            x,
+            weight,
+            out,
+            left_transposed=False,
+            right_transposed=True,
+            residual=residual,
+            accumulate=accumulate,
+        )
+        rows = out.shape[0]
+        if rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS):
+            self._few_rows(operands)
+        else:
+            self._matrix_product("linear", operands)
+
+    def linear_backward_input(
+        self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
+    ) -> None:
+        """Grad_x (N, I) = grad_out (N, O) weight, added to what is there where told so."""
+        operands = _Operands(
+            grad_out,
+            weight,
+            grad_x,
+            left_transposed=False,
+            right_transposed=False,
+            accumulate=accumulate,
+        )
+        self._matrix_product("linear_backward_input", operands)
+
+    def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
+        """Add grad_out^T x to grad_weight (O, I)."""
+        operands = _Operands(
+            grad_out,
+            x,
+            grad_weight,
+            left_transposed=True,
+            right_transposed=False,
+            accumulate=True,
+        )
+        self._matrix_product("linear_backward_weight", operands)
+
+    def _few_rows(self, operands: _Operands) -> None:
+        half = operands.right.is_half
+        weight = {"weight_half" if half else "weight": operands.right}
+        self.dispatch(
+            f"{KERNELS}:linear_few_rows{'_half' if half else ''}",
+            operands.product.size,
+            {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE},
+            x=operands.left,
+            few_residual=operands.residual or operands.left,
+            out=operands.product,
+            few_dims=dims(*operands.sizes, _addend(operands)),
+            **weight,
+        )
+
+    def _tiling(self, operands: _Operands) -> Tiling:
+        bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
+        software = self.device.is_software
+        return choose_tiling(
+            SOFTWARE_TILES if software else TILES,
+            *operands.sizes,
+            processors=os.cpu_count() or 1 if software else PROCESSORS,
+            most=min(MAX_PARTIALS, bindable),
+        )
+
+    def _matrix_product(self, name: str, operands: _Operands) -> None:
+        rows, columns, _ = operands.sizes
+        tiling = self._tiling(operands)
+        if tiling.parts == 1:
+            self._tiles(name, operands, tiling)
+            return
+        # A power of two, so that products of several sizes share this memory.
+        floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
+        partials = self.scratch("partial sums", (floats,))
+        parts = _Operands(
+            operands.left,
+            operands.right,
+            Tensor("partial sums", (rows, columns), partials.dtype, partials.data),
+            operands.left_transposed,
+            operands.right_transposed,
+        )
+        self._tiles(name, parts, tiling)
+        self.dispatch(
+            f"{KERNELS}:add_partials",
+            -(-operands.product.size // WORKGROUP_SIZE),
+            partials=partials,
+            residual=operands.residual or partials,
+            product=operands.product,
+            dims=dims(operands.product.size, tiling.parts, _addend(operands)),
+        )
+
+    def _tiles(self, name: str, operands: _Operands, tiling: Tiling) -> None:
+        rows, columns, inner = operands.sizes
+        tile = tiling.tile
+        product = MatrixProduct(
+            name=name,
+            tile=tile,
+            left=_factor(operands.left, inner_contiguous=not operands.left_transposed),
+            right=_factor(operands.right, inner_contiguous=operands.right_transposed),
+            vectors=columns % 4 == 0,
+            whole_inner=inner % tile.inner == 0,
+            accumulate=operands.accumulate,
+            residual=operands.residual is not None,
+        )
+        bindings: dict[str, Tensor | NDArray[np.uint32]] = {
+            "left": operands.left,
+            "right": operands.right,
+            "product": operands.product,
+            "dims": dims(rows, columns, inner, tiling.inner),
+        }
+        if operands.residual is not None:
+            bindings["residual"] = operands.residual
+        kernel = self.device.generated(matrix_product_source(product))
+        self.dispatch(kernel, tile.count(rows, columns) * tiling.parts, None, **bindings)
+
+
+def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:
+    return Factor(inner_contiguous, tensor.is_half, vectors=tensor.shape[-1] % 4 == 0)
+
+
+def _addend(operands: _Operands) -> int:
+    if operands.residual is not None:
+        return ADD_RESIDUAL
+    return ADD_TO_PRODUCT if operands.accumulate else ADD_NOTHING

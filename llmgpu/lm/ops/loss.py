@@ -1,13 +1,133 @@
-"""Cross-entropy."""
+"""Cross-entropy.
+
+Label smoothing: C. Szegedy et al., Rethinking the Inception Architecture, arXiv 1512.00567. z-loss:
+A. Chowdhery et al., PaLM, arXiv 2204.02311.
+"""
 
 from __future__ import annotations
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.splitting import row_blocks, thread_count
+from llmgpu.lm.ops.tensor import Tensor
+
+KERNELS = "lm/07_loss.wgsl"
+LEAST_THREADS = 64  # of a workgroup, which has one row
+THREAD_LOGITS = 4  # that a thread reads at once
 
 
 class NumpyLoss(NumpyRecorder):
     """The operations on arrays."""
 
+    def cross_entropy(
+        self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
+    ) -> None:
+        """Write the loss of each row, and the gradient of the logits in their place.
+
+        logits: (N, V), dLogits afterwards. losses: (N,).
+        targets: uint32 (N,); the loss and the gradient of a row whose target is V or more are 0.
+        params: (4,), from `parameters`: what gradients are multiplied with (1 / number of targets
+            that count, 0 where there are none), label smoothing, weight of the z-loss, 1 / V.
+
+        A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
+        """
+
+        def step() -> None:
+            for rows in row_blocks(*logits.shape):
+                losses.array[rows] = _cross_entropy(
+                    logits.array[rows], targets.array[rows], params.array
+                )
+
+        self.append(step)
+
+    def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
+        """Write the sum of the losses (N,) to out_sum (1,)."""
+
+        def step() -> None:
+            out_sum.array.flat[0] = losses.array.sum(dtype=np.float64)
+
+        self.append(step)
+
 
 class GpuLoss(GpuRecorder):
     """The operations as kernels."""
+
+    def cross_entropy(
+        self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
+    ) -> None:
+        """Write the loss of each row, and the gradient of the logits in their place.
+
+        logits: (N, V), dLogits afterwards. losses: (N,).
+        targets: uint32 (N,); the loss and the gradient of a row whose target is V or more are 0.
+        params: (4,), from `parameters`: what gradients are multiplied with (1 / number of targets
+            that count, 0 where there are none), label smoothing, weight of the z-loss, 1 / V.
+
+        A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
+        """
+        rows, width = logits.shape
+        self.dispatch(
+            f"{KERNELS}:cross_entropy",
+            rows,
+            constants={"WORKGROUP_SIZE": thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)},
+            logits=logits,
+            tgts=targets,
+            losses=losses,
+            dims=dims(rows, width),
+            params=params,
+        )
+
+    def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
+        """Write the sum of the losses (N,) to out_sum (1,)."""
+        self.dispatch(
+            f"{KERNELS}:sum_losses", 1, row_losses=losses, out_sum=out_sum, n=dims(losses.size)
+        )
+
+
+def _cross_entropy(
+    logits: NDArray[np.float32], targets: NDArray[np.uint32], params: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return the losses of a block of rows; overwrite its logits with their gradient."""
+    counted = targets < logits.shape[1]
+    is_bad = counted & ~np.isfinite(logits).all(axis=1)
+    logits[is_bad | ~counted] = 0
+    losses = _loss_and_gradient(logits, np.where(counted, targets, 0), params)
+    for array in (losses, logits):
+        array[~counted] = 0
+        array[is_bad] = np.nan
+    return losses
+
+
+@np.errstate(over="ignore")  # the distance of two logits may be infinite, and its exponential 0
+def _loss_and_gradient(
+    logits: NDArray[np.float32], index: NDArray[np.uint32], params: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Do the same for rows of finite logits whose targets, `index`, are in the vocabulary.
+
+    The formulas are those of the kernel: terms that do not cancel where logits are large, and
+    1 - p of the target as the rest of the sum.
+    """
+    inv_norm, alpha, beta, inv_vocabulary = params
+    target = np.arange(len(logits)), index
+    largest = logits.max(axis=1)
+    logits -= largest[:, None]
+    losses: NDArray[np.float32] = (alpha - 1) * logits[target]
+    if alpha > 0:
+        losses -= alpha * logits.mean(axis=1, dtype=np.float64).astype(np.float32)
+    np.exp(logits, out=logits)
+    target_part = logits[target]
+    logits[target] = 0
+    rest = logits.sum(axis=1)
+    total = rest + target_part
+    lse = largest + np.log(total)
+    # Where the target is the largest, the others' sum may be too small for 1 + rest.
+    losses += np.where(target_part == 1, np.log1p(rest), np.log(total)) + beta * lse * lse
+
+    pull = 2 * beta * lse
+    smoothing = alpha * inv_vocabulary
+    logits *= ((1 + pull) / total)[:, None]
+    logits -= smoothing
+    logits[target] = (pull * target_part - rest) / total + alpha - smoothing
+    logits *= inv_norm
+    return losses

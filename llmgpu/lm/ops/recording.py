@@ -7,6 +7,8 @@ binds once.
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +20,8 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Device
+    from llmgpu.gpu import BoundKernel, Buffer, Device, Kernel
+    from llmgpu.gpu.device import Submission
 
 Step = TypeVar("Step")
 
@@ -78,6 +81,7 @@ class NumpyRecorder(Recorder[Callable[[], None]]):
     """Programs are functions on arrays."""
 
     has_half_precision = True
+    max_tensor_bytes = sys.maxsize
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
         """Make a tensor, zeros at first."""
@@ -98,12 +102,13 @@ class NumpyRecorder(Recorder[Callable[[], None]]):
         return tensor.array.copy()
 
     def run(self, program: Program[Callable[[], None]]) -> None:
-        """Carry out a program."""
-        for step in program.steps:
-            step()
+        """Carry out a program; numbers that are not finite go through it without a warning."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for step in program.steps:
+                step()
 
-    def finish(self) -> None:
-        """Wait until everything that was started is done."""
+    def wait_for_runs(self, ahead: int) -> None:
+        """Return once at most `ahead` of the programs that were run are unfinished."""
 
 
 class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
@@ -114,11 +119,17 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
         super().__init__()
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
+        self._runs: deque[Submission] = deque()
 
     @property
     def has_half_precision(self) -> bool:
         """Whether kernels may read and write half-precision numbers."""
         return "shader-f16" in self.device.features
+
+    @property
+    def max_tensor_bytes(self) -> int:
+        """Largest tensor that can be made."""
+        return self.device.max_binding_bytes
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
         """Make a tensor, zeros at first.
@@ -148,14 +159,15 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
 
     def dispatch(
         self,
-        kernel: str,
+        kernel: str | Kernel,
         groups: int,
         constants: Mapping[str, int] | None = None,
         **bindings: Tensor | NDArray[Any],
     ) -> None:
         """Append `groups` workgroups of a kernel, unless there are none.
 
-        kernel: as `Device.kernel` takes it, ``lm/FILE.wgsl:KERNEL``.
+        kernel: as `Device.kernel` takes it, ``lm/FILE.wgsl:KERNEL``; or a compiled one.
+        constants: of a kernel that is named.
         bindings: a tensor, or an array that is written to a uniform now and never changes.
         """
         if not groups:
@@ -164,19 +176,21 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
             name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
             for name, value in bindings.items()
         }
-        bound = self.device.kernel(kernel, **(constants or {})).bind(**buffers)
-        self.append((bound, groups))
+        if isinstance(kernel, str):
+            kernel = self.device.kernel(kernel, **(constants or {}))
+        self.append((kernel.bind(**buffers), groups))
 
     def run(self, program: Program[tuple[BoundKernel, int]]) -> None:
         """Start a program and return without waiting for it."""
         commands = self.device.record()
         for kernel, groups in program.steps:
             commands.dispatch(kernel, groups)
-        self.device.submit(commands)
+        self._runs.append(self.device.submit(commands))
 
-    def finish(self) -> None:
-        """Wait until everything that was started is done."""
-        self.device.wait(None)
+    def wait_for_runs(self, ahead: int) -> None:
+        """Return once at most `ahead` of the programs that were run are unfinished."""
+        while len(self._runs) > ahead:
+            self.device.wait(self._runs.popleft())
 
     def _uniform(self, values: NDArray[Any]) -> Buffer:
         content = np.ascontiguousarray(values).tobytes()

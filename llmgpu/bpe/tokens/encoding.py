@@ -1,0 +1,58 @@
+"""A corpus, encoded into whatever takes its ids, and what decides these ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.run_facts import FILES, Run, file_facts
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.text.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.bpe.tokens.files import TokenSink
+from llmgpu.errors import InputError
+from llmgpu.progress import Progress
+
+
+def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
+    """Write the ids of all of `text` to `sink`, each piece as soon as it is encoded.
+
+    progress: called with the bytes of the sources that were read, phase "tokenizing".
+    Raises what the encoder, the corpus and the sink raise.
+    """
+    for piece in encoder.encode(text):
+        sink.write(
+            piece.ids,
+            piece.document_starts,
+            text_bytes=piece.text_bytes,
+            closed=piece.closed,
+        )
+        progress("tokenizing", text.bytes_read, text.total_bytes)
+
+
+def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:
+    """Return what is read and how, for a run that goes on from another one to compare.
+
+    InputError for sources that are missing or unfit.
+    """
+    return {
+        FILES: [file_facts(source.path) for source in resolve_sources(sources)[0]],
+        "text field": options.text_field,
+        "document separators": [text.decode() for text in options.separators],
+        "encoding errors": options.encoding_errors,
+        "limit": options.limit,
+        "line documents": options.line_documents,
+        "allowed special tokens": sorted(special.allowed),
+        "disallowed special tokens": sorted(special.disallowed),
+        "token before documents": special.bos,
+        "token behind documents": special.eos,
+    }
+
+
+def require_same_again(sources: Sequence[str]) -> None:
+    """Raise an InputError unless all sources are files, whose text is there to be read again."""
+    for source in resolve_sources(sources)[0]:
+        if source.size is None or source.path == STANDARD_INPUT:
+            raise InputError(
+                f"--resume can't tell whether {source.path} is the same text again: name files"
+            )

@@ -1,0 +1,158 @@
+"""``llmgpu generate``: a prompt in, what a trained model makes of it out."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import click
+import numpy as np
+
+from llmgpu.backend import select_backend
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.options import device_option, output_options
+from llmgpu.errors import InputError
+from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.generator import Generator
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.sampling import Sampler, SamplingOptions
+from llmgpu.tokenizer import Tokenizer
+
+_DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}
+
+
+@click.command()
+@click.argument("run", metavar="FOLDER")
+@click.option("--prompt", metavar="TEXT", help="What to continue.  [default: a new document]")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Tokens at most.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=_DEFAULTS["temperature"],
+    show_default=True,
+    help="Lower is more certain; 0 always takes the likeliest token.",
+)
+@click.option(
+    "--top-k",
+    type=int,
+    default=_DEFAULTS["top_k"],
+    show_default=True,
+    help="Draw from so many likeliest tokens; 0: from all.",
+)
+@click.option(
+    "--top-p",
+    type=float,
+    default=_DEFAULTS["top_p"],
+    show_default=True,
+    help="Draw from the likeliest tokens that have this probability together.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=_DEFAULTS["seed"],
+    show_default=True,
+    help="The same seed gives the same text on one device.",
+)
+@click.option("--ignore-eos", is_flag=True, help="Go on behind the token that ends a document.")
+@device_option
+@output_options
+def generate(
+    run: str,
+    prompt: str | None,
+    max_new_tokens: int,
+    ignore_eos: bool,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **sampling: Any,
+) -> None:
+    """Continue a prompt with the model in FOLDER: a run of `train`, or one of its checkpoints.
+
+    Text is written to stdout as it comes, the prompt first; the model has only seen the bytes
+    before, so what is no whole character yet waits for its rest.
+
+    \b
+    Example:
+      llmgpu generate run --prompt 'Once upon a time'
+      llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
+      llmgpu generate run/step-00000100 --top-k 0 --top-p 0.9 --seed 1
+    """
+    report = Reporter(quiet=quiet)
+    sampler = Sampler(SamplingOptions(**sampling))
+    checkpoint = load_checkpoint(run)
+    vocabulary = checkpoint.vocabulary
+    ids = _prompt_ids(prompt, checkpoint)
+    backend = select_backend(device, "lm")
+    report.line(f"generating on {backend.description} with {checkpoint.folder}")
+    model = Model(open_operations(backend.device), checkpoint.config)
+    model.load(checkpoint.weights.__getitem__)
+    start = time.perf_counter()
+    new: list[int] = []
+    stop = None if ignore_eos else checkpoint.eos_id
+    continued = _until(stop, Generator(model).generate(ids, max_new_tokens, sampler), new)
+    for text in _characters(prompt or "", _token_bytes(continued, vocabulary)):
+        click.echo(text, nl=False)
+    click.echo()
+    seconds = time.perf_counter() - start
+    report.line(f"{len(new)} tokens in {seconds:.2f} s, {len(new) / seconds:.1f} tokens/s")
+    if as_json:
+        print_json(
+            {
+                "prompt_ids": ids,
+                "ids": new,
+                "seconds": round(seconds, 3),
+                "device": backend.description,
+                "checkpoint": str(checkpoint.folder),
+            },
+            to_stderr=True,
+        )
+
+
+def _prompt_ids(prompt: str | None, checkpoint: Checkpoint) -> list[int]:
+    """Return the prompt's ids, or the token that stands between documents where there is none.
+
+    Raises:
+        InputError: there is neither.
+    """
+    if prompt:
+        ids: list[int] = Tokenizer(checkpoint.vocabulary, device="cpu").encode(prompt).tolist()
+        return ids
+    if checkpoint.eos_id is None:
+        raise InputError("the model knows no token between documents; give a --prompt")
+    return [checkpoint.eos_id]
+
+
+def _until(stop: int | None, ids: Iterable[int], taken: list[int]) -> Iterator[int]:
+    """Yield ids up to `stop`, which is left out; note them in `taken`."""
+    for token in ids:
+        if token == stop:
+            return
+        taken.append(token)
+        yield token
+
+
+def _token_bytes(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[bytes]:
+    """Yield the bytes of each id."""
+    for token in ids:
+        yield vocabulary.decode(np.array([token], np.uint32))
+
+
+def _characters(prompt: str, pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield text as soon as its characters are whole; bytes that make none become U+FFFD."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    yield prompt
+    for piece in pieces:
+        yield decoder.decode(piece)
+    yield decoder.decode(b"", final=True)

@@ -1,0 +1,253 @@
+"""``llmgpu train``: text or token files in, a language model out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from llmgpu.backend import Backend, select_backend
+from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.console import Reporter, human_count, human_time, print_json
+from llmgpu.cli.options import (
+    Decorated,
+    corpus_options,
+    device_option,
+    make_corpus_options,
+    output_options,
+)
+from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.config import PRESETS
+from llmgpu.lm.data import default_separator, open_tokens
+from llmgpu.lm.options import OPTIMIZERS, PRECISIONS, TrainOptions
+from llmgpu.lm.records import StepRecord
+from llmgpu.lm.run import Intervals, prepare_run
+from llmgpu.lm.run_folder import RunFolder, open_run_folder
+from llmgpu.lm.settings import RunSettings, new_settings, resumed_settings
+from llmgpu.lm.step_folders import latest_checkpoint
+
+REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # by --force
+
+_TRAINING = {field.name: field.default for field in fields(TrainOptions)}
+_READING = ("text_field", "encoding_errors", "doc_separators", "limit")
+_INTERVALS = tuple(field.name for field in fields(Intervals))
+
+
+def _model_options(command: Decorated) -> Decorated:
+    """Add the sizes of the model; what is not given is the preset's."""
+    positive = click.IntRange(min=1)
+    for option in (
+        click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
+                     show_default=True, help="Sizes to begin with."),
+        click.option("--dim", type=positive, help="Width of the model."),
+        click.option("--layers", type=positive, help="Number of layers."),
+        click.option("--heads", type=positive, help="Attention heads; they divide the width."),
+        click.option("--kv-heads", type=positive, help="Key/value heads.  [default: --heads]"),
+        click.option("--ffn-dim", type=positive, help="Width inside the feed-forward network."),
+        click.option("--seq-len", type=positive, help="Tokens in a sequence."),
+        click.option("--tied/--untied", default=None,
+                     help="Whether the output layer is the embedding table.  [default: tied]"),
+        click.option("--activation", type=click.Choice(["swiglu", "gelu"]),
+                     help="gelu has no gate, and no other tool opens such a model as a Llama."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _training_options(command: Decorated) -> Decorated:
+    """Add what decides how it is trained; the defaults are those of `TrainOptions`."""
+    positive, number = click.IntRange(min=1), click.FLOAT
+    for flag, name, kind, text in (
+        ("--batch-size", "batch_size", positive, "Sequences at a time."),
+        ("--grad-accum", "grad_accum", positive, "Batches a step: more tokens, the same memory."),
+        ("--steps", "steps", positive, "Optimizer steps in all."),
+        ("--lr", "learning_rate", number, "Highest learning rate."),
+        ("--weight-decay", "weight_decay", number, "On matrices only."),
+        ("--beta1", "beta1", number, "AdamW's mean of gradients."),
+        ("--beta2", "beta2", number, "AdamW's mean of squares."),
+        ("--grad-clip", "grad_clip", number, "Largest norm of all gradients; 0: any."),
+        ("--label-smoothing", "label_smoothing", number, "Share of the target spread evenly."),
+        ("--z-loss", "z_loss", number, "Penalty on the squared logarithm of the softmax's sum."),
+        ("--seed", "seed", click.IntRange(min=0), "Of first weights and of the order of text."),
+        ("--precision", "precision", click.Choice(PRECISIONS),
+         "f16 computes with half-precision copies of the matrices (needs shader-f16)."),
+        ("--optimizer", "optimizer", click.Choice(OPTIMIZERS),
+         "adamw-8bit keeps its moments in a quarter of the memory."),
+        ("--eval-fraction", "evaluation_fraction", number, "Share of the text for evaluation."),
+        ("--eval-batches", "evaluation_batches", positive, "Batches of an evaluation at most."),
+    ):  # fmt: skip
+        command = click.option(
+            flag, name, type=kind, default=_TRAINING[name], show_default=True, help=text
+        )(command)
+    for option in (
+        click.option("--min-lr", "min_learning_rate", type=number,
+                     help="Learning rate at the end of a cosine.  [default: a tenth of --lr]"),
+        click.option("--warmup-steps", type=click.IntRange(min=0),
+                     help="Steps up to the highest rate.  [default: a tenth, 100 at most]"),
+    ):  # fmt: skip
+        command = option(command)
+    return click.option(
+        "--sparse-embedding",
+        is_flag=True,
+        help="Update only the rows of the embedding table whose tokens came up (with --untied).",
+    )(command)
+
+
+def _interval_options(command: Decorated) -> Decorated:
+    """Add how often something is done, in steps."""
+    for flag, name, text in (
+        ("--log-interval", "log", "Steps between two lines of the log."),
+        ("--eval-interval", "evaluation", "Steps between two evaluations."),
+        ("--save-interval", "save", "Steps between two checkpoints."),
+        ("--keep", "keep", "Checkpoints that are kept, the newest."),
+    ):
+        command = click.option(
+            flag,
+            name,
+            type=click.IntRange(min=1),
+            default=getattr(Intervals, name),
+            show_default=True,
+            help=text,
+        )(command)
+    return command
+
+
+@click.command()
+@click.argument("corpus", nargs=-1, required=True)
+@click.option("--vocab", required=True, metavar="FILE", help="Vocabulary of the model.")
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="Everything of the run.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --output.")
+@click.option("--force", is_flag=True, help="Start anew in place of the run in --output.")
+@click.option(
+    "--eos",
+    metavar="ID|TEXT",
+    help="Token behind each document.  [default: <|endoftext|> or the like, if there is one]",
+)
+@_model_options
+@_training_options
+@_interval_options
+@corpus_options
+@device_option
+@output_options
+@click.pass_context
+def train(
+    context: click.Context,
+    /,
+    corpus: tuple[str, ...],
+    vocab: str,
+    output: str,
+    resume: bool,
+    force: bool,
+    eos: str | None,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **settings: Any,
+) -> None:
+    """Train a Llama-style language model on CORPUS: texts, or token files of `tokenize`.
+
+    --output gets the log (log.jsonl), the loss curve (loss.svg) and checkpoints (step-00000100 and
+    so on), which Hugging Face transformers opens as Llama models. A run that was ended goes on from
+    its newest checkpoint when the same command is given once more with --resume.
+
+    \b
+    Example:
+      llmgpu train --vocab v.bin corpus.txt -o run
+      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
+      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000 --resume
+      llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
+    """
+    report = Reporter(quiet=quiet)
+    reading = {name: settings.pop(name) for name in _READING}
+    intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
+    vocabulary = Vocabulary.load(vocab)
+    asked = new_settings(settings, vocabulary.size)
+    backend = select_backend(device, "lm")
+    with open_run_folder(output, resume=resume, force=force, replaced=REPLACED) as folder:
+        checkpoint = _find_checkpoint(folder) if resume else None
+        if checkpoint is not None:
+            checkpoint.require_vocabulary(vocabulary.fingerprint, vocab)
+            asked = resumed_settings(checkpoint, _explicit(context, settings))
+            report.line(f"going on from {checkpoint.folder}")
+        report.line(_description(asked, backend))
+        separator = default_separator(vocabulary) if eos is None else eos
+        try:
+            source = open_tokens(
+                corpus,
+                vocabulary,
+                vocab,
+                folder.tokens,
+                backend=select_backend(device, "tokenize"),
+                reading=make_corpus_options(**reading),
+                separator=separator,
+                resume=resume,
+                progress=report,
+            )
+        finally:
+            report.close()
+        run = prepare_run(
+            folder,
+            asked,
+            backend,
+            source,
+            vocabulary,
+            intervals,
+            checkpoint,
+            eos_id=None if separator is None else token_id(vocabulary, separator),
+            on_record=partial(_print_record, report, asked.options.steps),
+            note=report.line,
+        )
+        summary = run.run()
+    _print_summary(report, summary)
+    if as_json:
+        print_json(summary, to_stderr=False)
+
+
+def _explicit(context: click.Context, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `settings` that were given on the command line."""
+    given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    return {
+        name: value
+        for name, value in settings.items()
+        if context.get_parameter_source(name) in given
+    }
+
+
+def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """Return the newest checkpoint of a run; None if it ended before its first."""
+    found = latest_checkpoint(folder.path)
+    return None if found is None else load_checkpoint(found)
+
+
+def _description(settings: RunSettings, backend: Backend) -> str:
+    config, options = settings.config, settings.options
+    tokens = options.sequences * config.seq_len
+    return (
+        f"training {human_count(config.parameters)} parameters on {backend.description}: "
+        f"{human_count(options.steps)} steps of {human_count(tokens)} tokens"
+    )
+
+
+def _print_record(report: Reporter, steps: int, record: StepRecord) -> None:
+    left = record.seconds / record.step * (steps - record.step)
+    text = (
+        f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
+        f"lr {record.learning_rate:.2e}, {human_count(record.tokens_per_second)} tokens/s"
+    )
+    if record.validation_loss is not None:
+        text += f", validation loss {record.validation_loss:.4f}"
+    if record.bits_per_byte is not None:
+        text += f" ({record.bits_per_byte:.4f} bits a byte)"
+    report.line(f"{text}, {human_time(left)} left" if left else text)
+
+
+def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
+    text = f"{human_count(summary['tokens'])} tokens in {human_time(summary['seconds'])}"
+    if summary["perplexity"] is not None:
+        text += f"; perplexity {summary['perplexity']:.2f}"
+    report.line(f"{text}; checkpoint in {summary['checkpoint']}")

@@ -1,0 +1,147 @@
+"""Batches of sequences for training and evaluation, cut from one long row of tokens.
+
+- A sequence is seq_len + 1 tokens: the first seq_len are what the model reads, the last seq_len
+  what it is to predict. The next one begins with the token that the one before ends with.
+- The last sequences of the row are for evaluation only.
+- An epoch takes as many sequences as the rest surely holds, in an order of its own, cut at borders
+  of its own: it begins at a random token, less than seq_len from the first. Up to seq_len tokens at
+  the ends are left out of it.
+- Order and borders depend on seed and epoch alone, so the number of sequences taken so far says all
+  that a resumed run needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder import token_spans
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.lm.permutation import ROUNDS, permute
+from llmgpu.lm.token_source import TokenSource
+
+IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
+EVALUATION_FRACTION = 0.01
+
+Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
+
+
+class Batches:
+    """The batches of a run.
+
+    training_sequences: how many an epoch has. evaluation_sequences: how many are held out.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        batch_size: int,
+        seq_len: int,
+        *,
+        seed: int = 0,
+        evaluation_fraction: float = EVALUATION_FRACTION,
+    ) -> None:
+        """Divide the tokens.
+
+        batch_size: sequences (B). seq_len: tokens of each (T). evaluation_fraction: the part of all
+        sequences that is held out, one at least; 0 for none.
+
+        Raises InputError for numbers out of range, and for too few tokens.
+        """
+        _check_options(batch_size, seq_len, seed, evaluation_fraction)
+        self.batch_size, self.seq_len = batch_size, seq_len
+        self._source, self._seed = source, seed
+        targets = max(0, len(source) - 1)
+        held_out = round(targets // seq_len * evaluation_fraction)
+        self.evaluation_sequences = max(1, held_out) if evaluation_fraction else 0
+        targets -= self.evaluation_sequences * seq_len
+        if targets < seq_len:
+            raise _too_short(source, seq_len, self.evaluation_sequences)
+        self._evaluation_start = targets
+        self.training_sequences = max(1, (targets - (seq_len - 1)) // seq_len)
+        self._offsets = min(seq_len, targets - self.training_sequences * seq_len + 1)
+
+    def training(self, position: int) -> Batch:
+        """Return the batch after `position` sequences: tokens and targets, uint32 (B, T)."""
+        epochs, indices = np.divmod(
+            np.arange(position, position + self.batch_size, dtype=np.int64),
+            self.training_sequences,
+        )
+        starts = np.empty(self.batch_size, np.int64)
+        for epoch in np.unique(epochs).tolist():
+            of_epoch = epochs == epoch
+            starts[of_epoch] = self._training_starts(epoch, indices[of_epoch])
+        return self._read(starts)
+
+    def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
+        """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
+
+        limit: sequences at most, evenly spread over all of them; None for all. Where the last batch
+        is not full, its other tokens are 0 and its other targets IGNORED_TARGET.
+        """
+        every = self.evaluation_sequences
+        count = every if limit is None else min(limit, every)
+        for begin in range(0, count, self.batch_size):
+            taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
+            chosen = taken * every // count
+            yield self._read(self._evaluation_start + chosen * self.seq_len)
+
+    def _training_starts(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the sequences of these indices (n,) in an epoch begin: int64 (n,)."""
+        # The raw numbers of Philox are the same with every version of NumPy.
+        random = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(
+            ROUNDS + 1
+        )
+        offset = int(random[ROUNDS]) % self._offsets
+        return permute(indices, self.training_sequences, random[:ROUNDS]) * self.seq_len + offset
+
+    def _read(self, starts: NDArray[np.int64]) -> Batch:
+        """Read the sequences that begin at `starts` (n,), n <= B, and fill up with ignored ones."""
+        shape = (self.batch_size, self.seq_len)
+        tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
+        for row, start in enumerate(starts.tolist()):
+            ids = self._source.read(start, self.seq_len + 1)
+            largest = int(ids.max())
+            if largest >= self._source.vocabulary_size:
+                raise InputError(
+                    f"id {largest} is beyond the vocabulary of {self._source.vocabulary_size} "
+                    "ids: a token file was changed during the run"
+                )
+            tokens[row], targets[row] = ids[:-1], ids[1:]
+        return tokens, targets
+
+
+def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
+    """Return how many bytes of text each id stands for: uint32 (size,).
+
+    0 for special tokens, which stand for no text; an unknown token that is not one of them stands
+    for 1.
+    """
+    spans = token_spans(vocabulary)
+    spans[list(vocabulary.special_tokens.values())] = 0
+    return spans.astype(np.uint32)
+
+
+def _check_options(batch_size: int, seq_len: int, seed: int, evaluation_fraction: float) -> None:
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
+        if value < 1:
+            raise InputError(f"{name} is {value}, it must be at least 1")
+    if not 0 <= seed < 1 << 64:
+        raise InputError(f"seed {seed} is not a number from 0 to 2^64 - 1")
+    if not 0 <= evaluation_fraction < 1:
+        raise InputError(
+            f"evaluation_fraction is {evaluation_fraction}, it must be at least 0 and less than 1"
+        )
+
+
+def _too_short(source: TokenSource, seq_len: int, held_out: int) -> InputError:
+    needed = (1 + held_out) * seq_len + 1
+    for_evaluation = f" and {held_out:,} for evaluation" if held_out else ""
+    or_less = ", or hold out less for evaluation" if held_out else ""
+    return InputError(
+        f"{len(source):,} tokens are too few: one sequence of {seq_len:,} for training"
+        f"{for_evaluation} take {needed:,}; use more text or a shorter sequence length{or_less}"
+    )

@@ -1,0 +1,318 @@
+"""Checkpoints of a model being trained: what a run goes on from, and what other tools open.
+
+- config.json, model.safetensors, generation_config.json, tokenizer.json, tokenizer_config.json: the
+  model and its tokenizer as Hugging Face's libraries read them. A vocabulary that tokenizer.json
+  can't hold has no tokenizer files, and the caller is told.
+- vocabulary.bin, optimizer.safetensors, training.json: what those have no place for. training.json
+  has the SHA-256 of all that is read again, itself included, so that damage is found.
+- A folder is complete or not there, see `llmgpu.lm.step_folders`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.interchange import huggingface as tokenizer_json
+from llmgpu.bpe.interchange.input_files import parse_json, quote, read_limited
+from llmgpu.bpe.interchange.notes import Note, no_notes
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import CheckpointError, VocabularyError
+from llmgpu.files import atomic_output, output_errors
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.huggingface import (
+    describe_generation,
+    describe_model,
+    describe_tokenizer,
+    is_llama,
+    read_model,
+    read_token_id,
+)
+from llmgpu.lm.safetensors_file import TensorFile, TensorSource, read_tensors, write_tensors
+from llmgpu.lm.step_folders import (
+    is_step_folder_name,
+    list_checkpoints,
+    new_checkpoint,
+    remove_old_checkpoints,
+    step_folder_name,
+)
+
+FORMAT_NAME = "llmgpu model checkpoint"
+FORMAT_VERSION = 1
+
+CONFIG = "config.json"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+VOCABULARY = "vocabulary.bin"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+TRAINING = "training.json"
+
+_READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
+_CHECKSUM = "sha256"
+_DAMAGED = "damaged or changed: it is not what was written"
+_STATE_TYPES = {
+    "step": int,
+    "tokens_seen": int,
+    "sequence_position": int,
+    "random_state": dict,
+    "options": dict,
+    "vocabulary": str,
+    "files": dict,
+}
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """How far a run is, and what it was called with.
+
+    step: optimizer steps done. tokens_seen: tokens of all batches so far. sequence_position: number
+    of the first sequence that no batch had yet. random_state, options: what JSON holds, whole
+    numbers of any size included; their meaning is the run's own.
+    """
+
+    step: int
+    tokens_seen: int
+    sequence_position: int
+    random_state: dict[str, Any]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What `load_checkpoint` found.
+
+    weights: float32 by name, mapped from the file, read-only. optimizer: as they were saved.
+    bos_id, eos_id: tokens at the begin and the end of a text, if there are such.
+    """
+
+    folder: Path
+    config: ModelConfig
+    vocabulary: Vocabulary
+    weights: dict[str, NDArray[np.float32]]
+    optimizer: TensorFile
+    state: TrainingState
+    bos_id: int | None
+    eos_id: int | None
+
+    def require_vocabulary(self, fingerprint: str, source: str | Path) -> None:
+        """Check that `source`, a file of tokens or a vocabulary, has the model's ids.
+
+        Raises CheckpointError that names both files.
+        """
+        if fingerprint != self.vocabulary.fingerprint:
+            raise CheckpointError(
+                f"{source} goes with vocabulary {fingerprint[:12]}, {self.folder / VOCABULARY} is "
+                f"{self.vocabulary.fingerprint[:12]}: use the vocabulary the model was trained with"
+            )
+
+
+def save_checkpoint(
+    run_folder: str | Path,
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    weights: Mapping[str, TensorSource],
+    optimizer: Mapping[str, TensorSource],
+    state: TrainingState,
+    *,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    keep: int = 2,
+    note: Note = no_notes,
+) -> Path:
+    """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
+
+    weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
+    comes, so that one at a time is in memory. note: is told what others can't do with it.
+
+    Raises OutputError if it can't be written, or the step has a checkpoint already: then nothing
+    has changed. ValueError for weights, or a vocabulary, that are not those of `config`.
+    """
+    _check_arguments(config, vocabulary, weights, keep)
+    if not is_llama(config):
+        note("a model without gate is no Llama: other libraries can't open its checkpoint")
+    with new_checkpoint(run_folder, state.step) as folder:
+        write_tensors(folder / MODEL, weights, {"format": "pt"})
+        write_tensors(folder / OPTIMIZER, optimizer)
+        vocabulary.save(folder / VOCABULARY)
+        ids = {"bos_id": bos_id, "eos_id": eos_id}
+        _write_json(folder / CONFIG, describe_model(config, **ids))
+        _write_json(folder / GENERATION_CONFIG, describe_generation(config, **ids))
+        if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
+            described = describe_tokenizer(config, vocabulary, **ids)
+            _write_json(folder / TOKENIZER_CONFIG, described)
+        _write_training(folder, vocabulary, state)
+    remove_old_checkpoints(run_folder, keep)
+    return Path(run_folder) / step_folder_name(state.step)
+
+
+def _check_arguments(
+    config: ModelConfig, vocabulary: Vocabulary, weights: Mapping[str, TensorSource], keep: int
+) -> None:
+    expected = {weight.name: (np.dtype(np.float32), weight.shape) for weight in config.weights()}
+    given = {name: (source.dtype, source.shape) for name, source in weights.items()}
+    if given != expected:
+        names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
+        raise ValueError(f"weights that are not those of the model's sizes: {', '.join(names)}")
+    if vocabulary.size != config.vocab_size:
+        raise ValueError(f"{vocabulary.size} tokens, the model has {config.vocab_size}")
+    if keep < 1:
+        raise ValueError("at least one checkpoint is kept")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with atomic_output(path) as stream:
+        stream.write(json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
+    """Write tokenizer.json; False, and a note, where it can't hold the vocabulary."""
+    try:
+        tokenizer_json.write(vocabulary, path, note=note)
+    except VocabularyError as error:
+        note(f"the checkpoint has no {path.name}: {error}")
+        return False
+    return True
+
+
+def _write_training(folder: Path, vocabulary: Vocabulary, state: TrainingState) -> None:
+    with output_errors(str(folder)):
+        hashes = {name: _hash_file(folder / name) for name in _READ_AGAIN}
+    content = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        **asdict(state),
+        "vocabulary": vocabulary.fingerprint,
+        "files": hashes,
+    }
+    _write_json(folder / TRAINING, content | {_CHECKSUM: _hash_json(content)})
+
+
+def _hash_file(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _hash_json(content: dict[str, Any]) -> str:
+    """Return the SHA-256 of what `content` is once it was written and read."""
+    read_back = json.loads(json.dumps(content))
+    return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint: that of a step's folder, or the newest of a run's folder.
+
+    All of it is validated. Nothing older is taken in place of one that is damaged, but the message
+    names it.
+
+    Raises CheckpointError, with the file, for what is missing, damaged, of another version, or does
+    not fit together.
+    """
+    folder = Path(path)
+    if (folder / TRAINING).is_file() or is_step_folder_name(folder.name):
+        return _load(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such folder")
+    folders = list(list_checkpoints(folder).values())
+    if not folders:
+        raise CheckpointError(f"{folder}: there is no checkpoint in it")
+    try:
+        return _load(folders[-1])
+    except CheckpointError as error:
+        if len(folders) == 1:
+            raise
+        raise CheckpointError(f"{error}; the one before is {folders[-2]}") from error
+
+
+def _load(folder: Path) -> Checkpoint:
+    state, fingerprint = _read_training(folder)
+    with _naming(folder / VOCABULARY):
+        vocabulary = Vocabulary.load(folder / VOCABULARY)
+    if vocabulary.fingerprint != fingerprint:
+        raise CheckpointError(
+            f"{folder / VOCABULARY} is vocabulary {vocabulary.fingerprint[:12]}, "
+            f"{folder / TRAINING} goes with {fingerprint[:12]}"
+        )
+    with _naming(folder / CONFIG):
+        described = _read_json(folder / CONFIG)
+        config = read_model(described)
+        if config.vocab_size != vocabulary.size:
+            raise CheckpointError(
+                f"a model of {config.vocab_size} tokens, {VOCABULARY} has {vocabulary.size}"
+            )
+        bos_id = read_token_id(described, "bos_token_id", vocabulary)
+        eos_id = read_token_id(described, "eos_token_id", vocabulary)
+    model = read_tensors(folder / MODEL)
+    if config.layers > len(model.tensors):  # before so many names are made
+        raise CheckpointError(
+            f"{model.path}: {len(model.tensors)} tensors can't be {config.layers} layers"
+        )
+    model.require({weight.name: (np.float32, weight.shape) for weight in config.weights()})
+    optimizer = read_tensors(folder / OPTIMIZER)
+    return Checkpoint(
+        folder, config, vocabulary, model.tensors, optimizer, state, bos_id=bos_id, eos_id=eos_id
+    )
+
+
+def _read_training(folder: Path) -> tuple[TrainingState, str]:
+    """Return the state and the vocabulary's fingerprint; all files are as they were written."""
+    with _naming(folder / TRAINING):
+        content = _read_json(folder / TRAINING)
+        _check_version(content)
+        if content.pop(_CHECKSUM, None) != _hash_json(content):
+            raise CheckpointError(_DAMAGED)
+        for name, kind in _STATE_TYPES.items():
+            if type(content.get(name)) is not kind:
+                raise CheckpointError(f"damaged: {name} is no {kind.__name__}")
+    for name in _READ_AGAIN:
+        _check_file(folder / name, content["files"].get(name))
+    state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
+    return state, content["vocabulary"]
+
+
+def _check_version(content: dict[str, Any]) -> None:
+    if content.get("format") != FORMAT_NAME:
+        raise CheckpointError("not the state of a model's training")
+    version = content.get("version")
+    if version != FORMAT_VERSION:
+        newer = isinstance(version, int) and version > FORMAT_VERSION
+        hint = ": it is newer, use a newer llmgpu" if newer else ""
+        raise CheckpointError(
+            f"version {quote(str(version))} of the format, this llmgpu reads version "
+            f"{FORMAT_VERSION}{hint}"
+        )
+
+
+def _check_file(path: Path, written: object) -> None:
+    try:
+        found = _hash_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't read it: {error.strerror}") from error
+    if found != written:
+        raise CheckpointError(f"{path}: {_DAMAGED}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content = parse_json(read_limited(path))
+    if not isinstance(content, dict):
+        raise CheckpointError("damaged: no JSON object")
+    return content
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Make an error of the block a CheckpointError with the file's name."""
+    try:
+        yield
+    except (CheckpointError, VocabularyError) as error:
+        text = str(error)
+        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error

@@ -1,0 +1,162 @@
+"""What a model is: its sizes, the shapes of its weights, what it costs.
+
+The names of the weights are those of Hugging Face's Llama, so that a checkpoint needs no table of
+names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from llmgpu.errors import InputError
+
+Activation = Literal["swiglu", "gelu"]
+
+HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
+VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to this many, with ids never used
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight: its name, shape and how it begins and is decayed.
+
+    deviation: standard deviation of its first random values; None: all ones.
+    decays: whether weight decay applies (matrices yes, norms no).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    deviation: float | None
+    decays: bool
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of a Llama-style model.
+
+    vocab_size: ids of the tokenizer. dim: width of the residual stream (C). layers: blocks.
+    heads, kv_heads: query heads (H) and key/value heads (K). ffn_dim: width inside the feed-forward
+    network (F). seq_len: longest sequence (T). tied: whether the output layer is the embedding
+    table. activation: "swiglu", or "gelu" for a network without gate.
+    """
+
+    vocab_size: int
+    dim: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 4
+    ffn_dim: int = 704
+    seq_len: int = 256
+    tied: bool = True
+    activation: Activation = "swiglu"
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit together."""
+        for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim", "seq_len"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.dim % self.heads:
+            raise InputError(f"dim {self.dim} is not a multiple of heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise InputError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.head_dim % HEAD_DIM_MULTIPLE:
+            raise InputError(
+                f"dim {self.dim} / heads {self.heads} = {self.head_dim} numbers a head; "
+                f"it must be a multiple of {HEAD_DIM_MULTIPLE}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head (D)."""
+        return self.dim // self.heads
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all key heads, or of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table and of the output layer (V)."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    def weights(self) -> Iterator[Weight]:
+        """All weights in the order of a forward pass.
+
+        Matrices are (outputs, inputs). Values begin normal with deviation 0.02, those of the two
+        projections that write into the residual stream with 0.02 / sqrt(2 * layers), so that its
+        variance does not grow with depth (GPT-2, section 2.3); norms begin with ones.
+        """
+        table = (self.padded_vocab_size, self.dim)
+        yield Weight("model.embed_tokens.weight", table, 0.02, True)
+        for layer in range(self.layers):
+            yield from self._layer_weights(f"model.layers.{layer}")
+        yield Weight("model.norm.weight", (self.dim,), None, False)
+        if not self.tied:
+            yield Weight("lm_head.weight", table, 0.02, True)
+
+    def _layer_weights(self, prefix: str) -> Iterator[Weight]:
+        small = 0.02 / math.sqrt(2 * self.layers)
+        attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
+        yield Weight(f"{prefix}.input_layernorm.weight", (self.dim,), None, False)
+        yield Weight(f"{attention}.q_proj.weight", (self.dim, self.dim), 0.02, True)
+        yield Weight(f"{attention}.k_proj.weight", (self.kv_dim, self.dim), 0.02, True)
+        yield Weight(f"{attention}.v_proj.weight", (self.kv_dim, self.dim), 0.02, True)
+        yield Weight(f"{attention}.o_proj.weight", (self.dim, self.dim), small, True)
+        yield Weight(f"{prefix}.post_attention_layernorm.weight", (self.dim,), None, False)
+        if self.activation == "swiglu":
+            yield Weight(f"{ffn}.gate_proj.weight", (self.ffn_dim, self.dim), 0.02, True)
+        yield Weight(f"{ffn}.up_proj.weight", (self.ffn_dim, self.dim), 0.02, True)
+        yield Weight(f"{ffn}.down_proj.weight", (self.dim, self.ffn_dim), small, True)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(weight.size for weight in self.weights())
+
+    def training_operations(self, tokens: int) -> int:
+        """Additions and multiplications of forward and backward over `tokens` tokens.
+
+        Six for each parameter of a matrix, and 12 * layers * dim * seq_len for attention, of which
+        a causal mask needs half.
+        """
+        matrices = sum(weight.size for weight in self.weights() if weight.decays)
+        if not self.tied:
+            matrices -= self.padded_vocab_size * self.dim  # looked up, not multiplied
+        return tokens * (6 * matrices + 6 * self.layers * self.dim * self.seq_len)
+
+
+# Presets, all of the Llama kind; gpt2 has GPT-2 small's sizes (12 layers, 768 wide), with a gated
+# network of two thirds the width for the same number of parameters.
+PRESETS: dict[str, ModelConfig] = {
+    "tiny": ModelConfig(
+        vocab_size=1, dim=128, layers=4, heads=4, kv_heads=4, ffn_dim=384, seq_len=128
+    ),
+    "small": ModelConfig(
+        vocab_size=1, dim=384, layers=6, heads=6, kv_heads=6, ffn_dim=1024, seq_len=256
+    ),
+    "gpt2": ModelConfig(
+        vocab_size=1, dim=768, layers=12, heads=12, kv_heads=12, ffn_dim=2048, seq_len=1024
+    ),
+}
+
+
+def preset(name: str, vocab_size: int, **sizes: object) -> ModelConfig:
+    """Return a preset for a vocabulary; those of `sizes` that are not None replace its own.
+
+    kv_heads follows heads where only heads is given.
+    """
+    given = {key: value for key, value in sizes.items() if value is not None}
+    if "heads" in given:
+        given.setdefault("kv_heads", given["heads"])
+    return replace(PRESETS[name], vocab_size=vocab_size, **given)  # type: ignore[arg-type]

@@ -1,0 +1,240 @@
+"""What a model is trained on: token files, or texts that are tokenized on the way.
+
+- A name that ends in ``.bin`` is a token file; so are the shards that a manifest (``OUT.json`` of
+  ``llmgpu tokenize --shard-tokens``) lists. Folders and globs may hold both, and the side files:
+  each token file counts once, where it is first named.
+- Everything else is text. Both at once are refused, because nobody could say in which order they
+  are meant.
+- Text is tokenized into shards in a folder of the run. Those that are there from the same text and
+  the same vocabulary are used again, and tokenizing that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmgpu.backend import Backend
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
+from llmgpu.bpe.run_facts import Run, check_same_run
+from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
+from llmgpu.bpe.text.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.bpe.tokens.encoding import encode_into, encoding_facts, require_same_again
+from llmgpu.bpe.tokens.files import SIDE_FORMAT
+from llmgpu.bpe.tokens.readers import describe_bin_file
+from llmgpu.bpe.tokens.shards import (
+    MANIFEST_FORMAT,
+    PROGRESS_FORMAT,
+    ShardNames,
+    ShardWriter,
+    read_manifest,
+)
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.files import atomic_output, output_errors
+from llmgpu.lm.token_source import TokenSource, open_token_files
+from llmgpu.progress import Progress, no_progress
+
+SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
+
+_SHARDS = "tokens.bin"
+_MADE_FROM = "made-from.json"  # beside the shards, once all are there: what they were made from
+_HEAD_BYTES = 200
+_FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
+
+
+def default_separator(vocabulary: Vocabulary) -> int | None:
+    """Return the id that a vocabulary has for the end of a document, by its usual names, if any."""
+    known = (vocabulary.special_tokens.get(text) for text in SEPARATORS)
+    return next((token for token in known if token is not None), None)
+
+
+def open_tokens(
+    inputs: Sequence[str],
+    vocabulary: Vocabulary,
+    vocabulary_name: str,
+    folder: Path,
+    *,
+    backend: Backend,
+    reading: CorpusOptions | None = None,
+    separator: int | str | None = None,
+    resume: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: Progress = no_progress,
+) -> TokenSource:
+    """Open token files, or the tokens of texts.
+
+    inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-".
+    vocabulary_name: what errors call the vocabulary.
+
+    The rest is for texts. folder: gets the shards; made if needed. backend: encodes. reading: how
+    text is read. separator: put behind each document, an id or the text of a token; None for no
+    such token. resume: tokens that are in the folder must be of these texts; otherwise tokens of
+    other texts are replaced. shard_tokens: length of the shards. progress: phases "tokenizing" (in
+    bytes) and "checking tokens" (in ids).
+
+    Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
+    and for texts that are not those of the run that is resumed; VocabularyError for token files of
+    another vocabulary and for a separator that it doesn't have; OutputError for a folder that
+    can't be written.
+    """
+    paths = _token_files(inputs)
+    if paths is None:
+        options = SpecialOptions(eos=None if separator is None else token_id(vocabulary, separator))
+        texts = _Texts(inputs, reading or CorpusOptions(), options, vocabulary, folder)
+        if not texts.are_tokenized(resume):
+            texts.tokenize(backend, shard_tokens, resume, progress)
+        paths = texts.shards()
+    return open_token_files(paths, vocabulary, vocabulary_name, progress)
+
+
+class _Texts:
+    """Texts, and the folder with their tokens."""
+
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        reading: CorpusOptions,
+        special: SpecialOptions,
+        vocabulary: Vocabulary,
+        folder: Path,
+    ) -> None:
+        self._inputs, self._reading, self._special = inputs, reading, special
+        self._vocabulary = vocabulary
+        self._folder = folder
+        self._names = ShardNames(str(folder / _SHARDS))
+        self._facts = encoding_facts(inputs, reading, special)
+        self._made_from = folder / _MADE_FROM
+
+    def are_tokenized(self, resume: bool) -> bool:
+        """Whether all shards are there; InputError if `resume` and they are those of other text."""
+        if not (self._made_from.exists() and os.path.exists(self._names.manifest)):
+            return False
+        before, now = self._read_made_from(), self._whole_facts()
+        if resume:
+            check_same_run(f"{self._folder} has the tokens of another text", before, now)
+            return True
+        return before == json.loads(json.dumps(now)) and self._can_be_read_again()
+
+    def tokenize(
+        self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
+    ) -> None:
+        """Write the shards, and what they were made from."""
+        with output_errors(str(self._folder)):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._made_from.unlink(missing_ok=True)
+        begun = os.path.exists(self._names.progress)
+        if begun and resume:
+            require_same_again(self._inputs)
+        encoder = open_encoder(self._vocabulary, backend)
+        encoder = with_special_tokens(encoder, self._vocabulary, self._special)
+        with (
+            Corpus(self._inputs, self._reading) as text,
+            self._open_writer(shard_tokens, resume=begun and resume) as writer,
+        ):
+            encode_into(writer, encoder, text, progress)
+        with atomic_output(self._made_from) as file:
+            file.write(json.dumps(self._whole_facts(), indent=1).encode() + b"\n")
+
+    def shards(self) -> list[str]:
+        """Return the files with the tokens."""
+        return _listed_files(self._names.manifest)
+
+    def _open_writer(self, shard_tokens: int, *, resume: bool) -> ShardWriter:
+        separator = self._special.eos
+        return ShardWriter(
+            self._names.output,
+            self._vocabulary,
+            shard_tokens,
+            added=() if separator is None else {token_id(self._vocabulary, separator)},
+            run=self._facts,
+            resume=resume,
+        )
+
+    def _whole_facts(self) -> Run:
+        return {**self._facts, "vocabulary": self._vocabulary.fingerprint}
+
+    def _read_made_from(self) -> Run:
+        try:
+            facts = json.loads(self._made_from.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(f"can't read {self._made_from}: {error}") from error
+        if not isinstance(facts, dict):
+            raise InputError(f"{self._made_from} does not say what the tokens were made from")
+        return facts
+
+    def _can_be_read_again(self) -> bool:
+        try:
+            require_same_again(self._inputs)
+        except InputError:
+            return False
+        return True
+
+
+def _token_files(inputs: Sequence[str]) -> list[str] | None:
+    """Return the ``bin`` files that `inputs` stand for, each once; None if all are text.
+
+    InputError for both kinds at once, and for ids in files that can't be trained on.
+    """
+    found = [source.path for source in resolve_sources(inputs)[0]]
+    named = [_named_token_files(path) for path in found]
+    texts = [path for path, files in zip(found, named, strict=True) if files is None]
+    if len(texts) == len(found):
+        return None
+    if texts:
+        tokens = next(path for path in found if path not in texts)
+        raise InputError(
+            f"{tokens} holds tokens and {texts[0]} is text: name token files only, or texts only"
+        )
+    once: dict[str, str] = {}
+    for file in (file for files in named for file in files or ()):
+        once.setdefault(os.path.realpath(file), file)
+    return list(once.values())
+
+
+def _named_token_files(path: str) -> list[str] | None:
+    """Return the token files that one input file stands for; None if it is text."""
+    suffix = os.path.splitext(path)[1].lower()
+    if path == STANDARD_INPUT or suffix not in (".bin", ".npy", ".json"):
+        return None
+    if suffix == ".bin":
+        return [path]
+    if suffix == ".npy":
+        raise InputError(
+            f"{path}: an array of ids does not say of which vocabulary they are; write them with "
+            "llmgpu tokenize --format bin"
+        )
+    format = _json_format(path)
+    if format == PROGRESS_FORMAT:
+        raise InputError(f"{path}: its tokens are not finished; use llmgpu tokenize --resume")
+    if format == SIDE_FORMAT:
+        return [path.removesuffix(".json")]
+    return _listed_files(path) if format == MANIFEST_FORMAT else None
+
+
+def _json_format(path: str) -> str | None:
+    """Return the "format" that a JSON file of llmgpu begins with; None for any other file."""
+    try:
+        with open(path, "rb") as file:
+            found = _FORMAT.match(file.read(_HEAD_BYTES))
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror}") from error
+    return found[1].decode(errors="replace") if found else None
+
+
+def _listed_files(manifest: str) -> list[str]:
+    """Return the shards that a manifest lists; InputError if one is not as long as it says."""
+    paths = []
+    for path, shard in read_manifest(manifest):
+        count = describe_bin_file(path).count
+        if count != shard.count:
+            raise InputError(
+                f"{path} has {count} ids, but by {manifest} it has {shard.count}: it was replaced"
+            )
+        paths.append(path)
+    return paths

@@ -1,0 +1,139 @@
+"""Continuing a sequence of ids with a trained model, one id at a time.
+
+Keys and values of all ids so far are kept (a cache), so that a new id costs one row. A prompt goes
+through in blocks of rows. When the longest sequence of the model is reached, the cache is made anew
+from the last half of the ids, as they stand, and generation goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
+from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.sampling import Sampler
+
+PROMPT_ROWS = 64  # ids of a prompt that go through at a time
+
+
+class CachedRows:
+    """A forward pass over `rows` ids of one sequence that keys and values are kept of."""
+
+    def __init__(self, model: Model, caches: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
+        """Record the pass; `caches` are each layer's keys and values, (T + 1, K*D)."""
+        self._model = model
+        self._ops: Any = model.operations
+        self.rows = rows
+        config = model.config
+        self._tokens = self._ops.tensor("tokens", (rows,), np.uint32)
+        self._positions = self._ops.tensor("positions", (rows,), np.uint32)
+        x = self._ops.tensor("residual", (rows, config.dim))
+        normed = self._ops.tensor("final norm", (rows, config.dim))
+        scale = self._ops.tensor("final norm's scale", (rows,))
+        activations = LayerActivations.make(self._ops, config, rows, "layer", x)
+        self.logits = self._ops.tensor("logits", (rows, config.padded_vocab_size))
+        with self._ops.record("keys and values") as self._layers:
+            self._ops.embed_lookup(self._tokens, model.working[EMBEDDING], x)
+            for layer, cache in enumerate(caches):
+                self._record_layer(layer, x, activations, *cache)
+        with self._ops.record("logits") as self._output:
+            weight = model.weights[FINAL_NORM]
+            self._ops.rms_norm(x, weight, normed, scale, config.norm_epsilon)
+            self._ops.linear(normed, model.output_weight, self.logits)
+
+    def _record_layer(
+        self, layer: int, x: Tensor, a: LayerActivations, keys: Tensor, values: Tensor
+    ) -> None:
+        shape = self._model.attention_shape(1, self._model.config.seq_len)
+
+        def attend(a: LayerActivations) -> None:
+            self._ops.cache_append(a.k, keys, self._positions)
+            self._ops.cache_append(a.v, values, self._positions)
+            self._ops.attention_cached(a.q, keys, values, self._positions, a.attended, shape)
+
+        self._model.record_layer(layer, x, self._positions, a, attend)
+
+    def run(self, ids: Sequence[int], start: int) -> None:
+        """Take in `ids`, at most `rows`, the first of them at position `start`."""
+        unused = self._model.config.seq_len  # a position whose keys and values nobody reads
+        tokens = np.zeros(self.rows, np.uint32)
+        positions = np.full(self.rows, unused, np.uint32)
+        tokens[: len(ids)] = ids
+        positions[: len(ids)] = np.arange(start, start + len(ids))
+        self._ops.write(self._tokens, tokens)
+        self._ops.write(self._positions, positions)
+        self._ops.run(self._layers)
+
+    def read_logits(self) -> NDArray[np.float32]:
+        """Return the logits after the first row, (V,)."""
+        self._ops.run(self._output)
+        logits: NDArray[np.float32] = self._ops.read(self.logits.rows(0, 1))[0]
+        return logits
+
+
+class Generator:
+    """Continues sequences with a model."""
+
+    def __init__(self, model: Model) -> None:
+        """Make the caches and record a pass over a block of a prompt and one over a single id."""
+        config = model.config
+        self._model = model
+        caches = [
+            tuple(
+                model.operations.tensor(
+                    f"layer {layer} {role}", (config.seq_len + 1, config.kv_dim)
+                )
+                for role in ("keys", "values")
+            )
+            for layer in range(config.layers)
+        ]
+        pairs = [(keys, values) for keys, values in caches]
+        self._block = CachedRows(model, pairs, min(PROMPT_ROWS, config.seq_len))
+        self._single = CachedRows(model, pairs, 1)
+
+    def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
+        """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
+
+        Raises:
+            InputError: the prompt is empty or holds an id that the model does not know.
+        """
+        self._check(prompt)
+        ids = list(prompt)
+        length = self._model.config.seq_len
+        done = 0  # ids whose keys and values are in the cache
+        for _ in range(count):
+            if len(ids) > length:
+                ids, done = ids[-max(1, length // 2) :], 0
+            done = self._take_in(ids, done)
+            ids.append(sampler.draw(self._single.read_logits()[: self._model.config.vocab_size]))
+            yield ids[-1]
+
+    def _take_in(self, ids: list[int], done: int) -> int:
+        """Bring all of `ids` into the cache, the last of them alone; return how many there are."""
+        last = len(ids) - 1
+        while done < last:
+            block = ids[done : min(done + self._block.rows, last)]
+            self._block.run(block, done)
+            done += len(block)
+        self._single.run(ids[last:], last)
+        return len(ids)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits of what follows `ids`, (V,), at most `seq_len` ids."""
+        self._check(ids)
+        if len(ids) > self._model.config.seq_len:
+            raise InputError(f"{len(ids)} ids, the model takes {self._model.config.seq_len}")
+        self._take_in(list(ids), 0)
+        return self._single.read_logits()
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise InputError("the prompt is empty; give at least one token")
+        limit = self._model.config.vocab_size
+        if not all(0 <= token < limit for token in ids):
+            raise InputError(f"the prompt has ids beyond the model's vocabulary of {limit}")

@@ -1,0 +1,255 @@
+"""Loss and gradients of a batch: the forward pass, and the same backwards.
+
+The logits of all rows would often be the largest tensor by far, so the output layer, the loss and
+their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.lm.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.model import EMBEDDING, FINAL_NORM, OUTPUT, LayerActivations, LayerWeights, Model
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import Tensor
+
+LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
+ROW_ALIGNMENT = 64  # float32 rows of one number: a block of so many begins at 256 bytes
+IGNORED = np.uint32(0xFFFFFFFF)  # a target that does not count
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """What the host writes before a batch: ids, targets and how equal ids are grouped."""
+
+    tokens: Tensor  # uint32 (N,)
+    targets: Tensor  # uint32 (N,)
+    order: Tensor  # uint32 (N,)
+    starts: Tensor  # uint32 (N + 1,)
+    rows: Tensor  # uint32 (N,)
+
+    @classmethod
+    def make(cls, operations: Operations, rows: int) -> BatchInputs:
+        """Make the tensors for `rows` rows."""
+
+        def tensor(name: str, count: int) -> Tensor:
+            return operations.tensor(name, (count,), np.uint32)
+
+        return cls(
+            tokens=tensor("tokens", rows),
+            targets=tensor("targets", rows),
+            order=tensor("order of tokens", rows),
+            starts=tensor("starts of equal tokens", rows + 1),
+            rows=tensor("distinct tokens", rows),
+        )
+
+
+class LayerGradients:
+    """Gradients inside a layer, in memory that all layers share."""
+
+    def __init__(self, operations: Operations, config: ModelConfig, rows: int) -> None:
+        """Make the tensors for `rows` rows."""
+
+        def tensor(role: str, width: int) -> Tensor:
+            return operations.tensor(f"gradient of {role}", (rows, width))
+
+        self.residual = tensor("the residual stream", config.dim)
+        self.normed = tensor("a norm's output", config.dim)
+        self.attended = tensor("attention", config.dim)
+        self.q = tensor("queries", config.dim)
+        self.k = tensor("keys", config.kv_dim)
+        self.v = tensor("values", config.kv_dim)
+        self.activated = tensor("the activation", config.ffn_dim)
+        self.gate = tensor("the gate", config.ffn_dim)
+        self.up = tensor("up", config.ffn_dim)
+
+
+class LossGraph:
+    """The loss of a batch of B sequences of T tokens.
+
+    With `gradients` (by weight name) it can also add the loss's gradients to them. What the host
+    gives for a batch: `write_batch`; for a step: `loss_params`.
+    """
+
+    def __init__(
+        self, model: Model, batch: int, seq: int, gradients: dict[str, Tensor] | None = None
+    ) -> None:
+        """Make all activations; only one layer's where there are no gradients to find."""
+        self.model = model
+        self.rows = batch * seq
+        ops, config = model.operations, model.config
+        self._shape = model.attention_shape(batch, seq)
+        self.inputs = BatchInputs.make(ops, self.rows)
+        self.positions = ops.tensor("positions", (self.rows,), np.uint32)
+        ops.write(self.positions, np.tile(np.arange(seq, dtype=np.uint32), batch))
+        self.loss_params = ops.parameters("loss parameters", (4,))
+        self.losses = ops.tensor("losses", (self.rows,))
+        self.embedded = self._activation("embedded", config.dim)
+        self.final_normed = self._activation("final norm", config.dim)
+        self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
+        self.block_rows = logits_block_rows(ops, config, self.rows)
+        self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
+        self._gradients = gradients
+        self._activations = list(self._layer_activations(keep_all=gradients is not None))
+        if gradients is not None:
+            self._inside = LayerGradients(ops, config, self.rows)
+
+    def _activation(self, name: str, width: int) -> Tensor:
+        return self.model.operations.tensor(name, (self.rows, width))
+
+    def _layer_activations(self, *, keep_all: bool) -> Iterator[LayerActivations]:
+        ops, config = self.model.operations, self.model.config
+        if keep_all:
+            for layer in range(config.layers):
+                out = self._activation(f"layer {layer} residual", config.dim)
+                yield LayerActivations.make(ops, config, self.rows, f"layer {layer}", out)
+            return
+        # A layer reads its input for the last time before it writes its output.
+        shared = LayerActivations.make(ops, config, self.rows, "layer", self.embedded)
+        yield from [shared] * config.layers
+
+    def write_batch(self, tokens: NDArray[np.uint32], targets: NDArray[np.uint32]) -> None:
+        """Give ids and targets, both (B, T) and checked, for the next run."""
+        ops = self.model.operations
+        ops.write(self.inputs.tokens, tokens)
+        ops.write(self.inputs.targets, targets)
+        if self._gradients is not None:
+            order, starts, rows = group_tokens(tokens.reshape(-1))
+            ops.write(self.inputs.order, order)
+            ops.write(self.inputs.starts, starts)
+            ops.write(self.inputs.rows, rows)
+
+    def record_losses(self) -> None:
+        """Record the forward pass up to `losses` (N,)."""
+        self._record_forward()
+        for start, stop in self._blocks():
+            self._record_block_loss(start, stop)
+
+    def record_gradients(self) -> None:
+        """Record forward and backward: `losses`, and the gradients added to what is there."""
+        self._record_forward()
+        assert self._gradients is not None
+        ops, model, inside = self.model.operations, self.model, self._inside
+        head = self._gradients[EMBEDDING if model.config.tied else OUTPUT]
+        for start, stop in self._blocks():
+            logits = self._record_block_loss(start, stop)
+            hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
+            ops.linear_backward_weight(logits, hidden, head)
+            ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
+        ops.fill_zero(inside.residual)
+        last = self._activations[-1].out
+        ops.rms_norm_backward(
+            last,
+            model.weights[FINAL_NORM],
+            self.final_inverse_rms,
+            inside.normed,
+            inside.residual,
+            self._gradients[FINAL_NORM],
+        )
+        for layer in reversed(range(model.config.layers)):
+            self._record_ffn_backward(layer)
+            self._record_attention_backward(layer)
+        i = self.inputs
+        table = self._gradients[EMBEDDING]
+        ops.embed_backward_grouped(i.order, i.starts, i.rows, inside.residual, table)
+
+    def _record_forward(self) -> None:
+        ops, model = self.model.operations, self.model
+        ops.embed_lookup(self.inputs.tokens, model.working[EMBEDDING], self.embedded)
+        x = self.embedded
+        for layer, a in enumerate(self._activations):
+            model.record_layer(layer, x, self.positions, a, self._record_attention)
+            x = a.out
+        epsilon = model.config.norm_epsilon
+        weight = model.weights[FINAL_NORM]
+        ops.rms_norm(x, weight, self.final_normed, self.final_inverse_rms, epsilon)
+
+    def _record_attention(self, a: LayerActivations) -> None:
+        self.model.operations.attention(a.q, a.k, a.v, a.attended, a.log_sum_exp, self._shape)
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, self.rows, self.block_rows):
+            yield start, min(start + self.block_rows, self.rows)
+
+    def _record_block_loss(self, start: int, stop: int) -> Tensor:
+        """Record logits and losses of a block of rows; return the logits' gradient."""
+        ops = self.model.operations
+        logits = self.logits.rows(0, stop - start)
+        ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
+        targets, losses = (t.rows(start, stop) for t in (self.inputs.targets, self.losses))
+        ops.cross_entropy(logits, targets, losses, self.loss_params)
+        return logits
+
+    def _input(self, layer: int) -> Tensor:
+        return self._activations[layer - 1].out if layer else self.embedded
+
+    def _layer_weight_gradients(self, layer: int) -> LayerWeights:
+        assert self._gradients is not None
+        return LayerWeights.of(self._gradients, layer)
+
+    def _record_ffn_backward(self, layer: int) -> None:
+        """From the gradient of a layer's output to that of the residual stream in its middle."""
+        ops, a, g = self.model.operations, self._activations[layer], self._inside
+        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        ops.linear_backward_weight(g.residual, a.activated, d.down)
+        ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
+        if w.gate is None or a.gate is None or d.gate is None:
+            ops.gelu_backward(a.up, g.activated, g.up)
+        else:
+            ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
+            ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
+        ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
+        ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
+        if w.gate is not None:
+            ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
+        ops.rms_norm_backward(
+            a.middle, w.ffn_norm, a.ffn_inverse_rms, g.normed, g.residual, d.ffn_norm
+        )
+
+    def _record_attention_backward(self, layer: int) -> None:
+        """From the gradient in a layer's middle to that of its input."""
+        ops, a, g = self.model.operations, self._activations[layer], self._inside
+        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        ops.linear_backward_weight(g.residual, a.attended, d.attention_out)
+        ops.linear_backward_input(g.residual, w.attention_out, g.attended, accumulate=False)
+        ops.attention_backward(
+            a.q, a.k, a.v, a.attended, a.log_sum_exp, g.attended, g.q, g.k, g.v, self._shape
+        )
+        self._record_unrotate(g.q, g.k)
+        triples = ((g.q, w.query, d.query), (g.k, w.key, d.key), (g.v, w.value, d.value))
+        for index, (gradient, weight, weight_gradient) in enumerate(triples):
+            ops.linear_backward_weight(gradient, a.attention_normed, weight_gradient)
+            ops.linear_backward_input(gradient, weight, g.normed, accumulate=index > 0)
+        ops.rms_norm_backward(
+            self._input(layer),
+            w.attention_norm,
+            a.attention_inverse_rms,
+            g.normed,
+            g.residual,
+            d.attention_norm,
+        )
+
+    def _record_unrotate(self, *gradients: Tensor) -> None:
+        model = self.model
+        for gradient in gradients:
+            model.operations.rotary(
+                gradient,
+                model.cosines,
+                model.sines,
+                self.positions,
+                model.config.head_dim,
+                inverse=True,
+            )
+
+
+def logits_block_rows(operations: Operations, config: ModelConfig, rows: int) -> int:
+    """Return how many rows' logits are held at a time."""
+    fitting = min(LOGITS_BYTES, operations.max_tensor_bytes) // (4 * config.padded_vocab_size)
+    if fitting >= rows:
+        return rows
+    return max(ROW_ALIGNMENT, fitting // ROW_ALIGNMENT * ROW_ALIGNMENT)

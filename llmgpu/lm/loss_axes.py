@@ -1,0 +1,104 @@
+"""The axes of a chart: which range they show, where their ticks are, and what these are called."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LOG_RATIO = 10.0  # from this much between the largest and the smallest number on, logarithmic
+
+_LEAST = 1e-30  # smaller numbers are 0 for a picture
+_LEAST_RANGE = 1e-4  # of numbers that are shown as different ones, in parts of the largest
+_TOLERANCE = 1e-9  # by which a number may be outside of the ticks: rounding errors are smaller
+_STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
+_MOST_FINE_POWERS = 3
+_MOST_POWERS = 8
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
+
+    low, high: the numbers at its ends. ticks: those that are marked, ascending. is_log: whether
+    equal ratios, not equal differences, are equally long. begin, end: where its ends are, in units
+    of the picture.
+    """
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    is_log: bool
+    begin: float
+    end: float
+
+    def place(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return where numbers are on the picture: float64, as many."""
+        low, high, at = self.low, self.high, values
+        if self.is_log:
+            low, high, at = math.log(low), math.log(high), np.log(values)
+        return self.begin + (at - low) / (high - low) * (self.end - self.begin)
+
+
+def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
+    """Return an axis from tick to tick around `values`, of which there is at least one."""
+    low, high = float(values.min()), float(values.max())
+    if low > _LEAST and high >= LOG_RATIO * low:
+        ticks = _log_ticks(low, high)
+        return Axis(ticks[0], ticks[-1], ticks, True, begin, end)
+    largest = max(abs(low), abs(high))
+    if high - low <= _LEAST_RANGE * largest or largest < _LEAST:  # labels would all be the same
+        margin = 0.1 * largest if largest >= _LEAST else 1.0
+        low, high = low - margin, high + margin
+    step = _nice_step((high - low) / 5)
+    first, last = _floor(low / step), _ceil(high / step)
+    ticks = tuple(step * index for index in range(first, last + 1))
+    return Axis(ticks[0], ticks[-1], ticks, False, begin, end)
+
+
+def step_axis(last: int, begin: float, end: float) -> Axis:
+    """Return an axis for whole numbers from 0 to `last`."""
+    high = max(1, last)
+    step = max(1.0, _nice_step(high / 6))
+    ticks = tuple(step * index for index in range(int(high / step) + 1))
+    return Axis(0.0, float(high), ticks, False, begin, end)
+
+
+def tick_labels(axis: Axis) -> list[str]:
+    """Return the numbers at the ticks, for people: 0.25, 10,000 or 250k."""
+    largest = max(map(abs, axis.ticks))
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if largest >= 10 * size:
+            return [f"{tick / size:,.6g}{unit}" if tick else "0" for tick in axis.ticks]
+    return [f"{tick:,.6g}" for tick in axis.ticks]
+
+
+def _nice_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    power = math.floor(math.log10(least))
+    factor = next((step for step in _STEPS if step * 10.0**power >= least), _STEPS[-1])
+    # Dividing keeps 0.2 what it is; 2 times 0.1, rounded already, would not be.
+    return factor * 10.0**power if power >= 0 else factor / 10.0**-power
+
+
+def _log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Return ticks around a range: 1, 2 and 5 times powers of ten, or for a wide one only these."""
+    first, last = _floor(math.log10(low)), _ceil(math.log10(high))
+    if last - first > _MOST_FINE_POWERS:
+        every = -(-(last - first) // _MOST_POWERS)
+        return tuple(10.0**power for power in range(first, last + every, every))
+    ticks = [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
+    below, above = low * (1 + _TOLERANCE), high * (1 - _TOLERANCE)
+    begin = max(index for index, tick in enumerate(ticks) if tick <= below)
+    end = min(index for index, tick in enumerate(ticks) if tick >= above)
+    return tuple(ticks[begin : end + 1])
+
+
+def _floor(number: float) -> int:
+    return math.floor(number + _TOLERANCE)
+
+
+def _ceil(number: float) -> int:
+    return math.ceil(number - _TOLERANCE)

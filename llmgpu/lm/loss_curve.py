@@ -1,0 +1,209 @@
+"""The losses of a training run as a picture: an SVG that needs nothing else, in light and in dark.
+
+- Training losses as a thin line, with their moving average over it; validation losses as points.
+- A logarithmic axis where losses are far apart. Losses that are no number, or too large for a
+  picture, are left out.
+- Of a long run each point of a line is the mean of several records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.files import atomic_output
+from llmgpu.lm.loss_axes import Axis, step_axis, tick_labels, value_axis
+from llmgpu.lm.records import StepRecord
+
+WIDTH, HEIGHT = 860, 480
+MOST_POINTS = 1_000  # of a line: more can't be told apart
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # of the area with the lines
+_LARGEST = 1e30
+_SMOOTHED_PART = 0.02  # of the points, averaged from either side into one of the smoothed line
+_LEAST_SMOOTHED = 10  # points; the average of fewer says nothing
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+# Colours are written out in each rule: many viewers know no variables of CSS, or no media queries.
+_STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #52514e; }
+.title { font-size: 17px; font-weight: 600; fill: #0b0b0b; }
+.x { text-anchor: middle; }
+.y { text-anchor: end; }
+.surface { fill: #fcfcfb; }
+.grid { stroke: #e1e0d9; stroke-width: 1; }
+.axis { stroke: #52514e; stroke-width: 1; }
+.thin, .strong { fill: none; stroke: #2a78d6; stroke-linejoin: round; }
+.thin { stroke-width: 1.25; stroke-opacity: 0.5; }
+.strong { stroke-width: 2.25; }
+.strong-dot { fill: #2a78d6; }
+.dashed { fill: none; stroke: #c2541f; stroke-width: 1; stroke-dasharray: 4 3; }
+.dot { fill: #c2541f; stroke: #fcfcfb; stroke-width: 1.5; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #c3c2b7; }
+  .title { fill: #ffffff; }
+  .surface { fill: #1a1a19; }
+  .grid { stroke: #383835; }
+  .axis { stroke: #c3c2b7; }
+  .thin, .strong { stroke: #5a9fee; }
+  .strong-dot { fill: #5a9fee; }
+  .dashed { stroke: #f08a4b; }
+  .dot { fill: #f08a4b; stroke: #1a1a19; }
+}
+"""
+
+Points = NDArray[np.float64]  # (n, 2): step, loss
+
+
+def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str) -> None:
+    """Write the picture of a run, whole or not at all; OutputError if that can't be done."""
+    with atomic_output(path) as file:
+        file.write(draw_loss_curve(records, title).encode())
+
+
+def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
+    """Return the losses of `records` as the text of an SVG; title: any text."""
+    training = _points([(record.step, record.loss) for record in records])
+    validation = _points([(record.step, record.validation_loss) for record in records])
+    everything = np.concatenate([training, validation])
+    parts = [f'<text class="title" x="{_LEFT}" y="34">{_text(title)}</text>']
+    if len(everything):
+        parts += _chart(_thin(training), _thin(validation), everything)
+        parts.append(f'<text x="{_LEFT}" y="56">{_summary(training, validation)}</text>')
+    else:
+        parts.append(f'<text x="{_LEFT}" y="56">no losses yet</text>')
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            f'width="{WIDTH}" height="{HEIGHT}" role="img">',
+            f"<title>{_text(title)}</title>",
+            f"<style>{_STYLE}</style>",
+            f'<rect class="surface" width="{WIDTH}" height="{HEIGHT}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _points(values: Sequence[tuple[int, float | None]]) -> Points:
+    """Return the values that can be drawn."""
+    known = [(step, loss) for step, loss in values if loss is not None and abs(loss) < _LARGEST]
+    return np.array(known, np.float64).reshape(-1, 2)
+
+
+def _thin(points: Points) -> Points:
+    """Return at most MOST_POINTS points: means of neighbours where there are more."""
+    every = -(-len(points) // MOST_POINTS)
+    if every <= 1:
+        return points
+    firsts = np.arange(0, len(points), every)
+    counts = np.diff(np.append(firsts, len(points)))
+    means: Points = np.add.reduceat(points, firsts) / counts[:, None]
+    return means
+
+
+def _smooth(points: Points) -> Points:
+    """Return the means of each point and its neighbours, as many on either side.
+
+    Means of earlier points only would lag behind a loss that falls.
+    """
+    losses, last = points[:, 1], len(points) - 1
+    most = max(1, round(_SMOOTHED_PART * len(points)))
+    smoothed = points.copy()
+    for index in range(len(points)):
+        sides = min(most, index, last - index)
+        smoothed[index, 1] = losses[index - sides : index + sides + 1].mean()
+    return smoothed
+
+
+def _chart(training: Points, validation: Points, everything: Points) -> list[str]:
+    """Return the axes, the lines and the legend."""
+    x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
+    y = value_axis(everything[:, 1], _BOTTOM, _TOP)
+    parts = [*_horizontal_axis(x), *_vertical_axis(y)]
+    names = {}  # by the look of what is drawn
+    if len(training) >= _LEAST_SMOOTHED:
+        names = {"thin": "training", "strong": "smoothed"}
+        parts.append(_line("thin", training, x, y))
+        parts.append(_line("strong", _smooth(training), x, y))
+    elif len(training):
+        names = {"strong": "training"}
+        parts += [_line("strong", training, x, y), _dots("strong-dot", training, x, y)]
+    if len(validation):
+        names["dot"] = "validation"
+        parts += [_line("dashed", validation, x, y), _dots("dot", validation, x, y)]
+    return [*parts, *_legend(names)]
+
+
+def _horizontal_axis(x: Axis) -> list[str]:
+    middle = (_LEFT + _RIGHT) / 2
+    parts = [
+        f'<line class="axis" x1="{_LEFT}" y1="{_BOTTOM}" x2="{_RIGHT}" y2="{_BOTTOM}"/>',
+        f'<text class="x" x="{middle:.1f}" y="{_BOTTOM + 44}">step</text>',
+    ]
+    for at, label in zip(x.place(np.array(x.ticks)), tick_labels(x), strict=True):
+        parts.append(
+            f'<line class="axis" x1="{at:.1f}" y1="{_BOTTOM}" x2="{at:.1f}" y2="{_BOTTOM + 5}"/>'
+        )
+        parts.append(f'<text class="x" x="{at:.1f}" y="{_BOTTOM + 21}">{label}</text>')
+    return parts
+
+
+def _vertical_axis(y: Axis) -> list[str]:
+    name = "loss, nats a token (logarithmic)" if y.is_log else "loss, nats a token"
+    middle = (_TOP + _BOTTOM) / 2
+    parts = [f'<text class="x" transform="translate(20 {middle:.1f}) rotate(-90)">{name}</text>']
+    for at, label in zip(y.place(np.array(y.ticks)), tick_labels(y), strict=True):
+        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="y" x="{_LEFT - 9}" y="{at + 4.5:.1f}">{label}</text>')
+    return parts
+
+
+def _line(kind: str, points: Points, x: Axis, y: Axis) -> str:
+    places = zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)
+    drawn = " ".join(f"{across:.1f},{down:.1f}" for across, down in places)
+    return f'<polyline class="{kind}" points="{drawn}"/>'
+
+
+def _dots(kind: str, points: Points, x: Axis, y: Axis) -> str:
+    places = zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)
+    return "\n".join(
+        f'<circle class="{kind}" cx="{across:.1f}" cy="{down:.1f}" r="4"/>'
+        for across, down in places
+    )
+
+
+def _legend(names: Mapping[str, str]) -> list[str]:
+    """Return the names of what is drawn, each behind a sample, in a row above the lines.
+
+    names: by what it looks like.
+    """
+    parts = []
+    for index, (kind, name) in enumerate(names.items()):
+        left, middle = _LEFT + 116 * index, _TOP - 17
+        if kind == "dot":
+            parts.append(f'<circle class="dot" cx="{left + 11}" cy="{middle}" r="4"/>')
+        else:
+            parts.append(f'<path class="{kind}" d="M{left} {middle}h22"/>')
+        parts.append(f'<text x="{left + 30}" y="{middle + 4.5}">{name}</text>')
+    return parts
+
+
+def _summary(training: Points, validation: Points) -> str:
+    """Say where the losses were last."""
+    said = []
+    for name, points in (("training", training), ("validation", validation)):
+        if len(points):
+            step, loss = points[-1]
+            said.append(f"{name} loss {loss:,.4g} at step {step:,.0f}")
+    return ", ".join(said)
+
+
+def _text(text: str) -> str:
+    """Return any text as XML may hold it."""
+    return escape(_NOT_XML.sub("\ufffd", text))

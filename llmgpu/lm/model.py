@@ -1,0 +1,221 @@
+"""The model: its weights in memory, and a forward pass over them.
+
+::
+
+    ids -> embedding -> layers x [norm, attention, +, norm, feed-forward, +] -> norm -> logits
+
+Each layer adds to the residual stream: attention with rotary positions over grouped key/value
+heads, then a feed-forward network (SwiGLU, or GeLU without gate). Llama: H. Touvron et al.,
+arXiv 2302.13971. Shape letters are those of `llmgpu.lm.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.attention import AttentionShape
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.rotary import rotary_tables
+from llmgpu.lm.ops.tensor import Tensor
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+OUTPUT = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The tensors of one layer, by their role; gate is None without a gated network."""
+
+    attention_norm: Tensor  # (C,)
+    query: Tensor  # (C, C)
+    key: Tensor  # (K*D, C)
+    value: Tensor  # (K*D, C)
+    attention_out: Tensor  # (C, C)
+    ffn_norm: Tensor  # (C,)
+    gate: Tensor | None  # (F, C)
+    up: Tensor  # (F, C)
+    down: Tensor  # (C, F)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
+        """Pick a layer's tensors from all of them, by Hugging Face's names."""
+        prefix = f"model.layers.{layer}"
+        return cls(
+            attention_norm=tensors[f"{prefix}.input_layernorm.weight"],
+            query=tensors[f"{prefix}.self_attn.q_proj.weight"],
+            key=tensors[f"{prefix}.self_attn.k_proj.weight"],
+            value=tensors[f"{prefix}.self_attn.v_proj.weight"],
+            attention_out=tensors[f"{prefix}.self_attn.o_proj.weight"],
+            ffn_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
+            gate=tensors.get(f"{prefix}.mlp.gate_proj.weight"),
+            up=tensors[f"{prefix}.mlp.up_proj.weight"],
+            down=tensors[f"{prefix}.mlp.down_proj.weight"],
+        )
+
+
+@dataclass(frozen=True)
+class LayerActivations:
+    """What a layer computes and its gradient needs."""
+
+    attention_normed: Tensor  # (N, C)
+    attention_inverse_rms: Tensor  # (N,)
+    q: Tensor  # (N, C)
+    k: Tensor  # (N, K*D)
+    v: Tensor  # (N, K*D)
+    attended: Tensor  # (N, C)
+    log_sum_exp: Tensor  # (N, H)
+    middle: Tensor  # (N, C) residual stream after attention
+    ffn_normed: Tensor  # (N, C)
+    ffn_inverse_rms: Tensor  # (N,)
+    gate: Tensor | None  # (N, F)
+    up: Tensor  # (N, F)
+    activated: Tensor  # (N, F)
+    out: Tensor  # (N, C) residual stream after the layer
+
+    @classmethod
+    def make(
+        cls, operations: Operations, config: ModelConfig, rows: int, name: str, out: Tensor
+    ) -> LayerActivations:
+        """Make the tensors for `rows` rows; `out` may be the tensor that the layer reads."""
+
+        def tensor(role: str, *widths: int) -> Tensor:
+            return operations.tensor(f"{name} {role}", (rows, *widths))
+
+        gated = config.activation == "swiglu"
+        return cls(
+            attention_normed=tensor("attention norm", config.dim),
+            attention_inverse_rms=tensor("attention norm's scale"),
+            q=tensor("queries", config.dim),
+            k=tensor("keys", config.kv_dim),
+            v=tensor("values", config.kv_dim),
+            attended=tensor("attention", config.dim),
+            log_sum_exp=tensor("attention's normaliser", config.heads),
+            middle=tensor("residual after attention", config.dim),
+            ffn_normed=tensor("feed-forward norm", config.dim),
+            ffn_inverse_rms=tensor("feed-forward norm's scale"),
+            gate=tensor("gate", config.ffn_dim) if gated else None,
+            up=tensor("up", config.ffn_dim),
+            activated=tensor("activation", config.ffn_dim),
+            out=out,
+        )
+
+
+class Model:
+    """Weights in the memory of a backend.
+
+    weights: float32, by name. working: what products read; half-precision copies of the matrices
+    where the model computes with those, otherwise the weights themselves.
+    """
+
+    def __init__(self, operations: Operations, config: ModelConfig, *, half: bool = False) -> None:
+        """Make all weights, zeros at first.
+
+        Raises:
+            DeviceError: half precision on a device without it, or memory is used up.
+        """
+        if half and not operations.has_half_precision:
+            raise DeviceError(
+                "this adapter has no shader-f16, which half precision needs; use --precision f32"
+            )
+        self.operations = operations
+        self.config = config
+        self.weights = {
+            weight.name: operations.tensor(weight.name, weight.shape) for weight in config.weights()
+        }
+        self.mirrors = {
+            weight.name: operations.tensor(f"{weight.name} in half", weight.shape, np.float16)
+            for weight in config.weights()
+            if half and weight.decays
+        }
+        self.working = {**self.weights, **self.mirrors}
+        self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
+        positions = config.seq_len + 1  # one more for rows that stand for nothing
+        cosines, sines = rotary_tables(positions, config.head_dim, config.rope_theta)
+        self.cosines = operations.tensor("cosines", cosines.shape)
+        self.sines = operations.tensor("sines", sines.shape)
+        operations.write(self.cosines, cosines)
+        operations.write(self.sines, sines)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output layer's matrix, (V, C); the embedding table where the two are tied."""
+        return self.working[EMBEDDING if self.config.tied else OUTPUT]
+
+    def initialise(self, seed: int) -> None:
+        """Draw the weights: the same on every backend, each weight from its own random stream."""
+        self.load(
+            {
+                weight.name: initial_values(seed, index, weight.shape, weight.deviation)
+                for index, weight in enumerate(self.config.weights())
+            }.__getitem__
+        )
+
+    def load(self, values: Callable[[str], NDArray[Any]]) -> None:
+        """Write all weights, each as `values` gives it by name, and their copies."""
+        for name, tensor in self.weights.items():
+            self.operations.write(tensor, values(name))
+        with self.operations.record("half copies") as program:
+            for name, mirror in self.mirrors.items():
+                self.operations.cast_f32_to_f16(self.weights[name], mirror)
+        self.operations.run(program)  # type: ignore[arg-type]
+
+    def read_weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield all weights by name, one at a time."""
+        for name, tensor in self.weights.items():
+            yield name, self.operations.read(tensor)
+
+    def record_layer(
+        self,
+        layer: int,
+        x: Tensor,
+        positions: Tensor,
+        a: LayerActivations,
+        attend: Callable[[LayerActivations], None],
+    ) -> None:
+        """Record a layer's forward pass from `x` (N, C) to `a.out`.
+
+        positions: uint32 (N,), where in its sequence each row is.
+        attend: records `a.attended` from q, k and v.
+        """
+        ops, w, epsilon = self.operations, self.layers[layer], self.config.norm_epsilon
+        ops.rms_norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms, epsilon)
+        ops.linear(a.attention_normed, w.query, a.q)
+        ops.linear(a.attention_normed, w.key, a.k)
+        ops.linear(a.attention_normed, w.value, a.v)
+        for rotated in (a.q, a.k):
+            ops.rotary(rotated, self.cosines, self.sines, positions, self.config.head_dim)
+        attend(a)
+        ops.linear(a.attended, w.attention_out, a.middle, residual=x)
+        ops.rms_norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms, epsilon)
+        ops.linear(a.ffn_normed, w.up, a.up)
+        if w.gate is None or a.gate is None:
+            ops.gelu(a.up, a.activated)
+        else:
+            ops.linear(a.ffn_normed, w.gate, a.gate)
+            ops.swiglu(a.gate, a.up, a.activated)
+        ops.linear(a.activated, w.down, a.out, residual=a.middle)
+
+    def attention_shape(self, batch: int, seq: int) -> AttentionShape:
+        """Return the sizes of attention over `batch` sequences of `seq` tokens."""
+        config = self.config
+        return AttentionShape(batch, seq, config.heads, config.kv_heads, config.head_dim)
+
+
+def initial_values(
+    seed: int, index: int, shape: tuple[int, ...], deviation: float | None
+) -> NDArray[np.float32]:
+    """Return the first values of weight number `index`: normal with this deviation, or all ones."""
+    if deviation is None:
+        return np.ones(shape, np.float32)
+    generator = np.random.Generator(np.random.Philox(key=[seed, index]))
+    values = generator.standard_normal(shape, np.float32)
+    values *= np.float32(deviation)
+    return values

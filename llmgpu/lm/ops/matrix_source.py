@@ -1,0 +1,321 @@
+"""Writes the WGSL of matrix products, whose sums must be named variables.
+
+A thread computes a block of the product, and all of the block's sums are to stay in registers. A
+local array that is indexed in a loop may live in memory instead, which costs a factor of ten, so
+everything that touches the sums is written out here: one variable a row and four columns. What is
+computed is said in wgsl/lm/03_linear.wgsl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from llmgpu.lm.ops.matrix_tiling import Tile
+
+# Threads that run in step are a block of the tile, so that they share what they load of both sides.
+_BLOCK_DOWN, _BLOCK_ACROSS = 4, 8
+_BLOCK = _BLOCK_DOWN * _BLOCK_ACROSS
+
+
+@dataclass(frozen=True)
+class Factor:
+    """How the left factor (rows, inner) or the right one (inner, columns) lies in memory.
+
+    inner_contiguous: whether neighbours in memory follow one another along the inner dimension.
+    half: elements are half-precision numbers.
+    vectors: four neighbours are loaded at once; their dimension is a multiple of 4.
+    """
+
+    inner_contiguous: bool
+    half: bool
+    vectors: bool
+
+    @property
+    def element(self) -> str:
+        """What the binding is an array of."""
+        scalar = "f16" if self.half else "f32"
+        return f"vec4<{scalar}>" if self.vectors else scalar
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """A kernel.
+
+    name: its entry point.
+    vectors: whether four neighbours of the product are stored at once.
+    whole_inner: whether the inner dimension is a multiple of the tile's, so that no load has to be
+        compared with its end.
+    accumulate: adds to what is in the product. residual: adds another matrix.
+    """
+
+    name: str
+    tile: Tile
+    left: Factor
+    right: Factor
+    vectors: bool
+    whole_inner: bool
+    accumulate: bool
+    residual: bool
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the factors as a kernel's text has it.
+
+    outer: component of `dims` that is not the inner dimension. first: variable with the tile's
+    first row or column. width: rows or columns of the tile.
+    """
+
+    name: str
+    factor: Factor
+    outer: str
+    first: str
+    width: int
+
+
+def _sides(product: MatrixProduct) -> tuple[_Side, _Side]:
+    tile = product.tile
+    return (
+        _Side("left", product.left, "x", "row0", tile.rows),
+        _Side("right", product.right, "y", "column0", tile.columns),
+    )
+
+
+@cache
+def matrix_product_source(product: MatrixProduct) -> str:
+    """Return the text of a kernel."""
+    left, right = _sides(product)
+    lines = [
+        *_bindings(product),
+        *_workgroup_memory(product.tile),
+        *_load_function(left),
+        *_load_function(right),
+        *_store_function(product),
+        *_entry_point(product),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _bindings(product: MatrixProduct) -> Iterator[str]:
+    if product.left.half or product.right.half:
+        yield "enable f16;"
+    out = "vec4<f32>" if product.vectors else "f32"
+    yield f"@group(0) @binding(0) var<storage, read> left: array<{product.left.element}>;"
+    yield f"@group(0) @binding(1) var<storage, read> right: array<{product.right.element}>;"
+    yield f"@group(0) @binding(2) var<storage, read_write> product: array<{out}>;"
+    # Rows, columns, inner dimension, and how many of its terms a part adds.
+    yield "@group(0) @binding(3) var<uniform> dims: vec4<u32>;"
+    if product.residual:
+        yield f"@group(0) @binding(4) var<storage, read> residual: array<{out}>;"
+
+
+def _workgroup_memory(tile: Tile) -> Iterator[str]:
+    # term / 4, term % 4, element / 4: an index that is a plain number needs no bounds check.
+    for name, width in (("left", tile.rows), ("right", tile.columns)):
+        kind = f"array<array<vec4<f32>, {width // 4}>, 4>"
+        yield f"var<workgroup> {name}_tile: array<{kind}, {tile.inner // 4}>;"
+
+
+def _load_function(side: _Side) -> Iterator[str]:
+    """Write the function that loads four neighbours of a factor, from a row's `column` on."""
+    yield f"fn load_{side.name}(row_start: u32, column: u32) -> vec4<f32> {{"
+    if side.factor.vectors:
+        yield f"    return vec4<f32>({side.name}[(row_start + column) / 4u]);"
+    else:
+        last = f"dims.{'z' if side.factor.inner_contiguous else side.outer} - 1u"
+        indices = [f"row_start + min(column + {j}u, {last})" for j in range(4)]
+        loads = [f"f32({side.name}[{index}])" for index in indices]
+        yield f"    return vec4<f32>({', '.join(loads)});"
+    yield "}"
+
+
+def _store_function(product: MatrixProduct) -> Iterator[str]:
+    """Write the function that stores four neighbours of the product."""
+    yield "fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {"
+    yield "    let start = part * dims.x * dims.y + row * dims.y + column;"
+    if product.vectors:
+        yield from _store_one(product, "column", "start / 4u", "sums")
+    else:
+        for j, component in enumerate("xyzw"):
+            yield from _store_one(product, f"column + {j}u", f"start + {j}u", f"sums.{component}")
+    yield "}"
+
+
+def _store_one(product: MatrixProduct, column: str, index: str, value: str) -> Iterator[str]:
+    value += f" + product[{index}]" if product.accumulate else ""
+    value += f" + residual[{index}]" if product.residual else ""
+    yield f"    if (row < dims.x && {column} < dims.y) {{ product[{index}] = {value}; }}"
+
+
+def _entry_point(product: MatrixProduct) -> Iterator[str]:
+    tile = product.tile
+    yield f"@compute @workgroup_size({tile.threads})"
+    yield f"fn {product.name}("
+    yield "    @builtin(workgroup_id) workgroup: vec3<u32>,"
+    yield "    @builtin(num_workgroups) workgroups: vec3<u32>,"
+    yield "    @builtin(local_invocation_index) local_index: u32,"
+    yield ") {"
+    yield from _place(tile)
+    # The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    yield "if (part < parts) {"
+    yield from _variables(product)
+    yield "    let first = part * dims.w;"
+    yield "    let end = min(first + dims.w, dims.z);"
+    yield from _load_tiles(product, "first")
+    yield from _store_tiles(product)
+    yield "    workgroupBarrier();"
+    yield f"    for (var term = first; term < end; term += {tile.inner}u) {{"
+    yield from _step(product)
+    yield "    }"
+    yield from _store_sums(tile)
+    yield "}"
+    yield "}"
+
+
+def _place(tile: Tile) -> Iterator[str]:
+    """Write which block of the product is this workgroup's, and which of that this thread's.
+
+    Workgroups that follow one another go along the dimension with fewer tiles, so that what they
+    load of the other factor is shared.
+    """
+    yield "    let group = workgroup.y * workgroups.x + workgroup.x;"
+    yield f"    let tiles_down = (dims.x + {tile.rows - 1}u) / {tile.rows}u;"
+    yield f"    let tiles_across = (dims.y + {tile.columns - 1}u) / {tile.columns}u;"
+    yield "    let parts = (dims.z + dims.w - 1u) / dims.w;"
+    yield "    let part = group / (tiles_down * tiles_across);"
+    yield "    let place = group % (tiles_down * tiles_across);"
+    yield "    let down = tiles_down < tiles_across;"
+    yield "    let tile_row = select(place / tiles_across, place % tiles_down, down);"
+    yield "    let tile_column = select(place % tiles_across, place / tiles_down, down);"
+    yield f"    let row0 = tile_row * {tile.rows}u;"
+    yield f"    let column0 = tile_column * {tile.columns}u;"
+    blocks = tile.threads_across // _BLOCK_ACROSS
+    yield f"    let block = local_index / {_BLOCK}u;"
+    yield f"    let lane = local_index % {_BLOCK}u;"
+    yield f"    let thread_row = block / {blocks}u * {_BLOCK_DOWN}u + lane / {_BLOCK_ACROSS}u;"
+    yield (
+        f"    let thread_column = block % {blocks}u * {_BLOCK_ACROSS}u + lane % {_BLOCK_ACROSS}u;"
+    )
+
+
+def _variables(product: MatrixProduct) -> Iterator[str]:
+    """Write the sums, what is loaded of both factors, and from where: what of it doesn't change.
+
+    Beyond the product's last row or column, others inside are loaded: nobody stores their sums.
+    """
+    tile = product.tile
+    for i in range(tile.thread_rows):
+        for j in range(tile.thread_columns // 4):
+            yield f"    var sums_{i}_{j} = vec4<f32>();"
+    for side in _sides(product):
+        for q in range(_loads(tile, side)):
+            outer, _ = _element(tile, side, q)
+            yield f"    var {side.name}_{q} = vec4<f32>();"
+            if side.factor.inner_contiguous:
+                row = f"min({side.first} + {outer}, dims.{side.outer} - 1u)"
+                yield f"    let {side.name}_row_{q} = {row} * dims.z;"
+            else:
+                column = f"{side.first} + 4u * ({outer})"
+                if side.factor.vectors:
+                    column = f"min({column}, dims.{side.outer} - 4u)"
+                yield f"    let {side.name}_column_{q} = {column};"
+
+
+def _step(product: MatrixProduct) -> Iterator[str]:
+    """Write a step of the loop: load what comes next, add what is there, store what was loaded."""
+    yield f"    let next = term + {product.tile.inner}u;"
+    yield "    if (next < end) {"
+    yield from _load_tiles(product, "next")
+    yield "    }"
+    for term in range(product.tile.inner):
+        yield from _add_term(product.tile, term)
+    yield "    workgroupBarrier();"
+    yield "    if (next < end) {"
+    yield from _store_tiles(product)
+    yield "    }"
+    yield "    workgroupBarrier();"
+
+
+def _loads(tile: Tile, side: _Side) -> int:
+    """Return how many times each thread loads four elements of a tile."""
+    return side.width * tile.inner // 4 // tile.threads
+
+
+def _element(tile: Tile, side: _Side, q: int) -> tuple[str, str]:
+    """Return the outer and the inner index of a thread's load `q`; the contiguous one in fours."""
+    number = f"(local_index + {q * tile.threads}u)"
+    if side.factor.inner_contiguous:
+        return f"{number} / {tile.inner // 4}u", f"{number} % {tile.inner // 4}u"
+    return f"{number} % {side.width // 4}u", f"{number} / {side.width // 4}u"
+
+
+def _load_tiles(product: MatrixProduct, term: str) -> Iterator[str]:
+    """Write the loads of both tiles from `term` on into left_Q and right_Q."""
+    tile, whole = product.tile, product.whole_inner
+    for side in _sides(product):
+        for q in range(_loads(tile, side)):
+            _, inner = _element(tile, side, q)
+            if side.factor.inner_contiguous:
+                column = f"{term} + 4u * ({inner})"
+                if side.factor.vectors and not whole:
+                    column = f"min({column}, dims.z - 4u)"
+                place = f"{side.name}_row_{q}, {column}"
+            else:
+                row = f"({term} + {inner})" if whole else f"min({term} + {inner}, dims.z - 1u)"
+                place = f"{row} * dims.{side.outer}, {side.name}_column_{q}"
+            yield f"    {side.name}_{q} = load_{side.name}({place});"
+    if not whole:
+        yield f"    if ({term} + {tile.inner}u > dims.z) {{"
+        yield from _clear_beyond(product, term)
+        yield "    }"
+
+
+def _clear_beyond(product: MatrixProduct, term: str) -> Iterator[str]:
+    """Write what makes zeros of elements beyond the last term, of both factors."""
+    for side in _sides(product):
+        for q in range(_loads(product.tile, side)):
+            _, inner = _element(product.tile, side, q)
+            inside = f"{term} + {inner} < dims.z"
+            if side.factor.inner_contiguous:
+                terms = f"{term} + 4u * ({inner}) + vec4<u32>(0u, 1u, 2u, 3u)"
+                inside = f"{terms} < vec4<u32>(dims.z)"
+            variable = f"{side.name}_{q}"
+            yield f"    {variable} = select(vec4<f32>(), {variable}, {inside});"
+
+
+def _store_tiles(product: MatrixProduct) -> Iterator[str]:
+    """Write the stores of left_Q and right_Q into workgroup memory."""
+    for side in _sides(product):
+        for q in range(_loads(product.tile, side)):
+            outer, inner = _element(product.tile, side, q)
+            if side.factor.inner_contiguous:
+                for j, component in enumerate("xyzw"):
+                    element = f"[{inner}][{j}][({outer}) / 4u][({outer}) % 4u]"
+                    yield f"    {side.name}_tile{element} = {side.name}_{q}.{component};"
+            else:
+                element = f"[({inner}) / 4u][({inner}) % 4u][{outer}]"
+                yield f"    {side.name}_tile{element} = {side.name}_{q};"
+
+
+def _add_term(tile: Tile, term: int) -> Iterator[str]:
+    place = f"[{term // 4}][{term % 4}]"
+    yield "    {"
+    for i in range(tile.thread_rows // 4):
+        yield f"    let l{i} = left_tile{place}[thread_row + {i * tile.threads_down}u];"
+    for j in range(tile.thread_columns // 4):
+        yield f"    let r{j} = right_tile{place}[thread_column + {j * tile.threads_across}u];"
+    for i in range(tile.thread_rows):
+        factor = f"vec4<f32>(l{i // 4}.{'xyzw'[i % 4]})"
+        for j in range(tile.thread_columns // 4):
+            yield f"    sums_{i}_{j} = fma({factor}, r{j}, sums_{i}_{j});"
+    yield "    }"
+
+
+def _store_sums(tile: Tile) -> Iterator[str]:
+    for i in range(tile.thread_rows):
+        row = f"row0 + 4u * (thread_row + {i // 4 * tile.threads_down}u) + {i % 4}u"
+        for j in range(tile.thread_columns // 4):
+            column = f"column0 + 4u * (thread_column + {j * tile.threads_across}u)"
+            yield f"    store(part, {row}, {column}, sums_{i}_{j});"

@@ -1,0 +1,192 @@
+"""The log of a training run: JSON lines, the facts of the run first, then a record now and then.
+
+- A line is written as one piece and flushed. What a kill left behind the last whole line is no
+  record.
+- Numbers that JSON can't hold (a loss that is no number any more) are null.
+- A run that goes on from a checkpoint cuts off the records of the steps behind it, which it makes
+  again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from llmgpu.bpe.text.jsonl import parse_json_object
+from llmgpu.errors import InputError
+from llmgpu.files import output_errors
+from llmgpu.lm.evaluation_totals import perplexity
+
+FORMAT = "llmgpu-training-log"
+VERSION = 1
+
+_WHOLE_NUMBERS = frozenset({"step", "tokens"})
+_OPTIONAL = frozenset({"validation_loss", "bits_per_byte"})
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """How a run was doing at a step.
+
+    step: steps done. loss: mean of the training losses since the last record, in nats a token.
+    learning_rate, grad_norm: of this step. tokens: trained on so far. tokens_per_second: since the
+    last record. seconds: of training so far. validation_loss, bits_per_byte: where evaluated.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    seconds: float
+    validation_loss: float | None = None
+    bits_per_byte: float | None = None
+
+    @property
+    def perplexity(self) -> float | None:
+        """That of the validation loss; None where not evaluated."""
+        return None if self.validation_loss is None else perplexity(self.validation_loss)
+
+    def to_json(self) -> dict[str, int | float | None]:
+        """Return the record as JSON has it: what was not evaluated is not there."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["perplexity"] = self.perplexity
+        found: dict[str, int | float | None] = {}
+        for name, value in values.items():
+            if name in _WHOLE_NUMBERS:
+                found[name] = int(value)
+            elif value is not None:  # maybe one of NumPy's numbers
+                found[name] = float(value) if math.isfinite(value) else None
+        return found
+
+
+@dataclass(frozen=True)
+class LogContent:
+    """What a log holds: the facts of the run, and its records in order."""
+
+    facts: dict[str, Any]
+    records: list[StepRecord]
+
+
+class RunLog:
+    """A log that is being written; a context manager."""
+
+    def __init__(self, path: str | Path, stream: BinaryIO) -> None:
+        """Take what `begin` or `resume` has opened."""
+        self._path = str(path)
+        self._stream = stream
+
+    @classmethod
+    def begin(cls, path: str | Path, facts: Mapping[str, Any]) -> Self:
+        """Start a new log in place of any that is there.
+
+        facts: what the run is: what JSON holds. Raises OutputError if it can't be written.
+        """
+        with output_errors(str(path)):
+            log = cls(path, open(path, "wb"))  # noqa: SIM115 (closed by `close`)
+        log._write({"format": FORMAT, "version": VERSION, **facts})
+        return log
+
+    @classmethod
+    def resume(cls, path: str | Path, step: int) -> Self:
+        """Go on with a log behind the record of `step`: later records are cut off.
+
+        Raises InputError if it can't be read or is damaged before that, OutputError if it can't be
+        written.
+        """
+        length = _Lines(path).length_up_to(step)
+        with output_errors(str(path)):
+            stream = open(path, "r+b")  # noqa: SIM115 (closed by `close`)
+            stream.truncate(length)
+            stream.seek(length)
+        return cls(path, stream)
+
+    def append(self, record: StepRecord) -> None:
+        """Write a record; OutputError if that can't be done."""
+        self._write(record.to_json())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        """Return the log."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        line = json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        with output_errors(self._path):
+            self._stream.write(line)
+            self._stream.flush()
+
+
+def read_log(path: str | Path) -> LogContent:
+    """Read a log; a last line that is not whole is left out.
+
+    Raises InputError, with file and line, if it can't be read or holds what is no record.
+    """
+    lines = _Lines(path)
+    return LogContent(lines.facts, [lines.record(i) for i in range(1, len(lines.lines))])
+
+
+class _Lines:
+    """The whole lines of a log."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise InputError(f"can't read the log {path}: {error.strerror}") from error
+        self.lines = data.split(b"\n")[:-1]
+        if not self.lines:
+            raise InputError(f"{path} is no log of a training run: it has no whole line")
+        self.facts = parse_json_object(self.lines[0], f"{path}, line 1")
+        if (self.facts.pop("format", None), self.facts.pop("version", None)) != (FORMAT, VERSION):
+            raise InputError(f"{path} is no log of a training run ({FORMAT} {VERSION})")
+
+    def record(self, index: int) -> StepRecord:
+        """Return the record in a line from 1 on (0 has the facts)."""
+        where = f"{self._path}, line {index + 1}"
+        found = parse_json_object(self.lines[index], where)
+        values = {}
+        for field in fields(StepRecord):
+            if field.name in found or field.name not in _OPTIONAL:
+                values[field.name] = _number(field.name, found.get(field.name, ""), where)
+        return StepRecord(**values)
+
+    def length_up_to(self, step: int) -> int:
+        """Return the bytes of all lines before the first record of a later step."""
+        length = len(self.lines[0]) + 1
+        for index in range(1, len(self.lines)):
+            if self.record(index).step > step:
+                break
+            length += len(self.lines[index]) + 1
+        return length
+
+
+def _number(name: str, value: object, where: str) -> Any:
+    """Return a field's number, nan for null; InputError if it is none."""
+    if name in _WHOLE_NUMBERS:
+        if type(value) is int:
+            return value
+    elif value is None:
+        return math.nan
+    elif type(value) in (int, float):
+        return value
+    raise InputError(f"{where}: {name} is missing or no number")

@@ -1,0 +1,307 @@
+"""A training run from its first step, or from a checkpoint, to its last.
+
+Everything that decides what is computed is in `TrainOptions` and in how many sequences were taken,
+so a run that goes on from a checkpoint on the same device makes the weights that it would have made
+without the break.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from llmgpu import __version__
+from llmgpu.backend import Backend
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import CheckpointError, DeviceError
+from llmgpu.lm.batches import Batch, Batches, token_bytes
+from llmgpu.lm.checkpoint import Checkpoint, TrainingState, save_checkpoint
+from llmgpu.lm.evaluation_totals import EvaluationTotals, perplexity
+from llmgpu.lm.loss_curve import write_loss_curve
+from llmgpu.lm.memory import SMALLER, training_memory
+from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.records import RunLog, StepRecord, read_log
+from llmgpu.lm.run_folder import RunFolder
+from llmgpu.lm.schedule import LearningRate, learning_rate
+from llmgpu.lm.settings import RunSettings
+from llmgpu.lm.step_folders import prepare_step_folders
+from llmgpu.lm.stopping import StopRequest
+from llmgpu.lm.token_source import TokenSource
+from llmgpu.lm.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """How many steps there are between two lines of the log, evaluations and checkpoints.
+
+    keep: checkpoints that are kept, the newest.
+    """
+
+    log: int = 10
+    evaluation: int = 100
+    save: int = 100
+    keep: int = 2
+
+
+class TrainingRun:
+    """A run in its folder, which is locked for it.
+
+    on_record: called with each record of the log as it is written. note: told what others can't do
+    with a checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        trainer: Trainer,
+        batches: Batches,
+        vocabulary: Vocabulary,
+        intervals: Intervals,
+        *,
+        eos_id: int | None = None,
+        on_record: Callable[[StepRecord], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Put together what is there; `begin` or `resume` comes next."""
+        self._folder, self._trainer, self._batches = folder, trainer, batches
+        self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
+        self._on_record, self._note = on_record, note
+        self._options = trainer.options
+        self._token_bytes = token_bytes(vocabulary)
+        self._schedule = LearningRate(
+            peak=self._options.learning_rate,
+            minimum=self._options.min_learning_rate,
+            warmup_steps=self._options.warmup_steps,
+            total_steps=max(self._options.steps, self._options.warmup_steps),
+        )
+        self._seconds = 0.0  # of training before this process
+        self._saved_step = -1
+        self._log: RunLog
+        self._last: StepRecord
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Draw the weights and start the log with the facts of the run."""
+        self._trainer.model.initialise(self._options.seed)
+        self._log = RunLog.begin(self._folder.log, facts)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, whose model and options are those of this run.
+
+        Raises:
+            CheckpointError: its moments are not those of this run's optimizer.
+        """
+        trainer, state = self._trainer, checkpoint.state
+        expected = {
+            tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.updates.moment_tensors()
+        }
+        checkpoint.optimizer.require(expected)
+        trainer.model.load(checkpoint.weights.__getitem__)
+        trainer.updates.write_moments(checkpoint.optimizer.tensors)
+        trainer.step = self._saved_step = state.step
+        if state.sequence_position != self._position(state.step):
+            raise CheckpointError(
+                f"{checkpoint.folder}: {state.sequence_position} sequences in {state.step} steps, "
+                f"its options make that {self._position(state.step)}"
+            )
+        self._log = RunLog.resume(self._folder.log, state.step)
+        records = read_log(self._folder.log).records
+        if not records:
+            raise CheckpointError(f"{self._folder.log} has no record of step {state.step}")
+        self._last = records[-1]
+        self._seconds = self._last.seconds
+
+    def run(self) -> dict[str, Any]:
+        """Train to the last step and return what came of it.
+
+        Ctrl-C ends the step under way, writes a checkpoint and raises KeyboardInterrupt.
+
+        Raises:
+            TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
+        """
+        self._started = self._measured = time.perf_counter()
+        self._logged_step = self._trainer.step
+        with self._log, StopRequest() as stop:
+            while self._trainer.step < self._options.steps and not stop.requested:
+                self._take_step()
+                self._do_what_is_due(last=self._trainer.step == self._options.steps)
+            if self._saved_step != self._trainer.step:
+                self._save()
+        if stop.requested:
+            raise KeyboardInterrupt
+        return self._summary()
+
+    def _position(self, step: int) -> int:
+        """Sequences that `step` steps take."""
+        return step * self._options.sequences
+
+    def _step_batches(self, step: int) -> list[Batch]:
+        first, size = self._position(step), self._options.batch_size
+        return [
+            self._batches.training(first + index * size)
+            for index in range(self._options.grad_accum)
+        ]
+
+    def _take_step(self) -> None:
+        step = self._trainer.step
+        rate = learning_rate(step, self._schedule)
+        self._trainer.take_step(self._step_batches(step), rate)
+
+    def _do_what_is_due(self, *, last: bool) -> None:
+        step = self._trainer.step
+        evaluate = last or step % self._intervals.evaluation == 0
+        if last or evaluate or step % self._intervals.log == 0:
+            self._write_record(evaluate=evaluate)
+        if step % self._intervals.save == 0:
+            self._save()
+
+    def _check_steps(self) -> list[float]:
+        """Return the losses since the last record; a bad step is repeated for its message."""
+        trainer = self._trainer
+        count = trainer.step - self._logged_step
+        results = trainer.results(count)
+        for offset, result in enumerate(results):
+            if result.is_bad:
+                step = trainer.step - count + offset
+                raise trainer.explain_bad_step(step, self._step_batches(step))
+        self._grad_norm = results[-1].grad_norm if results else 0.0
+        return [result.loss for result in results]
+
+    def _write_record(self, *, evaluate: bool) -> None:
+        losses = self._check_steps()
+        trainer = self._trainer
+        now = time.perf_counter()
+        elapsed, self._measured = now - self._measured, now
+        steps = trainer.step - self._logged_step
+        totals = self._evaluate() if evaluate else None
+        record = StepRecord(
+            step=trainer.step,
+            loss=float(np.mean(losses)),
+            learning_rate=learning_rate(trainer.step - 1, self._schedule),
+            grad_norm=self._grad_norm,
+            tokens=self._tokens(trainer.step),
+            tokens_per_second=self._tokens(steps) / elapsed,
+            seconds=self._seconds + now - self._started,
+            validation_loss=totals.loss if totals else None,
+            bits_per_byte=totals.bits_per_byte if totals else None,
+        )
+        self._logged_step = trainer.step
+        self._log.append(record)
+        self._on_record(record)
+        if evaluate:
+            records = read_log(self._folder.log).records
+            write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
+            self._measured = time.perf_counter()  # an evaluation is no training
+        self._last = record
+
+    def _evaluate(self) -> EvaluationTotals:
+        limit = self._options.evaluation_batches * self._options.batch_size
+        totals = EvaluationTotals()
+        for targets, losses in self._trainer.losses(self._batches.evaluation(limit)):
+            totals += EvaluationTotals.of(losses, targets, self._token_bytes)
+        return totals
+
+    def _tokens(self, steps: int) -> int:
+        return self._position(steps) * self._trainer.model.config.seq_len
+
+    def _save(self) -> None:
+        """Write a checkpoint, after a record of the steps since the last one."""
+        trainer = self._trainer
+        if self._logged_step != trainer.step:
+            self._write_record(evaluate=False)
+        moments = {tensor.name: tensor for tensor in trainer.updates.moment_tensors()}
+        save_checkpoint(
+            self._folder.path,
+            trainer.model.config,
+            self._vocabulary,
+            {name: trainer.source(tensor) for name, tensor in trainer.model.weights.items()},
+            {name: trainer.source(tensor) for name, tensor in moments.items()},
+            TrainingState(
+                step=trainer.step,
+                tokens_seen=self._tokens(trainer.step),
+                sequence_position=self._position(trainer.step),
+                random_state={},  # order and first weights come from the seed alone
+                options=asdict(self._options),
+            ),
+            eos_id=self._eos_id,
+            keep=self._intervals.keep,
+            note=self._note,
+        )
+        self._saved_step = trainer.step
+        self._measured = time.perf_counter()  # nor is this training
+
+    def _summary(self) -> dict[str, Any]:
+        last = self._last
+        return {
+            "steps": last.step,
+            "tokens": last.tokens,
+            "loss": last.loss,
+            "validation_loss": last.validation_loss,
+            "perplexity": None
+            if last.validation_loss is None
+            else perplexity(last.validation_loss),
+            "bits_per_byte": last.bits_per_byte,
+            "parameters": self._trainer.model.config.parameters,
+            "seconds": round(last.seconds, 3),
+            "tokens_per_second": round(last.tokens_per_second, 1),
+            "checkpoint": str(self._folder.path),
+        }
+
+
+def prepare_run(
+    folder: RunFolder,
+    settings: RunSettings,
+    backend: Backend,
+    source: TokenSource,
+    vocabulary: Vocabulary,
+    intervals: Intervals,
+    checkpoint: Checkpoint | None,
+    **callbacks: Any,
+) -> TrainingRun:
+    """Make everything that a run needs in memory and return the run, begun or gone on with.
+
+    checkpoint: the one to go on from, if any. callbacks: those of `TrainingRun`, and its eos_id.
+
+    Raises:
+        InputError: too little text. DeviceError: too little memory. CheckpointError: a checkpoint
+            that does not fit. OutputError: the folder can't be written.
+    """
+    config, options = settings.config, settings.options
+    batches = Batches(
+        source,
+        options.batch_size,
+        config.seq_len,
+        seed=options.seed,
+        evaluation_fraction=options.evaluation_fraction,
+    )
+    use = training_memory(settings, backend)
+    step = 0 if checkpoint is None else checkpoint.state.step
+    prepare_step_folders(folder.path, step)
+    slots = max(intervals.log, 1)
+    try:
+        trainer = Trainer(open_operations(backend.device), config, options, slots)
+    except DeviceError as error:
+        raise DeviceError(
+            f"{error}; the run needs {use.total:,} bytes in all, {SMALLER}"
+        ) from error
+    run = TrainingRun(folder, trainer, batches, vocabulary, intervals, **callbacks)
+    if checkpoint is None:
+        run.begin(
+            {
+                "tool": f"llmgpu {__version__}",
+                "device": backend.description,
+                "vocabulary": vocabulary.fingerprint,
+                "parameters": config.parameters,
+                "memory_bytes": use.total,
+                "training_tokens": batches.training_sequences * config.seq_len,
+                "evaluation_sequences": batches.evaluation_sequences,
+                "model": asdict(config),
+                "options": asdict(options),
+            }
+        )
+    else:
+        run.resume(checkpoint)
+    return run

@@ -1,0 +1,174 @@
+"""The folder of a training run, which one run at a time may write.
+
+- The file ``run.lock`` in it shows that it is a run's. While a run writes the folder it has this
+  file locked, with its process id in it. The operating system frees the lock when the process ends,
+  however it ends.
+- The file stays when the run is over: if it were removed, two runs could lock two files of that
+  name.
+- Nothing is ever removed from a folder that is not a run's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from llmgpu.errors import InputError, OutputError
+from llmgpu.files import output_errors
+
+LOCK_NAME = "run.lock"
+
+_LOCKED_BYTE = 1 << 30  # Windows lets nobody read a locked byte: one behind the process id
+_MAX_DIGITS = 20
+
+
+class RunFolder:
+    """A folder that this process has locked; a context manager that unlocks it.
+
+    path: the folder. log, loss_curve, tokens: where these belong.
+    """
+
+    def __init__(self, path: Path, lock: BinaryIO) -> None:
+        """Take a folder and its locked file; `open_run_folder` makes sure of them."""
+        self.path = path
+        self._lock = lock
+
+    @property
+    def log(self) -> Path:
+        """The log, see `llmgpu.lm.records`."""
+        return self.path / "log.jsonl"
+
+    @property
+    def loss_curve(self) -> Path:
+        """The picture of the losses, see `llmgpu.lm.loss_curve`."""
+        return self.path / "loss.svg"
+
+    @property
+    def tokens(self) -> Path:
+        """The folder with the tokens of texts, see `llmgpu.lm.data`."""
+        return self.path / "tokens"
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        if not self._lock.closed:
+            with output_errors(self._lock.name):
+                self._lock.truncate(0)
+                self._lock.close()  # frees the lock
+
+    def __enter__(self) -> Self:
+        """Return the folder."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Unlock it."""
+        self.close()
+
+
+def open_run_folder(
+    path: str | Path, *, resume: bool = False, force: bool = False, replaced: Sequence[str] = ()
+) -> RunFolder:
+    """Make the folder of a new run, or open that of an earlier one, and lock it.
+
+    resume: go on with the run that is there. force: start anew where a run is; what matches one of
+    the glob patterns `replaced` in the folder is removed, folders with all that is in them.
+
+    Raises InputError if there is no run to resume; OutputError if the folder holds a run (neither
+    `resume` nor `force`) or anything else, if another process has it locked, or if it can't be
+    written.
+    """
+    folder = Path(path)
+    if resume and not (folder / LOCK_NAME).is_file():
+        raise InputError(f"{folder} holds no run to resume")
+    with output_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        names = os.listdir(folder)
+    if names and LOCK_NAME not in names:
+        raise OutputError(
+            f"{folder} is there already and holds no run: choose a new or an empty folder"
+        )
+    run = RunFolder(folder, _lock(folder))
+    try:
+        _prepare(folder, resume, force, replaced)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -> None:
+    """Make sure that a locked folder is as it is asked for."""
+    if resume:
+        return
+    with output_errors(str(folder)):
+        if os.listdir(folder) != [LOCK_NAME] and not force:
+            raise OutputError(
+                f"{folder} holds a run already: use --resume to go on with it, --force to start "
+                "anew in its place, or another folder"
+            )
+        for pattern in replaced:
+            for found in set(folder.glob(pattern)) - {folder / LOCK_NAME}:
+                if found.is_dir() and not found.is_symlink():
+                    shutil.rmtree(found)
+                else:
+                    found.unlink()
+
+
+def _lock(folder: Path) -> BinaryIO:
+    """Lock a folder; OutputError, with the process that has it, if that can't be done."""
+    path = folder / LOCK_NAME
+    with output_errors(str(path)):
+        # Unbuffered: the process id is there at once, and closing has nothing left to write.
+        file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed with the run folder)
+        try:
+            if not _try_lock(file):
+                raise OutputError(
+                    f"{folder} is in use by {_holder(file)}: wait until it ends, or choose another "
+                    "folder"
+                )
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+        except BaseException:
+            file.close()
+            raise
+    return file
+
+
+def _holder(file: BinaryIO) -> str:
+    """Say which process has the lock."""
+    file.seek(0)
+    text = file.read(_MAX_DIGITS)
+    return f"process {text.decode()}" if text.isdigit() else "another process"
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(file: BinaryIO) -> bool:
+        """Lock a file until it is closed; False if another process has it."""
+        file.seek(_LOCKED_BYTE)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(file: BinaryIO) -> bool:
+        """Lock a file until it is closed; False if another process has it."""
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

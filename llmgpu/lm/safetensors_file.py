@@ -1,0 +1,251 @@
+"""The safetensors format: named tensors in one file, for anyone to map into memory.
+
+- 8 bytes: length of the header, little-endian. The header: a JSON map from name to dtype, shape and
+  data_offsets (begin and end, counted from the header's end), and ``__metadata__`` (texts by name).
+  Then the tensors, little-endian, rows first, without gaps.
+- What is written is what the safetensors library writes, byte for byte: ordered by dtype, large
+  items first, then by name; the header is padded with spaces to a multiple of 8, so that every
+  tensor is aligned.
+- What is read is validated whole before any tensor is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from llmgpu.bpe.interchange.input_files import parse_json, quote
+from llmgpu.errors import CheckpointError, VocabularyError
+from llmgpu.files import atomic_output
+
+MAX_HEADER_BYTES = 1 << 24  # 100 000 tensors with room to spare
+METADATA = "__metadata__"
+
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+_MAX_DIMENSIONS = 7
+_MAX_NUMBER = 1 << 48
+_CHUNK = 1 << 24  # bytes turned into a bytes object at once
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "U32": np.dtype("<u4"),
+    "F16": np.dtype("<f2"),
+    "U8": np.dtype("u1"),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # of the data in a file
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor to be written: what the header says of it, and how to get it when its turn comes.
+
+    dtype: float32, float16, uint32 or uint8. read: returns an array of just that dtype and shape,
+    of which no copy is kept.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], NDArray[Any]]
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> TensorSource:
+        """Return the source of an array that is in memory anyway."""
+        return cls(array.dtype, array.shape, lambda: array)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A file that was read: its texts, and its tensors by name, in the order of their data.
+
+    The tensors are mapped from the file, read-only: nothing is loaded before it is looked at.
+    """
+
+    path: str
+    metadata: dict[str, str]
+    tensors: dict[str, NDArray[Any]]
+
+    def require(self, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> None:
+        """Check that there are just these tensors, with these dtypes and shapes.
+
+        Raises CheckpointError that names the first that is missing, left over or different.
+        """
+        for name, (dtype, shape) in expected.items():
+            if name not in self.tensors:
+                raise CheckpointError(f"{self.path}: there is no tensor {quote(name)}")
+            found = self.tensors[name]
+            if (found.dtype, found.shape) != (np.dtype(dtype), shape):
+                raise CheckpointError(
+                    f"{self.path}: tensor {quote(name)} is {found.dtype} {list(found.shape)}, "
+                    f"it must be {np.dtype(dtype)} {list(shape)}"
+                )
+        for name in self.tensors:
+            if name not in expected:
+                raise CheckpointError(f"{self.path}: tensor {quote(name)} belongs to nothing here")
+
+
+def write_tensors(
+    path: str | Path,
+    sources: Mapping[str, TensorSource],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a file whole or not at all, one tensor in memory at a time.
+
+    Equal tensors and metadata give equal bytes, whatever order they come in.
+
+    Raises OutputError if it can't be written, ValueError for a tensor that is not what its source
+    said or has a dtype that is not written.
+    """
+    for name, source in sources.items():
+        if name == METADATA or source.dtype not in _RANKS:
+            raise ValueError(f"tensor {quote(name)} of {source.dtype} can't be written")
+    ordered = sorted(sources.items(), key=lambda item: (_RANKS[item[1].dtype], item[0]))
+    header = _describe(ordered, metadata or {})
+    with atomic_output(path) as stream:
+        stream.write(len(header).to_bytes(_LENGTH_BYTES, "little"))
+        stream.write(header)
+        for name, source in ordered:
+            for chunk in _chunks(_read_source(name, source)):
+                stream.write(chunk)
+
+
+def _describe(ordered: Iterable[tuple[str, TensorSource]], metadata: Mapping[str, str]) -> bytes:
+    content: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
+    begin = 0
+    for name, source in ordered:
+        end = begin + source.nbytes
+        content[name] = {
+            "dtype": _NAMES[source.dtype],
+            "shape": list(source.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    header = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return header.ljust(-(-len(header) // _ALIGNMENT) * _ALIGNMENT)
+
+
+def _read_source(name: str, source: TensorSource) -> NDArray[Any]:
+    array = source.read()
+    if (array.dtype, array.shape) != (source.dtype, source.shape):
+        raise ValueError(
+            f"tensor {quote(name)} came as {array.dtype} {array.shape}, "
+            f"{source.dtype} {source.shape} was announced"
+        )
+    return array
+
+
+def _chunks(array: NDArray[Any]) -> Iterable[bytes]:
+    """Yield the bytes of an array, little-endian."""
+    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    for begin in range(0, len(flat), _CHUNK):
+        yield flat[begin : begin + _CHUNK].tobytes()
+
+
+def read_tensors(path: str | Path) -> TensorFile:
+    """Map a file into memory; CheckpointError, with the file's name, unless it is sound."""
+    try:
+        content, data = _open(path)
+        metadata = _read_metadata(content.pop(METADATA, {}))
+        tensors = _map_tensors(content, data)
+    except (CheckpointError, VocabularyError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return TensorFile(str(path), metadata, tensors)
+
+
+def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+    """Return the header's map and the data behind the header, mapped into memory."""
+    try:
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            prefix = stream.read(_LENGTH_BYTES)
+            if len(prefix) < _LENGTH_BYTES:
+                raise CheckpointError(f"damaged: {size} bytes are no safetensors file")
+            length = int.from_bytes(prefix, "little")
+            limit = min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)
+            if length > limit:
+                raise CheckpointError(
+                    f"damaged or cut short: the header has {length} bytes, {limit} are possible"
+                )
+            content = parse_json(stream.read(length))
+            data = np.memmap(stream, np.uint8, mode="r")[_LENGTH_BYTES + length :]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"can't read it: {reason}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError("damaged: the header is no JSON object")
+    return content, data
+
+
+def _read_metadata(content: object) -> dict[str, str]:
+    if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
+        raise CheckpointError(f"damaged: {METADATA} is not a map of texts")
+    return content
+
+
+def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """Return views of the data (bytes,), which the tensors must cover without gap or overlap."""
+    entries = sorted((_read_entry(name, entry), name) for name, entry in content.items())
+    tensors: dict[str, NDArray[Any]] = {}
+    covered = 0
+    for (begin, end, kind, shape), name in entries:
+        if begin != covered:
+            what = "a gap before" if begin > covered else "an overlap at"
+            raise CheckpointError(f"damaged: there is {what} tensor {quote(name)}")
+        if end > len(data):
+            raise CheckpointError(
+                f"damaged or cut short: tensor {quote(name)} ends at byte {end} of the data, "
+                f"there are {len(data)}"
+            )
+        covered = end
+        tensors[name] = np.asarray(data[begin:end]).view(_DTYPES[kind]).reshape(shape)
+    if covered != len(data):
+        raise CheckpointError(f"damaged: {len(data) - covered} bytes belong to no tensor")
+    return tensors
+
+
+def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
+    """Return begin, end, dtype and shape of a tensor; they fit together."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
+    kind = entry["dtype"]
+    if not isinstance(kind, str) or kind not in _DTYPES:
+        shown = quote(kind) if isinstance(kind, str) else type(kind).__name__
+        known = ", ".join(_DTYPES)
+        raise CheckpointError(f"tensor {quote(name)} has the dtype {shown}: {known} can be read")
+    shape = _read_numbers(name, "shape", entry["shape"])
+    offsets = _read_numbers(name, "data_offsets", entry["data_offsets"])
+    if len(offsets) != 2:
+        raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two")
+    begin, end = offsets
+    if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:  # also where one size is 0
+        raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
+    if math.prod(shape) * _DTYPES[kind].itemsize != end - begin:
+        raise CheckpointError(
+            f"damaged: tensor {quote(name)} of {kind} and shape {list(shape)} can't "
+            f"have {end - begin} bytes"
+        )
+    return begin, end, kind, shape
+
+
+def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:
+    """Return a list of few whole numbers, none of them negative or beyond any file's size."""
+    if not isinstance(content, list) or len(content) > _MAX_DIMENSIONS:
+        raise CheckpointError(f"damaged: {what} of tensor {quote(name)} is no list of numbers")
+    for number in content:
+        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+            raise CheckpointError(f"damaged: {what} of tensor {quote(name)} has {quote(number)}")
+    return tuple(content)

@@ -1,0 +1,70 @@
+"""Drawing an id from logits: temperature, top-k, top-p, and a seed that repeats a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How ids are drawn.
+
+    temperature: divides the logits; 0 always takes the likeliest id. top_k: draw from so many
+    likeliest ids, 0: from all. top_p: draw from the likeliest ids that together have at least this
+    probability (A. Holtzman et al., arXiv 1904.09751).
+    """
+
+    temperature: float = 0.8
+    top_k: int = 200
+    top_p: float = 1.0
+    seed: int = 1337
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature is {self.temperature}, it must be 0 or more")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k}, it must be 0 (all) or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}, it must be more than 0 and at most 1")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
+
+
+class Sampler:
+    """Draws ids; two samplers with equal options draw alike from equal logits."""
+
+    def __init__(self, options: SamplingOptions) -> None:
+        """Begin with the seed."""
+        self._options = options
+        self._random = np.random.Generator(np.random.Philox(options.seed))
+
+    def draw(self, logits: NDArray[np.float32]) -> int:
+        """Return an id drawn from logits (V,)."""
+        if self._options.temperature == 0:
+            return int(np.argmax(logits))
+        ids, probabilities = self.candidates(logits)
+        return int(ids[self._random.choice(len(ids), p=probabilities)])
+
+    def candidates(
+        self, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the ids that may be drawn, the likeliest first, and their probabilities.
+
+        Of equally likely ids the smaller ones come first.
+        """
+        options = self._options
+        ids = np.argsort(-logits, kind="stable")[: options.top_k or None]
+        scaled = logits[ids].astype(np.float64) / options.temperature
+        probabilities = np.exp(scaled - scaled[0])
+        probabilities /= probabilities.sum()
+        if options.top_p < 1:
+            kept = int(np.searchsorted(np.cumsum(probabilities), options.top_p)) + 1
+            ids, probabilities = ids[:kept], probabilities[:kept] / probabilities[:kept].sum()
+        return ids, probabilities

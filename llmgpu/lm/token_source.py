@@ -1,0 +1,113 @@
+"""Token files as one long row of ids, mapped into memory: what is not read takes no room."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.tokens.readers import BinFile, check_fingerprint, describe_bin_file
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.progress import Progress, no_progress
+
+MAPPED_FILES = 128  # at a time: a process may have so many files open and no more
+_SCANNED_IDS = 1 << 22  # at a time
+
+
+class TokenSource:
+    """The ids of token files, end to end.
+
+    fingerprint: of the vocabulary that all of them were made with. vocabulary_size: number of its
+    ids. dtype: of the ids in the files, uint16 or uint32; the wider one of both.
+    bytes_per_token: of the text that the ids stand for, on average; None if there is no id.
+    """
+
+    def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
+        """Take the files, which have ids of `vocabulary`; `open_token_files` makes sure of that."""
+        self._files = [file for file in files if file.count]
+        self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
+        self._map = lru_cache(MAPPED_FILES)(_map_file)
+        self.fingerprint = vocabulary.fingerprint
+        self.vocabulary_size = vocabulary.size
+        dtypes: list[np.dtype[np.integer]] = [file.dtype for file in self._files]
+        self.dtype = np.result_type(np.uint16, *dtypes)
+        text_bytes = sum(file.text_bytes for file in self._files)
+        self.bytes_per_token = text_bytes / len(self) if len(self) else None
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, start: int, count: int) -> NDArray[np.uint32]:
+        """Return the ids [start, start + count): uint32 (count,).
+
+        Raises IndexError unless all of them are there, InputError if a file can't be read any more.
+        """
+        if not 0 <= start <= start + count <= len(self):
+            raise IndexError(f"{count} ids from {start} on, but there are {len(self)}")
+        ids = np.empty(count, np.uint32)
+        index = int(np.searchsorted(self._ends, start, side="right"))
+        done = 0
+        while done < count:
+            file = self._files[index]
+            begin = start + done - (int(self._ends[index]) - file.count)
+            piece = self._map(file)[begin : begin + count - done]
+            ids[done : done + len(piece)] = piece
+            done += len(piece)
+            index += 1
+        return ids
+
+    def check_ids(self, progress: Progress = no_progress) -> None:
+        """Raise an InputError for the first id that is beyond the vocabulary.
+
+        progress: called with the ids that were looked at, phase "checking tokens".
+        """
+        done = 0
+        for file in self._files:
+            ids = self._map(file)
+            for begin in range(0, file.count, _SCANNED_IDS):
+                block = ids[begin : begin + _SCANNED_IDS]
+                if int(block.max()) >= self.vocabulary_size:
+                    position = int(np.argmax(block >= self.vocabulary_size))
+                    raise InputError(
+                        f"{file.path}: id {block[position]} at position {begin + position} is "
+                        f"beyond the vocabulary of {self.vocabulary_size} ids: the file is damaged"
+                    )
+                done += len(block)
+                progress("checking tokens", done, len(self))
+
+
+def open_token_files(
+    paths: Sequence[str],
+    vocabulary: Vocabulary,
+    vocabulary_name: str,
+    progress: Progress = no_progress,
+) -> TokenSource:
+    """Open ``bin`` files that were made with a vocabulary, and look through their ids once.
+
+    vocabulary_name: what errors call the vocabulary. progress: see `TokenSource.check_ids`.
+
+    Raises InputError for a file that is missing, damaged or cut short, or has an id that is beyond
+    the vocabulary; VocabularyError for one that was made with another vocabulary.
+    """
+    files = [describe_bin_file(path) for path in paths]
+    for file in files:
+        check_fingerprint(file.path, file.fingerprint, vocabulary.fingerprint, vocabulary_name)
+    source = TokenSource(files, vocabulary)
+    source.check_ids(progress)
+    return source
+
+
+def _map_file(file: BinFile) -> NDArray[np.integer]:
+    """Return the ids of a file that has some, mapped: (count,)."""
+    try:
+        size = os.path.getsize(file.path)
+        if size < file.offset + file.count * file.dtype.itemsize:
+            raise InputError(f"{file.path} became shorter while it was read: {size} bytes")
+        return np.memmap(file.path, file.dtype, "r", file.offset, (file.count,))
+    except OSError as error:
+        raise InputError(f"can't read {file.path}: {error.strerror or error}") from error

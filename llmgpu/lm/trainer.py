@@ -1,0 +1,143 @@
+"""Training steps on one backend: model, loss, gradients and updates put together.
+
+A step is some batches, each adding its gradients to the same tensors, and one update. Everything a
+step does on the device is recorded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import TrainingError
+from llmgpu.lm.batches import Batch
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.gradients import LossGraph
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.safetensors_file import TensorSource
+from llmgpu.lm.updates import Updates
+
+QUEUED_STEPS = 2  # steps given to the device ahead of the one that is awaited
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step found: mean loss of its targets, norm of the gradients before clipping."""
+
+    loss: float
+    grad_norm: float
+    clip_scale: float
+    is_bad: bool
+
+
+class Trainer:
+    """A model being trained.
+
+    step: how many steps are done. slots: how many steps' results are kept on the device.
+    """
+
+    def __init__(
+        self, operations: Operations, config: ModelConfig, options: TrainOptions, slots: int
+    ) -> None:
+        """Make everything in memory and record the programs; the weights are zeros yet.
+
+        Raises:
+            DeviceError: the device has no memory for it, or lacks what it takes.
+        """
+        self._ops: Any = operations
+        self.options = options
+        self.step = 0
+        self.slots = slots
+        self.model = Model(operations, config, half=options.precision == "f16")
+        self.updates = Updates(self.model, options, slots)
+        self.graph = LossGraph(
+            self.model, options.batch_size, config.seq_len, self.updates.gradients
+        )
+        self._record_programs()
+
+    def _record_programs(self) -> None:
+        with self._ops.record("clear") as self._clear:
+            self.updates.record_clear()
+        with self._ops.record("gradients") as self._gradients:
+            self.graph.record_gradients()
+        self._sums = []
+        for index in range(self.options.grad_accum):
+            with self._ops.record("sum of losses") as program:
+                row = self.updates.loss_sums.rows(index, index + 1)
+                self._ops.sum_losses(self.graph.losses, row)
+            self._sums.append(program)
+        with self._ops.record("update") as self._update:
+            self.updates.record_update()
+        with self._ops.record("losses") as self._losses:
+            self.graph.record_losses()
+
+    def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
+        """Start one step on `grad_accum` batches; `results` tells what it found."""
+        count = sum(self._valid(targets) for _, targets in batches)
+        self._write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
+        self.updates.write_step(self.step, learning_rate, count)
+        self._ops.run(self._clear)
+        self.updates.write_rows(batches)
+        for (tokens, targets), add_losses in zip(batches, self._sums, strict=True):
+            self.graph.write_batch(tokens, targets)
+            self._ops.run(self._gradients)
+            self._ops.run(add_losses)
+        self._ops.run(self._update)
+        self._ops.wait_for_runs(QUEUED_STEPS * (2 * len(batches) + 2))
+        self.step += 1
+
+    def losses(
+        self, batches: Iterable[Batch]
+    ) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.float32]]]:
+        """Yield each batch's targets and their losses, both (B, T), without smoothing and z-loss.
+
+        Ignored targets have loss 0.
+        """
+        self._write_loss_params(0, 0.0, 0.0)
+        for tokens, targets in batches:
+            self.graph.write_batch(tokens, targets)
+            self._ops.run(self._losses)
+            yield targets, self._ops.read(self.graph.losses).reshape(targets.shape)
+
+    def results(self, count: int) -> list[StepResult]:
+        """Return what the last `count` steps found, at most `slots`, in order."""
+        history = self._ops.read(self.updates.history)
+        steps = range(max(0, self.step - min(count, self.slots)), self.step)
+        rows = [history[step % self.slots].tolist() for step in steps]
+        return [StepResult(loss, norm, scale, bool(bad)) for loss, norm, scale, bad in rows]
+
+    def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
+        """Repeat a step that was bad, and say what was not finite in it.
+
+        step: from 0; the weights are still those before it. batches: those it was taken on.
+        """
+        self._ops.write(self.updates.stats, np.zeros(4, np.float32))
+        self.step = step
+        self.take_step(batches, 0.0)
+        record = self.results(1)[0]
+        tensors = self.updates.bad_tensors()
+        names = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if tensors[3:] else "")
+        what = f"gradient of {names}" if tensors else "norm of all gradients"
+        return TrainingError(
+            f"step {step + 1}: the {what} is not finite (loss {record.loss:g}), so the weights "
+            "were left as they were; try a lower --lr, more --warmup-steps or --precision f32"
+        )
+
+    def source(self, tensor: Tensor) -> TensorSource:
+        """Return a tensor as a file of tensors takes it."""
+        return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
+
+    def _write_loss_params(self, count: int, label_smoothing: float, z_loss: float) -> None:
+        vocabulary = self.model.config.padded_vocab_size
+        params = [1 / count if count else 0.0, label_smoothing, z_loss, 1 / vocabulary]
+        self._ops.write(self.graph.loss_params, np.array(params, np.float32))
+
+    def _valid(self, targets: NDArray[np.uint32]) -> int:
+        return int(np.count_nonzero(targets < self.model.config.padded_vocab_size))

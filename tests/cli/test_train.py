@@ -1,0 +1,202 @@
+"""``llmgpu train`` and ``llmgpu generate`` as processes: a run, its end, its going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.lm.checkpoint import load_checkpoint
+from llmgpu.lm.records import read_log
+from llmgpu.lm.run_folder import open_run_folder
+from tests.cli.conftest import Run, environment
+from tests.cli.test_bpe_train import fails
+
+SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
+STEPS = ("--batch-size", "4", "--log-interval", "2", "--eval-interval", "4", "--eval-batches", "2")
+TRAIN = ("train", "--vocab", "v.bin", "corpus.txt", "-o", "run", *SIZES, *STEPS)
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray]:
+    checkpoint = load_checkpoint(folder)
+    return {**checkpoint.weights, **checkpoint.optimizer.tensors}
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    expected = weights_of(other)
+    for name, values in weights_of(one).items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
+
+
+def test_a_run_leaves_a_log_a_curve_and_a_model(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str
+) -> None:
+    done = llmgpu(*TRAIN, "--steps", "8", "--lr", "3e-3", "--device", device_name, "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    run = corpus.parent / "run"
+    log = read_log(run / "log.jsonl")
+    assert [record.step for record in log.records] == [2, 4, 6, 8]
+    assert log.records[-1].loss < log.records[0].loss
+    assert summary["validation_loss"] == log.records[-1].validation_loss
+    assert summary["tokens"] == 8 * 4 * 16
+    assert 0 < summary["bits_per_byte"] < 8
+    assert (run / "loss.svg").read_text().startswith("<svg")
+    made = llmgpu("generate", "run", "--prompt", "the", "--max-new-tokens", "5", "--ignore-eos")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith(b"the")
+
+
+@pytest.mark.parametrize("extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2")])
+def test_a_killed_run_goes_on_bit_by_bit(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]
+) -> None:
+    command = (*TRAIN, "--steps", "12", "--save-interval", "3", "--device", device_name, *extra)
+    whole = llmgpu(*command)
+    assert whole.returncode == 0, whole.stderr
+    folder = corpus.parent
+    shutil.move(folder / "run", folder / "whole")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", *command],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(folder / "run" / "step-00000003", child)
+    child.kill()
+    child.wait()
+    gone_on = llmgpu(*command, "--resume")
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert_same_weights(folder / "run", folder / "whole")
+    one, other = (read_log(folder / name / "log.jsonl").records for name in ("run", "whole"))
+    assert [(r.step, r.loss, r.validation_loss) for r in one] == [
+        (r.step, r.loss, r.validation_loss) for r in other
+    ]
+
+
+def wait_for(path: Path, child: subprocess.Popen[bytes]) -> None:
+    for _ in range(1200):
+        if path.exists() or child.poll() is not None:
+            return
+        time.sleep(0.05)
+    child.kill()
+    raise AssertionError(f"{path} did not come")
+
+
+def test_ctrl_c_saves_what_is_done(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    command = (*TRAIN, "--steps", "100000", "--device", "cpu", "--save-interval", "100000")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "llmgpu", *command],
+        cwd=corpus.parent,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for_line(child, b"step 4/")
+    os.kill(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    checkpoint = load_checkpoint(corpus.parent / "run")
+    assert checkpoint.state.step >= 4
+    step = str(checkpoint.state.step + 2)
+    done = llmgpu(*TRAIN, "--steps", step, "--device", "cpu", "--resume")
+    assert done.returncode == 0, done.stderr
+
+
+def wait_for_line(child: subprocess.Popen[bytes], text: bytes) -> None:
+    assert child.stderr is not None
+    for line in child.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} did not come")
+
+
+def test_token_files_are_trained_on_as_texts_are(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "ids.bin")
+    llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "many.bin",
+           "--shard-tokens", "500")  # fmt: skip
+    common = ("--vocab", "v.bin", *SIZES, *STEPS, "--steps", "4", "--device", "cpu")
+    for name, source in (("a", "ids.bin"), ("b", "many.json"), ("c", "corpus.txt")):
+        done = llmgpu("train", *common, source, "-o", name)
+        assert done.returncode == 0, done.stderr
+    for other in ("b", "c"):
+        assert_same_weights(corpus.parent / "a", corpus.parent / other)
+
+
+def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    command = (*TRAIN, "--steps", "2", "--device", "cpu")
+    assert llmgpu(*command).returncode == 0
+    fails(llmgpu(*command), 1, "run holds a run already: use --resume")
+    fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "learning_rate is 1.0, the run in")
+    fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has done 2 already")
+    assert llmgpu(*command, "--resume").returncode == 0  # nothing is left to do
+    assert llmgpu(*command, "--force").returncode == 0
+    with open_run_folder(corpus.parent / "run", resume=True):
+        fails(llmgpu(*command, "--force"), 1, "run is in use by process")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--seq-len", "100000"), "200,001"),
+        (("--dim", "30", "--heads", "4"), "dim 30 is not a multiple of heads 4"),
+        (("--kv-heads", "3"), "heads 2 is not a multiple of kv_heads 3"),
+        (("--lr", "nan"), "learning_rate is nan"),
+        (("--sparse-embedding",), "use --untied"),
+        (("--dim", "2000000", "--heads", "2"), "of memory"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_line(
+    llmgpu: Run, corpus: Path, vocab: Path, changed: tuple[str, ...], message: str
+) -> None:
+    done = llmgpu(*TRAIN, "--steps", "2", "--device", "cpu", *changed)
+    fails(done, 1, message)
+
+
+def test_tokens_of_another_vocabulary_are_refused(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "ids.bin")
+    llmgpu("bpe-train", "corpus.txt", "-o", "other.bin", "--vocab-size", "300")
+    done = llmgpu("train", "--vocab", "other.bin", "ids.bin", "-o", "run", "--device", "cpu")
+    fails(done, 1, "ids.bin")
+    assert b"other.bin" in done.stderr
+
+
+def test_a_loss_that_is_no_number_stops_the_run(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    command = (*TRAIN, "--steps", "60", "--device", "cpu", "--save-interval", "2")
+    extra = ("--lr", "1e30", "--min-lr", "0", "--grad-clip", "0", "--warmup-steps", "0")
+    done = llmgpu(*command, *extra)
+    fails(done, 1, "is not finite")
+    assert b"try a lower --lr" in done.stderr
+
+
+def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    command = (*TRAIN, "--steps", "2", "--device", "cpu")
+    assert llmgpu(*command).returncode == 0
+    model = corpus.parent / "run" / "step-00000002" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x55")
+    fails(llmgpu("generate", "run", "--prompt", "a"), 1, "model.safetensors: damaged")
+    fails(llmgpu(*command, "--resume"), 1, "model.safetensors: damaged")
+
+
+def test_generating_repeats_with_a_seed_and_on_every_device(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str
+) -> None:
+    assert llmgpu(*TRAIN, "--steps", "20", "--lr", "1e-2", "--device", "cpu").returncode == 0
+    command = ("generate", "run", "--prompt", "a", "--max-new-tokens", "12", "--json")
+    texts = [llmgpu(*command, "--device", d, "--seed", "5") for d in ("cpu", device_name)]
+    assert texts[0].stdout == texts[1].stdout
+    ids = json.loads(texts[0].stderr.splitlines()[-1])["ids"]
+    assert 0 < len(ids) <= 12
+    texts[0].stdout.decode()  # whole characters only
+    fails(llmgpu("generate", "run"), 1, "give a --prompt")
+    fails(llmgpu(*command, "--temperature", "-1"), 1, "temperature is -1.0")
+    fails(llmgpu("generate", "nowhere", "--prompt", "a"), 1, "no such folder")

@@ -1,0 +1,59 @@
+"""One tensor under AdamW: the tensors that its operations need, and steps on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.hyper import HYPER, AdamW, hyper_parameters
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import Tensor
+from tests.lm.ops.checking import tensor_of
+
+LEARNING_RATE = 3e-3
+
+
+def require_half_precision(operations: Operations) -> None:
+    if not operations.has_half_precision:
+        pytest.skip("the device has no half precision")
+
+
+def half_of(array: NDArray[np.float32]) -> NDArray[np.float16]:
+    return np.clip(array, -65504, 65504).astype(np.float16)
+
+
+def mirror_of(operations: Operations, array: NDArray[Any]) -> Tensor:
+    return tensor_of(operations, "mirror", half_of(array))
+
+
+class Steps:
+    """Tensors of one parameter, and the numbers of each step, set by hand."""
+
+    def __init__(self, operations: Operations, parameter: NDArray[Any]) -> None:
+        self.operations = operations
+        self.parameter = tensor_of(operations, "parameter", parameter)
+        self.gradient = operations.tensor("gradient", parameter.shape)
+        self.first = operations.tensor("first", parameter.shape)
+        self.second = operations.tensor("second", parameter.shape)
+        self.stats = tensor_of(operations, "stats", np.array([1.0, 0, 0, 0]))
+        self.hyper = operations.parameters("hyper", (), HYPER)
+
+    @property
+    def state(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Parameter, gradient and moments, as the operations take them."""
+        return self.parameter, self.gradient, self.first, self.second
+
+    def begin(
+        self, options: AdamW, step: int, gradient: NDArray[Any], *, slot: int = 0, count: int = 1
+    ) -> None:
+        """Write what step number `step` begins with."""
+        hyper = hyper_parameters(options, step, LEARNING_RATE, 1 / count, slot)
+        self.operations.write(self.hyper, hyper)
+        self.operations.write(self.gradient, gradient)
+
+    def read(self) -> list[NDArray[Any]]:
+        """Parameter, first and second moment."""
+        return [self.operations.read(x) for x in (self.parameter, self.first, self.second)]

@@ -1,0 +1,119 @@
+"""Conversions between single and half precision, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
+from llmgpu.lm.ops.operations import Operations, open_operations
+from tests.conftest import require_adapter
+from tests.lm.ops.checking import run, tensor_of
+from tests.reference.lm.cast import nearest_half
+
+ALL_HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+# Around the largest half and the number that would round to infinity.
+LARGE = [1000, 65503, 65503.9, 65504, 65519.99, 65520, 65536, 1e5, 3e38, np.inf]
+SMALL = [0.0, 1.0, 2.0**-14, 2.0**-24, 2.0**-25, 1.5 * 2.0**-24, 2.0**-26, 1e-30, 1e-42]
+
+
+@pytest.fixture(params=["numpy", "full"])
+def casting(request: pytest.FixtureRequest) -> Operations:
+    """NumPy, and the best adapter if it has half precision."""
+    if request.param == "numpy":
+        return open_operations(None)
+    require_adapter()
+    operations = open_operations(request.getfixturevalue("device"))
+    if not operations.has_half_precision:
+        pytest.skip("the adapter has no half-precision numbers")
+    return operations
+
+
+def to_half(operations: Operations, values: NDArray[np.float32]) -> NDArray[np.float16]:
+    source = tensor_of(operations, "source", values)
+    target = tensor_of(operations, "target", np.full(values.shape, np.nan, np.float16))
+    run(operations, lambda: operations.cast_f32_to_f16(source, target))
+    result: NDArray[np.float16] = operations.read(target)
+    return result
+
+
+def to_single(operations: Operations, values: NDArray[np.float16]) -> NDArray[np.float32]:
+    source = tensor_of(operations, "source", values)
+    target = tensor_of(operations, "target", np.full(values.shape, np.nan, np.float32))
+    run(operations, lambda: operations.cast_f16_to_f32(source, target))
+    result: NDArray[np.float32] = operations.read(target)
+    return result
+
+
+def assert_same_bits(actual: NDArray[np.floating], expected: NDArray[np.floating]) -> None:
+    """Check all bits, those of a NaN excepted."""
+    assert actual.dtype == expected.dtype
+    bits = f"u{actual.dtype.itemsize}"
+    same = (actual.view(bits) == expected.view(bits)) | (np.isnan(actual) & np.isnan(expected))
+    assert same.all(), (actual[~same][:5], expected[~same][:5])
+
+
+def test_all_halves_to_single_and_back(casting: Operations) -> None:
+    singles = to_single(casting, ALL_HALVES)
+    assert_same_bits(singles, ALL_HALVES.astype(np.float32))
+    saturated = np.where(np.isinf(ALL_HALVES), np.copysign(65504, ALL_HALVES), ALL_HALVES)
+    assert_same_bits(to_half(casting, singles), saturated.astype(np.float16))
+
+
+def test_between_all_neighbours_ties_go_to_even(casting: Operations) -> None:
+    finite = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)].astype(np.float32))
+    middle = (finite[1:] + finite[:-1]) / 2  # exact: halves have 11 bits
+    for values in (
+        middle,
+        np.nextafter(middle, np.float32(np.inf)),
+        np.nextafter(middle, np.float32(-np.inf)),
+    ):
+        assert_same_bits(to_half(casting, values), values.astype(np.float16))
+
+
+def test_edges_and_saturation(casting: Operations) -> None:
+    values = np.array([*LARGE, *SMALL], np.float32)
+    values = np.concatenate([values, -values])
+    expected = np.array([nearest_half(float(value)) for value in values], np.float16)
+    assert_same_bits(to_half(casting, values), expected)
+    assert np.isfinite(expected).all()
+
+
+def test_nan_stays_nan(casting: Operations) -> None:
+    bits = [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7F802000]
+    values = np.array(bits, np.uint32).view(np.float32)
+    assert np.isnan(to_half(casting, values)).all()
+
+
+def test_reference_is_numpy_s_conversion() -> None:
+    values = np.random.default_rng(0).integers(0, 0x477FE000, 2000, np.uint32).view(np.float32)
+    expected = np.array([nearest_half(float(value)) for value in values], np.float16)
+    assert_same_bits(values.astype(np.float16), expected)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (2,), (3, 5), (257,), (1031, 3)])
+def test_odd_and_empty_shapes(casting: Operations, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    halves = to_half(casting, values)
+    assert_same_bits(halves, values.astype(np.float16))
+    assert_same_bits(to_single(casting, halves), halves.astype(np.float32))
+
+
+def test_the_half_behind_an_odd_number_is_not_written(casting: Operations) -> None:
+    source = tensor_of(casting, "source", np.arange(5, dtype=np.float32))
+    target = tensor_of(casting, "target", np.full(6, 7, np.float16))
+    run(casting, lambda: casting.cast_f32_to_f16(source, target.rows(0, 5)))
+    np.testing.assert_array_equal(casting.read(target), [0, 1, 2, 3, 4, 7])
+
+
+def test_devices_without_half_precision_say_so(portable_device: Device) -> None:
+    operations = open_operations(portable_device)
+    single = operations.tensor("single", (4,))
+    half = operations.tensor("half", (4,), np.float16)
+    message = r"has no half-precision numbers \(feature shader-f16\); use single precision"
+    with pytest.raises(DeviceError, match=message):
+        run(operations, lambda: operations.cast_f32_to_f16(single, half))
+    with pytest.raises(DeviceError, match=message):
+        run(operations, lambda: operations.cast_f16_to_f32(half, single))

@@ -1,0 +1,194 @@
+"""Cross-entropy against float64, and float64 against finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import Tensor
+from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.reference.lm import loss as reference
+
+# One entry; odd sizes; one more than a workgroup; four logits a thread, and one more.
+SHAPES = [(1, 1), (3, 7), (5, 257), (4, 1024), (3, 1025), (2, 5003), (2, 50304)]
+SETTINGS = [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-2), (0.05, 1e-4)]  # alpha, beta
+
+Array = NDArray[np.float64]
+
+
+def parameters(
+    operations: Operations, vocabulary: int, inv_norm: float, alpha: float, beta: float
+) -> Tensor:
+    params = operations.parameters("loss", (4,))
+    operations.write(params, np.array([inv_norm, alpha, beta, 1 / vocabulary]))
+    return params
+
+
+def cross_entropy(
+    operations: Operations,
+    logits: NDArray[np.floating],
+    targets: NDArray[np.integer],
+    inv_norm: float = 1.0,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (losses, gradient)."""
+    params = parameters(operations, logits.shape[1], inv_norm, alpha, beta)
+    logits_tensor = tensor_of(operations, "logits", logits.astype(np.float32))
+    targets_tensor = tensor_of(operations, "targets", targets.astype(np.uint32))
+    losses = poisoned(operations, "losses", targets.shape)
+    run(
+        operations,
+        lambda: operations.cross_entropy(logits_tensor, targets_tensor, losses, params),
+    )
+    return operations.read(losses), operations.read(logits_tensor)
+
+
+def check(
+    operations: Operations,
+    logits: Array,
+    targets: NDArray[np.integer],
+    settings: tuple[float, float] = (0.0, 0.0),
+    inv_norm: float = 0.25,
+) -> None:
+    losses, gradient = cross_entropy(operations, logits, targets, inv_norm, *settings)
+    expected, expected_gradient = reference.cross_entropy(logits, targets, inv_norm, *settings)
+    assert_close(losses[:, None], expected[:, None])
+    assert_close(gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cross_entropy(
+    operations: Operations, shape: tuple[int, int], settings: tuple[float, float]
+) -> None:
+    rng = np.random.default_rng(sum(shape))
+    logits = float32_values(rng, *shape) * 4
+    check(operations, logits, rng.integers(0, shape[1], shape[0]), settings)
+
+
+def test_every_thread_may_write_the_target(operations: Operations) -> None:
+    # The target of row k is logit k, so that in each row another thread overwrites it.
+    logits = float32_values(np.random.default_rng(1), 600, 600)
+    check(operations, logits, np.arange(600))
+
+
+def test_targets_beyond_the_vocabulary_are_ignored(operations: Operations) -> None:
+    logits = float32_values(np.random.default_rng(2), 6, 300)
+    logits[4] = np.nan
+    targets = np.array([300, 5, 301, 299, 0xFFFFFFFF, 0])
+    check(operations, logits, targets, (0.1, 1e-3))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_nothing_but_ignored_rows(operations: Operations, settings: tuple[float, float]) -> None:
+    logits = float32_values(np.random.default_rng(3), 3, 20)
+    losses, gradient = cross_entropy(operations, logits, np.full(3, 20), 0.0, *settings)
+    assert not losses.any() and not gradient.any()
+
+
+def extreme_rows() -> tuple[Array, NDArray[np.int64]]:
+    rng = np.random.default_rng(4)
+    logits = float32_values(rng, 9, 513)
+    targets = rng.integers(0, 513, 9)
+    logits[0] += 1e4
+    logits[1] -= 1e4
+    logits[2] = 7.5
+    logits[3, 0] = -3e38
+    logits[4, -1] = -3e38
+    logits[5] *= 3e4
+    logits[6] = 0
+    logits[6, 100] = 1e4
+    logits[7, targets[7]] = 30  # p of the target is 1 in float32, and the gradient isn't 0
+    logits[8, :2] = 1e18, -3e38
+    return logits.astype(np.float32).astype(np.float64), targets
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("row", range(9))
+def test_extreme_rows(operations: Operations, row: int, settings: tuple[float, float]) -> None:
+    logits, targets = extreme_rows()
+    check(operations, logits[row : row + 1], targets[row : row + 1], settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_show(
+    operations: Operations, value: float, settings: tuple[float, float]
+) -> None:
+    logits = float32_values(np.random.default_rng(5), 6, 700)
+    targets = np.array([1, 2, 3, 4, 5, 700])
+    for row, place in ((0, 0), (1, 2), (2, 699), (3, slice(None)), (5, 7)):
+        logits[row, place] = value
+    losses, gradient = cross_entropy(operations, logits, targets, 1.0, *settings)
+    expected, expected_gradient = reference.cross_entropy(logits[4:], targets[4:], 1.0, *settings)
+    assert np.isnan(losses[:4]).all() and np.isnan(gradient[:4]).all()
+    assert_close(losses[4:, None], expected[:, None])
+    assert_close(gradient[4:], expected_gradient)
+
+
+def test_more_rows_than_a_dimension_has_workgroups(operations: Operations) -> None:
+    rng = np.random.default_rng(6)
+    check(operations, float32_values(rng, 65_600, 2), rng.integers(0, 3, 65_600))
+
+
+def test_no_rows_are_no_work(operations: Operations) -> None:
+    losses, gradient = cross_entropy(operations, np.empty((0, 5)), np.empty(0, np.int64))
+    assert losses.shape == (0,) and gradient.shape == (0, 5)
+
+
+def test_parameters_change_between_runs(operations: Operations) -> None:
+    logits = float32_values(np.random.default_rng(7), 2, 9)
+    tensors = [tensor_of(operations, "logits", logits), operations.tensor("t", (2,), np.uint32)]
+    losses = poisoned(operations, "losses", (2,))
+    params = parameters(operations, 9, 1.0, 0.0, 0.0)
+    with operations.record("test") as program:
+        operations.cross_entropy(tensors[0], tensors[1], losses, params)
+    for inv_norm, alpha, beta in ((1.0, 0.0, 0.0), (0.5, 0.1, 1e-2)):
+        operations.write(params, np.array([inv_norm, alpha, beta, 1 / 9]))
+        operations.write(tensors[0], logits)
+        operations.run(program)  # type: ignore[arg-type]
+        expected = reference.cross_entropy(logits, np.zeros(2, np.int64), inv_norm, alpha, beta)
+        assert_close(operations.read(losses), expected[0])
+        assert_close(operations.read(tensors[0]), expected[1])
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 257, 70_001])
+def test_sum_losses(operations: Operations, count: int) -> None:
+    losses = np.abs(float32_values(np.random.default_rng(count), count))
+    tensor = tensor_of(operations, "losses", losses)
+    out = poisoned(operations, "sum", (1,))
+    run(operations, lambda: operations.sum_losses(tensor, out))
+    assert_close(operations.read(out), np.array([losses.sum()]))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_reference_gradient_is_a_finite_difference(settings: tuple[float, float]) -> None:
+    logits = float32_values(np.random.default_rng(8), 3, 5) * 3
+    targets = np.array([2, 5, 0])
+    _, gradient = reference.cross_entropy(logits, targets, 0.5, *settings)
+    for index in np.ndindex(logits.shape):
+        step = np.zeros_like(logits)
+        step[index] = 1e-6
+        above, below = (
+            0.5 * reference.cross_entropy(logits + sign * step, targets, 0.5, *settings)[0].sum()
+            for sign in (1, -1)
+        )
+        assert (above - below) / 2e-6 == pytest.approx(gradient[index], abs=1e-8)
+
+
+def test_reference_is_torch_s() -> None:
+    torch = pytest.importorskip("torch")
+    logits = float32_values(np.random.default_rng(9), 7, 31)
+    targets = np.array([0, 30, 5, -100, 7, 8, 9])
+    inputs = torch.tensor(logits, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(
+        inputs, torch.tensor(targets), reduction="sum", label_smoothing=0.1
+    )
+    expected.backward()
+    counted = np.where(targets < 0, 31, targets)
+    losses, gradient = reference.cross_entropy(logits, counted, 1.0, 0.1, 0.0)
+    assert losses.sum() == pytest.approx(expected.item(), rel=1e-12)
+    np.testing.assert_allclose(gradient, inputs.grad.numpy(), atol=1e-14)

@@ -1,0 +1,112 @@
+"""RMS normalisation against float64, and float64 against finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.lm.ops.operations import Operations
+from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.reference.lm import norm as reference
+
+EPSILON = 1e-5
+# One element; odd widths; threads without a row; partial sums of several blocks; the widest rows.
+SHAPES = [(1, 1), (7, 1), (3, 7), (33, 64), (19, 129), (300, 257), (9001, 8), (2, 8192), (3, 8191)]
+
+Array = NDArray[np.float64]
+
+
+def inputs(shape: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Return x, weight and grad_out; rows of x differ in size."""
+    rng = np.random.default_rng(sum(shape))
+    sizes = np.exp(rng.uniform(-3, 3, (shape[0], 1))).astype(np.float32)
+    x = float32_values(rng, *shape) * sizes
+    return x.astype(np.float32).astype(np.float64), *(
+        float32_values(rng, *size) for size in (shape[1:], shape)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm(operations: Operations, shape: tuple[int, int]) -> None:
+    x, weight, _ = inputs(shape)
+    check_forward(operations, x, weight)
+
+
+def test_rms_norm_of_extreme_rows(operations: Operations) -> None:
+    x = np.outer([0.0, 1e-20, 1e-3, 1e4, 1e17], np.linspace(-1, 2, 37)).astype(np.float32)
+    check_forward(operations, x.astype(np.float64), np.linspace(-3, 3, 37, dtype=np.float32))
+
+
+def check_forward(operations: Operations, x: Array, weight: Array | NDArray[np.float32]) -> None:
+    out = poisoned(operations, "out", x.shape)
+    inverse_rms = poisoned(operations, "inverse_rms", (len(x),))
+    tensors = [tensor_of(operations, "input", array) for array in (x, weight)]
+    run(operations, lambda: operations.rms_norm(*tensors, out, inverse_rms, EPSILON))
+    expected, expected_rms = reference.rms_norm(x, weight.astype(np.float64), EPSILON)
+    assert_close(operations.read(out), expected)
+    assert_close(operations.read(inverse_rms)[:, None], expected_rms[:, None])
+
+
+def begun(shape: tuple[int, int]) -> tuple[Array, Array]:
+    """Return what grad_x and grad_weight hold before.
+
+    grad_x is as large as the two terms that are added to it, which cancel in rows of one element.
+    """
+    x, weight, grad_out = inputs(shape)
+    _, inverse_rms = reference.rms_norm(x, weight, EPSILON)
+    grad_x = grad_out[::-1] * weight * inverse_rms[:, None]
+    return grad_x.astype(np.float32).astype(np.float64), weight
+
+
+def backward(operations: Operations, shape: tuple[int, int]) -> tuple[NDArray[np.float32], ...]:
+    """Return (grad_x, grad_weight) added to what they held, with the oracle's r."""
+    x, weight, grad_out = inputs(shape)
+    _, inverse_rms = reference.rms_norm(x, weight, EPSILON)
+    tensors = [
+        tensor_of(operations, "input", array) for array in (x, weight, inverse_rms, grad_out)
+    ]
+    gradients = [tensor_of(operations, "gradient", array) for array in begun(shape)]
+    run(operations, lambda: operations.rms_norm_backward(*tensors, *gradients))
+    return operations.read(gradients[0]), operations.read(gradients[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm_backward_adds(operations: Operations, shape: tuple[int, int]) -> None:
+    x, weight, grad_out = inputs(shape)
+    expected = reference.rms_norm_backward(x, weight, EPSILON, grad_out)
+    for actual, before, added in zip(
+        backward(operations, shape), begun(shape), expected, strict=True
+    ):
+        assert_close(actual, before + added)
+
+
+def test_gradients_repeat_bit_for_bit(operations: Operations) -> None:
+    first, second = (backward(operations, (1031, 65)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_no_rows_are_no_work(operations: Operations) -> None:
+    for actual, before in zip(backward(operations, (0, 5)), begun((0, 5)), strict=True):
+        assert np.array_equal(actual, before)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5)])
+def test_reference_gradients_are_finite_differences(shape: tuple[int, int]) -> None:
+    x, weight, grad_out = inputs(shape)
+    grad_x, grad_weight = reference.rms_norm_backward(x, weight, EPSILON, grad_out)
+
+    def loss() -> float:
+        return float(np.sum(grad_out * reference.rms_norm(x, weight, EPSILON)[0]))
+
+    for array, gradient in ((x, grad_x), (weight, grad_weight)):
+        for index in np.ndindex(array.shape):
+            kept = array[index]
+            step = 1e-6 * max(1.0, abs(kept))
+            values = []
+            for array[index] in (kept + step, kept - step):
+                values.append(loss())
+            array[index] = kept
+            slope = (values[0] - values[1]) / (2 * step)
+            assert slope == pytest.approx(gradient[index], rel=1e-6, abs=1e-7)

@@ -1,0 +1,78 @@
+"""A small model, its vocabulary and what a run of it would save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.lm.checkpoint import TrainingState, save_checkpoint
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.safetensors_file import TensorSource
+
+END = "<|end|>"
+
+
+def small_vocabulary(pattern: str = "gpt2") -> Vocabulary:
+    merges = [(116, 104), (256, 101), (32, 257), (97, 110), (259, 100)]  # th, the, " the", an, and
+    return build_vocabulary(
+        merges, pattern=pattern, tie="hf", special_tokens=["<|x|>", END], training={}
+    )
+
+
+def small_config(vocabulary: Vocabulary, **sizes: Any) -> ModelConfig:
+    given = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 40, "seq_len": 16}
+    return ModelConfig(vocabulary.size, **(given | sizes))
+
+
+def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float32]]:
+    """Weights large enough that no part of the model is without effect."""
+    generator = np.random.default_rng(seed)
+    return {
+        weight.name: (
+            generator.standard_normal(weight.shape) * 0.2 + (weight.deviation is None)
+        ).astype(np.float32)
+        for weight in config.weights()
+    }
+
+
+def moments(config: ModelConfig, seed: int) -> dict[str, NDArray[Any]]:
+    generator = np.random.default_rng(seed)
+    return {
+        f"{weight.name}.{kind}": generator.integers(0, 256, weight.shape).astype(dtype)
+        for weight in config.weights()
+        for kind, dtype in (("first", np.float32), ("second", np.uint8))
+    }
+
+
+def state_of(step: int) -> TrainingState:
+    return TrainingState(
+        step=step,
+        tokens_seen=64 * step,
+        sequence_position=4 * step,
+        random_state={"state": (1 << 127) + step, "order": [1, 2]},
+        options={"learning rate": 3e-4, "schedule": None},
+    )
+
+
+def save(run: Path, step: int, *, seed: int | None = None, **options: Any) -> Path:
+    """Save a checkpoint of the small model with values of its step's own."""
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary)
+    seed = step if seed is None else seed
+    return save_checkpoint(
+        run,
+        config,
+        vocabulary,
+        sources(random_weights(config, seed)),
+        sources(moments(config, seed)),
+        state_of(step),
+        **options,
+    )
+
+
+def sources(arrays: dict[str, Any]) -> dict[str, TensorSource]:
+    return {name: TensorSource.of(array) for name, array in arrays.items()}

@@ -1,0 +1,212 @@
+"""Batches: which tokens they hold, in which order, and that a resumed run gets the same ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.bpe.tokens.files import open_writer
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.errors import InputError
+from llmgpu.lm.batches import IGNORED_TARGET, Batches, token_bytes
+from llmgpu.lm.permutation import ROUNDS, permute
+from llmgpu.lm.token_source import TokenSource, open_token_files
+from tests.lm.vocabularies import sample_vocabulary
+
+VOCABULARY = sample_vocabulary()
+
+
+def source_of(folder: Path, count: int) -> TokenSource:
+    """Tokens that are all different, as far as uint16 goes: each is its position."""
+    path = folder / f"{count}.bin"
+    many = byte_vocabulary("none", "hf")
+    vocabulary = Vocabulary(
+        tokens=many.tokens + (b"ab",) * (65_536 - 256),
+        merges=many.merges,
+        pattern=many.pattern,
+        expression=many.expression,
+    )
+    options: dict[str, Any] = {"vocabulary_size": 65_536, "fingerprint": vocabulary.fingerprint}
+    with open_writer(path, "bin", **options) as writer:
+        writer.write(np.arange(count, dtype=np.uint32), np.zeros(1, np.int64))
+    return open_token_files([str(path)], vocabulary, "v.bin")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> TokenSource:
+    return source_of(tmp_path_factory.mktemp("tokens"), 10_007)
+
+
+def starts_of_epoch(batches: Batches, epoch: int) -> list[int]:
+    """Where the sequences of an epoch begin, by their first tokens."""
+    count, size = batches.training_sequences, batches.batch_size
+    starts: list[int] = []
+    for position in range(epoch * count, (epoch + 1) * count, size):
+        starts += batches.training(position)[0][:, 0].tolist()
+    return starts[:count]
+
+
+def test_targets_are_the_next_tokens(source: TokenSource) -> None:
+    batches = Batches(source, 4, 32)
+    rows = [batches.training(position) for position in (0, 4, 1_000, 99_999_999_999)]
+    for tokens, targets in [*rows, *batches.evaluation()]:
+        assert tokens.shape == targets.shape == (4, 32)
+        assert tokens.dtype == targets.dtype == np.uint32
+        used = targets[:, 0] != IGNORED_TARGET
+        assert (np.diff(tokens[used].astype(np.int64), axis=1) == 1).all()
+        assert (targets[used] == tokens[used] + 1).all()
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 32, 1_000, 4_000])
+def test_an_epoch_has_each_sequence_once(source: TokenSource, seq_len: int) -> None:
+    batches = Batches(source, 50, seq_len, seed=5)
+    held_out = batches.evaluation_sequences * seq_len
+    orders = [starts_of_epoch(batches, epoch) for epoch in range(3)]
+    for starts in orders:
+        ordered = sorted(starts)
+        assert 0 <= ordered[0] < seq_len
+        assert all(after - before == seq_len for before, after in pairwise(ordered))
+        # The last target may be the first token that evaluation reads, which it doesn't predict.
+        assert ordered[-1] + seq_len <= len(source) - 1 - held_out
+        if batches.training_sequences > 5:
+            assert starts != ordered
+    if seq_len > 7:
+        assert len({min(starts) for starts in orders}) > 1
+    assert orders[0] != orders[1] != orders[2]
+    left_out = len(source) - 1 - held_out - batches.training_sequences * seq_len
+    assert 0 <= left_out < 2 * seq_len
+
+
+def test_only_position_and_seed_matter(source: TokenSource) -> None:
+    batches, again = (Batches(source, 4, 100, seed=9) for _ in range(2))
+    other = Batches(source, 4, 100, seed=10)
+    one = Batches(source, 1, 100, seed=9)
+    assert batches.training_sequences == 98
+    for position in (0, 96, 1_234):  # the second goes over the end of an epoch
+        tokens, targets = batches.training(position)
+        for row in range(4):
+            alone = one.training(position + row)
+            assert np.array_equal(alone[0][0], tokens[row])
+            assert np.array_equal(alone[1][0], targets[row])
+        assert np.array_equal(again.training(position)[0], tokens)
+        assert not np.array_equal(other.training(position)[0], tokens)
+
+
+def test_the_order_is_the_same_on_every_machine(source: TokenSource) -> None:
+    batches = Batches(source, 6, 100, seed=1)
+    assert batches.training(0)[0][:, 0].tolist() == [1911, 9411, 4911, 2611, 9311, 6411]
+
+
+def evaluation_starts(batches: Batches, limit: int | None = None) -> list[int]:
+    starts: list[int] = []
+    for tokens, targets in batches.evaluation(limit):
+        used = (targets != IGNORED_TARGET).any(axis=1)
+        assert ((targets != IGNORED_TARGET).all(axis=1) == used).all()
+        assert not tokens[~used].any() and used[0]
+        starts += tokens[used, 0].tolist()
+    return starts
+
+
+def test_evaluation_is_at_the_end_and_in_order(source: TokenSource) -> None:
+    batches = Batches(source, 4, 100, evaluation_fraction=0.1)
+    assert batches.evaluation_sequences == 10
+    expected = [10_006 - 1_000 + 100 * i for i in range(10)]
+    assert evaluation_starts(batches) == expected
+    assert evaluation_starts(batches, 99) == expected
+    assert evaluation_starts(batches, 3) == [expected[i] for i in (0, 3, 6)]
+    assert evaluation_starts(batches, 0) == []
+    assert [len(tokens) for tokens, _ in batches.evaluation()] == [4, 4, 4]
+    assert Batches(source, 4, 100).evaluation_sequences == 1
+    assert Batches(source, 4, 5_000).evaluation_sequences == 1
+    none = Batches(source, 4, 100, evaluation_fraction=0.0)
+    assert evaluation_starts(none) == [] and none.training_sequences == 99
+
+
+@pytest.mark.parametrize("count", [17, 18, 31])
+def test_the_fewest_tokens_there_can_be(tmp_path: Path, count: int) -> None:
+    batches = Batches(source_of(tmp_path, count), 2, 8)
+    assert (batches.training_sequences, batches.evaluation_sequences) == (1, 1)
+    for position in range(0, 40, 2):
+        tokens, targets = batches.training(position)
+        assert tokens.min() >= 0 and targets.max() <= count - 9
+    assert evaluation_starts(batches) == [count - 9]
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [
+        (0, {}, r"^0 tokens are too few: .* 8 for training and 1 for evaluation take 17; use more"),
+        (16, {}, r"^16 tokens are too few.* or hold out less for evaluation$"),
+        (8, {"evaluation_fraction": 0.0}, r"^8 tokens .* training take 9; .* sequence length$"),
+        (100, {"evaluation_fraction": 0.99}, r"^100 tokens .* 12 for evaluation take 105"),
+        (100, {"seq_len": 2**40}, r"one sequence of 1,099,511,627,776 for training"),
+        (100, {"seq_len": 0}, "seq_len is 0, it must be at least 1"),
+        (100, {"batch_size": -1}, "batch_size is -1"),
+        (100, {"seed": -1}, r"seed -1 is not a number from 0 to 2\^64 - 1"),
+        (100, {"evaluation_fraction": 1.0}, r"evaluation_fraction is 1.0, .* less than 1"),
+        (100, {"evaluation_fraction": float("nan")}, r"evaluation_fraction is nan"),
+    ],
+)
+def test_what_can_not_be_divided(
+    tmp_path: Path, count: int, options: dict[str, Any], message: str
+) -> None:
+    arguments = {"batch_size": 2, "seq_len": 8} | options
+    with pytest.raises(InputError, match=message):
+        Batches(source_of(tmp_path, count), **arguments)
+
+
+def test_a_file_that_changes_during_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "one.bin"
+    options = {"vocabulary_size": VOCABULARY.size, "fingerprint": VOCABULARY.fingerprint}
+    with open_writer(path, "bin", **options) as writer:  # type: ignore[arg-type]
+        writer.write(np.zeros(100, np.uint32), np.zeros(1, np.int64))
+    batches = Batches(open_token_files([str(path)], VOCABULARY, "v.bin"), 9, 8)
+    assert not batches.training(0)[0].any()
+    path.write_bytes(b"\x90\x01" * 100)
+    with pytest.raises(InputError, match="id 400 is beyond the vocabulary of 400 ids"):
+        batches.training(0)
+
+
+def random_keys(seed: int) -> NDArray[np.uint64]:
+    return np.random.Philox(key=seed).random_raw(ROUNDS)
+
+
+@given(st.integers(1, 3_000), st.integers(0, 2**32))
+def test_permutations_are_one_to_one(size: int, seed: int) -> None:
+    found = permute(np.arange(size), size, random_keys(seed))
+    assert sorted(found.tolist()) == list(range(size))
+
+
+def test_permutations_of_more_than_could_be_written_down() -> None:
+    size = 2**40 + 12_345
+    indices = np.arange(size - 50_000, size)
+    found = permute(indices, size, random_keys(1))
+    assert len(np.unique(found)) == 50_000 and found.min() >= 0 and found.max() < size
+    # Neighbours go far from each other, and all of the range is used alike.
+    assert np.abs(np.diff(found)).mean() == pytest.approx(size / 3, rel=0.03)
+    assert found.mean() == pytest.approx(size / 2, rel=0.03)
+
+
+def test_each_order_of_a_few_things_is_about_as_frequent() -> None:
+    counts: dict[tuple[int, ...], int] = {}
+    for seed in range(2_400):
+        order = tuple(permute(np.arange(3), 3, random_keys(seed)).tolist())
+        counts[order] = counts.get(order, 0) + 1
+    assert sorted(counts) == sorted(permutations(range(3)))
+    assert all(300 < count < 500 for count in counts.values())
+
+
+def test_bytes_of_tokens() -> None:
+    counts = token_bytes(VOCABULARY)
+    assert counts.dtype == np.uint32 and len(counts) == VOCABULARY.size
+    special = set(VOCABULARY.special_tokens.values())
+    assert special
+    for token, text in enumerate(VOCABULARY.tokens):
+        assert counts[token] == (0 if token in special else len(text))

@@ -1,0 +1,407 @@
+"""Checkpoints of models: read back, killed while written, damaged, opened by transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import CheckpointError, OutputError
+from llmgpu.lm.checkpoint import load_checkpoint, save_checkpoint
+from llmgpu.lm.safetensors_file import TensorSource
+from llmgpu.lm.step_folders import latest_checkpoint, list_checkpoints, prepare_step_folders
+from llmgpu.tokenizer import Tokenizer
+from tests.lm.samples import (
+    END,
+    moments,
+    random_weights,
+    save,
+    small_config,
+    small_vocabulary,
+    sources,
+    state_of,
+)
+
+FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "training.json",
+    "vocabulary.bin",
+}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_arrays(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"tied": False}, {"activation": "gelu", "rope_theta": 5e5}])
+def test_what_is_saved_is_loaded(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary, **sizes)
+    weights, optimizer = random_weights(config, 1), moments(config, 2)
+    end = vocabulary.special_tokens[END]
+    given = (config, vocabulary, sources(weights), sources(optimizer), state_of(100))
+    folder = save_checkpoint(tmp_path, *given, eos_id=end)
+    assert folder == tmp_path / "step-00000100" == latest_checkpoint(tmp_path)
+    assert set(names(folder)) == FILES and names(tmp_path) == [folder.name]
+    for path in (tmp_path, folder):
+        found = load_checkpoint(path)
+        assert (found.folder, found.config, found.state) == (folder, config, state_of(100))
+        assert found.vocabulary.to_bytes() == vocabulary.to_bytes()
+        assert (found.bos_id, found.eos_id) == (None, end)
+        assert_arrays(found.weights, weights)
+        assert_arrays(found.optimizer.tensors, optimizer)
+
+
+def test_equal_states_give_equal_files(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        prepare_step_folders(tmp_path / run)
+    first, second = save(tmp_path / "a", 1), save(tmp_path / "b", 1)
+    for name in FILES:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (9, 10, 100_000_000):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["step-00000010", "step-100000000"]
+    assert load_checkpoint(tmp_path).state.step == 100_000_000
+    save(tmp_path, 100_000_001, keep=1)
+    assert list(list_checkpoints(tmp_path)) == [100_000_001]
+
+
+def test_other_files_of_a_run_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001.txt").write_text("x")
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-00000007").write_text("a file")
+    prepare_step_folders(tmp_path)
+    save(tmp_path, 2)
+    save(tmp_path, 3, keep=1)
+    assert names(tmp_path) == ["step-00000001.txt", "step-00000003", "step-00000007", "step-1"]
+
+
+def test_a_step_that_is_there_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    with pytest.raises(OutputError, match="step-00000001 is there already"):
+        save(tmp_path, 1, seed=5)
+    assert_arrays(
+        load_checkpoint(folder).weights, random_weights(load_checkpoint(folder).config, 1)
+    )
+
+
+def test_a_run_folder_with_newer_checkpoints_is_refused(tmp_path: Path) -> None:
+    prepare_step_folders(tmp_path / "a" / "run")
+    save(tmp_path / "a" / "run", 5)
+    prepare_step_folders(tmp_path / "a" / "run", 5)
+    for step in (0, 4):
+        with pytest.raises(OutputError, match=f"checkpoint of step 5, .* begins at step {step}"):
+            prepare_step_folders(tmp_path / "a" / "run", step)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="file"):
+        prepare_step_folders(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("model.norm.weight"), r"model\.norm\.weight"),
+        (lambda weights: weights.update(x=weights["model.norm.weight"]), "sizes: x"),
+        (
+            lambda weights: weights.update(
+                {"model.norm.weight": TensorSource.of(np.zeros(32, np.float16))}
+            ),
+            r"sizes: model\.norm\.weight",
+        ),
+    ],
+)
+def test_weights_that_are_not_the_model_s(
+    tmp_path: Path, change: Callable[[dict[str, TensorSource]], None], message: str
+) -> None:
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary)
+    weights = sources(random_weights(config, 1))
+    change(weights)
+    with pytest.raises(ValueError, match=message):
+        save_checkpoint(tmp_path, config, vocabulary, weights, {}, state_of(1))
+    larger = dataclasses.replace(config, vocab_size=config.vocab_size + 1)
+    with pytest.raises(ValueError, match="263 tokens, the model has 264"):
+        save_checkpoint(
+            tmp_path, larger, vocabulary, sources(random_weights(larger, 1)), {}, state_of(1)
+        )
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_save_that_fails_leaves_what_was(tmp_path: Path, error: BaseException) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary)
+    given = sources(random_weights(config, 3))
+
+    def fail() -> np.ndarray:
+        raise error
+
+    given["model.norm.weight"] = dataclasses.replace(given["model.norm.weight"], read=fail)
+    expected = KeyboardInterrupt if error is KeyboardInterrupt else OutputError
+    with pytest.raises(expected):
+        save_checkpoint(tmp_path, config, vocabulary, given, {}, state_of(3))
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+    assert load_checkpoint(tmp_path).state == state_of(2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
+def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.lm.killed_saves", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parents[2])
+    found: list[list[int]] = []
+    left_over = 0
+    runs = sorted(tmp_path.glob("run-*"), key=lambda path: int(path.name.split("-")[1]))
+    for run in runs:
+        left_over += len(names(run)) - len(list_checkpoints(run))
+        for step, folder in list_checkpoints(run).items():
+            assert load_checkpoint(folder).state == state_of(step)
+        found.append(list(list_checkpoints(run)))
+        prepare_step_folders(run, found[-1][-1])
+        assert names(run) == [f"step-{step:08d}" for step in found[-1]]
+        save(run, 4)
+        assert load_checkpoint(run).state == state_of(4)
+    assert found[0] == [1, 2] and found[-1] == [2, 3] and [1, 2, 3] in found
+    assert found == sorted(found) and len(found) > 20 and left_over > 10
+
+
+def damage_training(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change training.json, and its checksum with it."""
+    content = json.loads((folder / "training.json").read_bytes())
+    del content["sha256"]
+    change(content)
+    content["sha256"] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (folder / "training.json").write_text(json.dumps(content))
+
+
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """Put another file in place of one, as if it had been saved so."""
+    (folder / name).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    damage_training(folder, lambda content: content["files"].update({name: digest}))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    content = json.loads((folder / "config.json").read_bytes()) | changes
+    replace_file(folder, "config.json", json.dumps(content).encode())
+
+
+READ_AGAIN = ("config.json", "model.safetensors", "optimizer.safetensors", "vocabulary.bin")
+
+
+@pytest.mark.parametrize("name", [*READ_AGAIN, "training.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, 1)
+    whole = (folder / name).read_bytes()
+    changed = bytearray(whole)
+    changed[len(whole) // 2] ^= 1
+    for data in (whole[:-2], whole[: len(whole) // 2], b"", bytes(changed)):
+        (folder / name).write_bytes(data)
+        with pytest.raises(CheckpointError, match=rf"^{folder / name}: (damaged|no valid JSON)"):
+            load_checkpoint(folder)
+    (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name}: can't read it: No such file"):
+        load_checkpoint(folder)
+
+
+def test_every_byte_of_the_state_counts(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    whole = (folder / "training.json").read_bytes()
+    for place in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[place] ^= 2
+        (folder / "training.json").write_bytes(changed)
+        try:
+            found = load_checkpoint(folder)
+        except CheckpointError:
+            continue
+        assert found.state == state_of(1) and whole[place : place + 1].isspace()
+
+
+def other_vocabulary() -> bytes:
+    return small_vocabulary("none").to_bytes()
+
+
+def larger_vocabulary() -> bytes:
+    known = small_vocabulary()
+    tokens = (*known.tokens, b"zzz")
+    return dataclasses.replace(known, tokens=tokens).to_bytes()
+
+
+def use_larger_vocabulary(folder: Path) -> None:
+    replace_file(folder, "vocabulary.bin", larger_vocabulary())
+    fingerprint = Vocabulary.load(folder / "vocabulary.bin").fingerprint
+    damage_training(folder, lambda content: content.update(vocabulary=fingerprint))
+
+
+MISFITS: list[tuple[Callable[[Path], None], str]] = [
+    (
+        lambda folder: damage_training(folder, lambda content: content.update(version=2)),
+        r"training\.json: version '2' .* reads version 1: it is newer, use a newer llmgpu",
+    ),
+    (
+        lambda folder: damage_training(folder, lambda content: content.update(version="0")),
+        r"training\.json: version '0' of the format, this llmgpu reads version 1$",
+    ),
+    (
+        lambda folder: damage_training(folder, lambda content: content.update(format="x")),
+        r"training\.json: not the state of a model's training",
+    ),
+    (
+        lambda folder: damage_training(folder, lambda content: content.pop("files")),
+        r"training\.json: damaged: files is no dict",
+    ),
+    (
+        lambda folder: damage_training(folder, lambda content: content.update(step="1")),
+        r"training\.json: damaged: step is no int",
+    ),
+    (
+        lambda folder: damage_training(folder, lambda content: content.update(files={})),
+        r"config\.json: damaged or changed",
+    ),
+    (
+        lambda folder: (folder / "training.json").write_bytes(b"[]"),
+        r"training\.json: damaged: no JSON object",
+    ),
+    (
+        lambda folder: replace_file(folder, "vocabulary.bin", other_vocabulary()),
+        r"vocabulary\.bin is vocabulary [0-9a-f]{12}, .*training\.json goes with [0-9a-f]{12}",
+    ),
+    (
+        lambda folder: replace_file(folder, "vocabulary.bin", b"x"),
+        r"vocabulary\.bin: not a vocabulary file of llmgpu",
+    ),
+    (
+        use_larger_vocabulary,
+        r"config\.json: a model of 263 tokens, vocabulary\.bin has 264",
+    ),
+    (
+        lambda folder: change_config(folder, intermediate_size=44),
+        r"'model\.layers\.0\.mlp\.gate_proj\.weight' is float32 \[40, 32\], it must .* \[44, 32\]",
+    ),
+    (
+        lambda folder: change_config(folder, tie_word_embeddings=False),
+        r"model\.safetensors: there is no tensor 'lm_head\.weight'",
+    ),
+    (
+        lambda folder: change_config(folder, num_hidden_layers=1),
+        r"tensor 'model\.layers\.1\.[a-z_.]+' belongs to nothing here",
+    ),
+    (
+        lambda folder: change_config(folder, num_hidden_layers=10**15),
+        r"model\.safetensors: 20 tensors can't be 1000000000000000 layers",
+    ),
+    (
+        lambda folder: change_config(folder, eos_token_id=263),
+        r"config\.json: eos_token_id is 263: ids are below 263",
+    ),
+    (
+        lambda folder: change_config(folder, hidden_size="x"),
+        r"config\.json: hidden_size is 'x', it must be of type int",
+    ),
+    (
+        lambda folder: replace_file(folder, "model.safetensors", b"\xff" * 9),
+        r"model\.safetensors: damaged or cut short: the header has",
+    ),
+    (
+        lambda folder: replace_file(folder, "optimizer.safetensors", b""),
+        r"optimizer\.safetensors: damaged: 0 bytes are no safetensors file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MISFITS, ids=range(len(MISFITS)))
+def test_what_does_not_fit_together(
+    tmp_path: Path, change: Callable[[Path], None], message: str
+) -> None:
+    folder = save(tmp_path, 1)
+    change(folder)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(folder)
+    text = str(caught.value)
+    assert "\n" not in text and text.startswith(str(folder)) and text.count(str(folder)) < 3
+
+
+def test_nothing_older_is_taken_in_place_of_a_damaged_one(tmp_path: Path) -> None:
+    before, newest = save(tmp_path, 1), save(tmp_path, 2)
+    (newest / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=rf"{newest}.* damaged.*; the one before is {before}"):
+        load_checkpoint(tmp_path)
+    assert load_checkpoint(before).state.step == 1
+    shutil.rmtree(before)
+    with pytest.raises(CheckpointError, match=r"what was written$"):
+        load_checkpoint(tmp_path)
+
+
+def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path) is None and latest_checkpoint(tmp_path / "no") is None
+    with pytest.raises(CheckpointError, match="there is no checkpoint in it"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no: there is no such folder"):
+        load_checkpoint(tmp_path / "no")
+    with pytest.raises(CheckpointError, match=r"training\.json: can't read it"):
+        load_checkpoint(tmp_path / "step-00000001")
+
+
+def test_tokens_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    found = load_checkpoint(save(tmp_path, 1))
+    found.require_vocabulary(small_vocabulary().fingerprint, "tokens.bin")
+    with pytest.raises(
+        CheckpointError,
+        match=rf"tokens\.bin goes with vocabulary [0-9a-f]+, {found.folder}/vocabulary\.bin is",
+    ):
+        found.require_vocabulary(small_vocabulary("none").fingerprint, "tokens.bin")
+
+
+def test_a_vocabulary_that_tokenizer_json_can_not_hold(tmp_path: Path) -> None:
+    vocabulary = small_vocabulary().with_match("greedy")
+    config = small_config(vocabulary)
+    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    notes: list[str] = []
+    folder = save_checkpoint(tmp_path, config, vocabulary, *given, note=notes.append)
+    assert set(names(folder)) == FILES - {"tokenizer.json", "tokenizer_config.json"}
+    assert len(notes) == 1 and "no tokenizer.json: a vocabulary that matches greedily" in notes[0]
+    assert load_checkpoint(folder).vocabulary.match == "greedy"
+
+
+@pytest.mark.parametrize("pattern", ["gpt2", "none"])
+def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    vocabulary = small_vocabulary(pattern)
+    config = small_config(vocabulary)
+    end = vocabulary.special_tokens[END]
+    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    folder = save_checkpoint(tmp_path, config, vocabulary, *given, bos_id=end, eos_id=end)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = Tokenizer(vocabulary, "cpu")
+    for text in ("", "the band and the hand", "  Ünïcode \n\n 'tis 123", "\0", f"and{END} the"):
+        ids = ours.encode(text, allowed_special="all").tolist()
+        assert theirs(text).input_ids == ids
+        assert theirs.decode(ids) == text
+    assert (theirs.eos_token, theirs.bos_token_id, theirs.vocab_size) == (END, end, vocabulary.size)

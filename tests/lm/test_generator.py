@@ -1,0 +1,100 @@
+"""Generating with a cache gives what the float64 model gives without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from llmgpu.errors import InputError
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.generator import PROMPT_ROWS, Generator
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.sampling import Sampler, SamplingOptions
+from tests.reference.lm.llama import Llama
+
+CONFIG = ModelConfig(
+    vocab_size=300, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=PROMPT_ROWS + 20
+)
+GREEDY = SamplingOptions(temperature=0)
+IDS = np.random.default_rng(1).integers(0, CONFIG.vocab_size, CONFIG.seq_len).tolist()
+
+
+def make_model(operations: Operations, config: ModelConfig = CONFIG) -> Model:
+    """A model whose logits are far enough apart for the likeliest id to be certain."""
+    model = Model(operations, config)
+    model.initialise(3)
+    values = {n: v * 20 if v.ndim == 2 else v for n, v in model.read_weights()}
+    model.load(values.__getitem__)
+    return model
+
+
+def reference_logits(model: Model, ids: list[int]) -> np.ndarray:
+    weights = {name: values.astype(np.float64) for name, values in model.read_weights()}
+    logits: np.ndarray = Llama(model.config, weights).forward(np.array([ids], np.uint32))[0]
+    return logits
+
+
+@pytest.mark.parametrize("count", [1, 2, PROMPT_ROWS, PROMPT_ROWS + 1, PROMPT_ROWS + 2, len(IDS)])
+def test_logits_after_a_prompt_of_any_length(operations: Operations, count: int) -> None:
+    model = make_model(operations)
+    logits = Generator(model).logits(IDS[:count])
+    expected = reference_logits(model, IDS[:count])[-1]
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_network_without_gate_and_an_untied_output(operations: Operations) -> None:
+    config = replace(CONFIG, activation="gelu", tied=False, kv_heads=4)
+    model = make_model(operations, config)
+    expected = reference_logits(model, IDS[:5])[-1]
+    logits = Generator(model).logits(IDS[:5])
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_likeliest_ids_one_after_the_other(operations: Operations) -> None:
+    model = make_model(operations)
+    made = list(Generator(model).generate(IDS[:5], 20, Sampler(GREEDY)))
+    logits = reference_logits(model, [*IDS[:5], *made])[4:-1, : CONFIG.vocab_size]
+    assert made == logits.argmax(axis=1).tolist()
+
+
+def test_generation_goes_on_behind_the_longest_sequence(operations: Operations) -> None:
+    model = make_model(operations)
+    generator = Generator(model)
+    length = CONFIG.seq_len
+    made = list(generator.generate(IDS, length, Sampler(GREEDY)))
+    assert len(made) == length
+    # After the first id the sequence is full: the cache starts again from its last half.
+    half = [*IDS, made[0]][-(length // 2) :]
+    assert made[1:4] == list(generator.generate(half, 3, Sampler(GREEDY)))
+    long_prompt = [*IDS, *IDS]
+    assert list(generator.generate(long_prompt, 2, Sampler(GREEDY))) == list(
+        generator.generate(long_prompt[-(length // 2) :], 2, Sampler(GREEDY))
+    )
+
+
+def test_no_id_beyond_the_vocabulary_is_drawn(operations: Operations) -> None:
+    model = make_model(operations, replace(CONFIG, vocab_size=3))
+    assert model.config.padded_vocab_size > 3
+    options = SamplingOptions(temperature=100, top_k=0)
+    assert set(Generator(model).generate([0], 40, Sampler(options))) == {0, 1, 2}
+
+
+def test_a_seed_repeats_what_was_drawn(operations: Operations) -> None:
+    generator = Generator(make_model(operations))
+    runs = [
+        list(generator.generate(IDS[:3], 10, Sampler(SamplingOptions(temperature=5, seed=seed))))
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("prompt", [[], [300], [-1], [1 << 40]])
+def test_prompts_that_the_model_does_not_know_are_refused(prompt: list[int]) -> None:
+    from llmgpu.lm.ops.operations import open_operations
+
+    generator = Generator(make_model(open_operations(None)))
+    with pytest.raises(InputError, match="the prompt"):
+        next(generator.generate(prompt, 1, Sampler(GREEDY)))

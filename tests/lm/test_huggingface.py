@@ -1,0 +1,142 @@
+"""config.json: from and to a model's sizes, and what transformers makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmgpu.errors import CheckpointError
+from llmgpu.lm.checkpoint import save_checkpoint
+from llmgpu.lm.config import PRESETS, ModelConfig
+from llmgpu.lm.huggingface import (
+    describe_generation,
+    describe_model,
+    describe_tokenizer,
+    is_llama,
+    read_model,
+    read_token_id,
+)
+from tests.lm.samples import END, random_weights, small_config, small_vocabulary, sources, state_of
+
+CONFIGS = [
+    *PRESETS.values(),
+    ModelConfig(1_000, dim=48, heads=6, kv_heads=2, tied=False, rope_theta=5e5, norm_epsilon=1e-6),
+    ModelConfig(64, activation="gelu", rope_theta=100),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_sizes_there_and_back(config: ModelConfig) -> None:
+    content = json.loads(json.dumps(describe_model(config, bos_id=0, eos_id=None)))
+    assert read_model(content) == config
+    assert content["model_type"] == ("llama" if is_llama(config) else "llmgpu")
+    assert (content["bos_token_id"], content["eos_token_id"]) == (0, None)
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    """A config.json as others write it, in the way before version 5 of transformers."""
+    content = {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "vocab_size": 320,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+    } | changes
+    return {name: value for name, value in content.items() if value is not ...}
+
+
+def test_a_config_of_others() -> None:
+    expected = ModelConfig(320, 64, 3, 4, 2, 160, 128, tied=False, norm_epsilon=1e-6)
+    assert read_model(llama()) == expected
+    newer = {"rope_type": "default", "rope_theta": 500.0}
+    assert read_model(llama(rope_theta=..., rope_parameters=newer)).rope_theta == 500.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "a model of type 'gpt2' with 'silu' can't be done"),
+        ({"hidden_act": "gelu"}, "a model of type 'llama' with 'gelu' can't be done"),
+        ({"model_type": ...}, "there is no model_type"),
+        ({"hidden_size": ...}, "there is no hidden_size"),
+        ({"hidden_size": True}, "hidden_size is True, it must be of type int"),
+        ({"hidden_size": 64.0}, r"hidden_size is 64\.0, it must be of type int"),
+        ({"num_attention_heads": 5}, "dim 64 is not a multiple of heads 5"),
+        ({"num_hidden_layers": 0}, "layers is 0, it must be at least 1"),
+        ({"vocab_size": 300}, "vocab_size is 300, with the other sizes it must be 320"),
+        ({"head_dim": 32}, "head_dim is 32, with the other sizes it must be 16"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, it must be of type bool"),
+        ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0\.0, it must be above 0"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf, it must be above 0"),
+        ({"rope_theta": ...}, "there is no rope_theta"),
+        ({"rope_scaling": {"factor": 2}}, "a model with rope_scaling can't be done"),
+        ({"attention_bias": True}, "a model with attention_bias can't be done"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type 'llama3' can't be done"),
+        ({"rope_parameters": {"rope_type": "default"}}, "there is no rope_theta"),
+        ({"rope_parameters": []}, r"rope_parameters is \[\], it must be of type dict"),
+        ({"llmgpu": {}}, "there is no vocab_size"),
+        ({"llmgpu": {"vocab_size": 200}}, "vocab_size is 320, .* must be 256"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_model(llama(**changes))
+
+
+def test_begin_and_end() -> None:
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary)
+    end = vocabulary.special_tokens[END]
+    assert read_token_id({}, "eos_token_id", vocabulary) is None
+    assert read_token_id({"eos_token_id": end}, "eos_token_id", vocabulary) == end
+    for wrong in (-1, vocabulary.size, "1", True, [1]):
+        with pytest.raises(CheckpointError, match=r"bos_token_id is .*: ids are below 263"):
+            read_token_id({"bos_token_id": wrong}, "bos_token_id", vocabulary)
+    described = describe_tokenizer(config, vocabulary, bos_id=5, eos_id=end)
+    assert described["eos_token"] == END and "bos_token" not in described
+
+
+def test_rows_that_are_no_tokens_are_not_sampled() -> None:
+    assert describe_generation(ModelConfig(126))["suppress_tokens"] == [126, 127]
+    assert "suppress_tokens" not in describe_generation(ModelConfig(128))
+
+
+def saved(folder: Path, note: Callable[[str], None], **sizes: Any) -> Path:
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary, **sizes)
+    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    end = vocabulary.special_tokens[END]
+    return save_checkpoint(folder, config, vocabulary, *given, eos_id=end, note=note)
+
+
+def test_transformers_samples_tokens_only(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    folder = saved(tmp_path, lambda text: None)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == 262
+    prompt = torch.zeros((20, 1), dtype=torch.int64)
+    torch.manual_seed(1)
+    made = model.generate(prompt, max_new_tokens=8, pad_token_id=262, attention_mask=prompt + 1)
+    assert int(made.max()) < 263 and len(made.unique()) > 20
+
+
+def test_a_model_without_gate_is_no_llama(tmp_path: Path) -> None:
+    notes: list[str] = []
+    folder = saved(tmp_path, notes.append, activation="gelu")
+    assert [text for text in notes if "no Llama" in text]
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match="llmgpu"):
+        transformers.AutoConfig.from_pretrained(folder)

@@ -1,0 +1,189 @@
+"""The log of a run: what is written comes back, whatever a kill left of it, and bits per byte."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.errors import InputError, OutputError
+from llmgpu.lm.batches import IGNORED_TARGET, token_bytes
+from llmgpu.lm.evaluation_totals import EvaluationTotals, perplexity
+from llmgpu.lm.records import RunLog, StepRecord, read_log
+from tests.lm.vocabularies import sample_vocabulary
+
+FACTS = {"configuration": {"dim": 64, "name": "tïny"}, "device": "cpu"}
+
+
+def record_of(step: int, **values: float | None) -> StepRecord:
+    return StepRecord(
+        **{  # type: ignore[arg-type]
+            "step": step,
+            "loss": 5.0 / step,
+            "learning_rate": 1e-3,
+            "grad_norm": 0.5,
+            "tokens": 100 * step,
+            "tokens_per_second": 1e4,
+            "seconds": 0.25 * step,
+            **values,
+        }
+    )
+
+
+def write_log(path: Path, steps: list[int]) -> list[StepRecord]:
+    records = [record_of(step) for step in steps]
+    with RunLog.begin(path, FACTS) as log:
+        for record in records:
+            log.append(record)
+    return records
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"an older log\n" * 99)
+    records = [record_of(1), record_of(20, validation_loss=2.0, bits_per_byte=1.25)]
+    with RunLog.begin(path, FACTS) as log:
+        for count, record in enumerate(records):
+            log.append(record)
+            assert read_log(path).records == records[: count + 1]  # it is there at once
+    assert read_log(path).facts == FACTS
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert lines[0] == {"format": "llmgpu-training-log", "version": 1, **FACTS}
+    assert "validation_loss" not in lines[1] and "perplexity" not in lines[1]
+    assert lines[2]["perplexity"] == pytest.approx(math.e**2)
+    assert set(lines[2]) == {*lines[1], "validation_loss", "perplexity", "bits_per_byte"}
+
+
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with RunLog.begin(path, {}) as log:
+        log.append(record_of(1, loss=math.nan, grad_norm=math.inf, validation_loss=1e9))
+        log.append(record_of(2, loss=np.float32(0.5), tokens=np.int64(7)))  # type: ignore[arg-type]
+    line = json.loads(path.read_bytes().split(b"\n")[1])
+    assert line["loss"] is line["grad_norm"] is line["perplexity"] is None
+    first, second = read_log(path).records
+    assert math.isnan(first.loss) and math.isnan(first.grad_norm)
+    assert first.validation_loss == 1e9 and first.bits_per_byte is None
+    assert (second.loss, second.tokens) == (0.5, 7)
+
+
+def test_a_kill_at_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    records = write_log(path, [1, 2, 3])
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(ends[0], len(whole) + 1):
+        path.write_bytes(whole[:length])
+        kept = sum(end <= length for end in ends) - 1
+        assert read_log(path).records == records[:kept]
+        with RunLog.resume(path, 3) as log:
+            for record in records[kept:]:
+                log.append(record)
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0), (9, 0), (10, 1), (25, 2), (30, 3), (99, 3)])
+def test_a_resumed_run_drops_later_records(tmp_path: Path, step: int, kept: int) -> None:
+    path = tmp_path / "log.jsonl"
+    records = write_log(path, [10, 20, 30])
+    with RunLog.resume(path, step) as log:
+        log.append(record_of(step + 5))
+    assert read_log(path).records == [*records[:kept], record_of(step + 5)]
+    assert read_log(path).facts == FACTS
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it has no whole line"),
+        (b'{"format": "llmgpu-training-log"', "it has no whole line"),
+        (b"text\n", r"line 1: not JSON"),
+        (b"[]\n", r"line 1: not a JSON object"),
+        (b"{}\n", r"is no log of a training run \(llmgpu-training-log 1\)"),
+        (b'{"format": "llmgpu-training-log", "version": 2}\n', "is no log of a training run"),
+    ],
+)
+def test_what_is_no_log(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
+    for read in (read_log, lambda path: RunLog.resume(path, 1)):
+        with pytest.raises(InputError, match=message):
+            read(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"\0\0\0\0", r"line 3: not JSON"),
+        (b"[1]", r"line 3: not a JSON object"),
+        (b"{}", r"line 3: step is missing or no number"),
+        (b'{"step": 2.5}', r"line 3: step is missing or no number"),
+        (b'{"step": true}', r"line 3: step is missing or no number"),
+        (b'{"step": 2, "loss": "3"}', r"line 3: loss is missing or no number"),
+        (b'{"step": 2, "loss": 3}', r"line 3: learning_rate is missing or no number"),
+    ],
+)
+def test_damaged_records(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "log.jsonl"
+    write_log(path, [1, 2])
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], line, *lines[2:]]))
+    with pytest.raises(InputError, match=message):
+        read_log(path)
+
+
+def test_logs_that_can_not_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"can't read the log .*log.jsonl: No such file"):
+        read_log(tmp_path / "log.jsonl")
+    with pytest.raises(OutputError, match=r"can't write .*log.jsonl: No such file"):
+        RunLog.begin(tmp_path / "missing" / "log.jsonl", {})
+
+
+def test_bits_per_byte_leave_special_tokens_out() -> None:
+    vocabulary = sample_vocabulary()
+    sizes = token_bytes(vocabulary)
+    end = vocabulary.size - 1
+    assert sizes[end] == 0
+    rng = np.random.default_rng(2)
+    targets = rng.integers(0, end, (6, 50)).astype(np.uint32)
+    targets[2, ::7] = end
+    targets[5, 20:] = IGNORED_TARGET
+    losses = rng.random((6, 50)).astype(np.float32)
+    nats = text_nats = 0.0
+    count = text_bytes = 0
+    for loss, target in zip(losses.ravel().tolist(), targets.ravel().tolist(), strict=True):
+        if target != IGNORED_TARGET:
+            nats, count = nats + loss, count + 1
+        if target < end:
+            text_nats += loss
+            text_bytes += len(vocabulary.tokens[target])
+    parts = [
+        EvaluationTotals.of(losses[rows], targets[rows], sizes)
+        for rows in np.split(np.arange(6), 3)
+    ]
+    totals = sum(parts, EvaluationTotals())
+    assert (totals.targets, totals.text_bytes) == (count, text_bytes)
+    assert totals.loss == pytest.approx(nats / count, rel=1e-12)
+    expected = text_nats / math.log(2) / text_bytes
+    assert totals.bits_per_byte == pytest.approx(expected, rel=1e-12)
+
+
+def test_evaluation_of_nothing() -> None:
+    assert EvaluationTotals().loss is None and EvaluationTotals().bits_per_byte is None
+    sizes = np.array([0], np.uint32)
+    only_special = EvaluationTotals.of(np.ones(3), np.zeros(3, np.uint32), sizes)
+    assert (only_special.loss, only_special.bits_per_byte) == (1.0, None)
+    assert (
+        perplexity(0.0) == 1.0 and perplexity(1e6) == math.inf and math.isnan(perplexity(math.nan))
+    )
+
+
+def test_uniform_guesses_over_bytes_are_eight_bits() -> None:
+    sizes = np.ones(256, np.uint32)
+    losses = np.full(1_000, math.log(256))
+    targets = np.arange(1_000, dtype=np.uint32) % 256
+    assert EvaluationTotals.of(losses, targets, sizes).bits_per_byte == pytest.approx(8.0)

@@ -1,0 +1,133 @@
+"""The folder of a run: made, refused, gone on with, and never written by two runs at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from llmgpu.errors import InputError, OutputError
+from llmgpu.lm.run_folder import open_run_folder
+from tests.cli.conftest import environment
+
+HOLDING = """
+import sys
+from llmgpu.errors import LlmgpuError
+from llmgpu.lm.run_folder import open_run_folder
+try:
+    folder = open_run_folder(sys.argv[1], force=True)
+except LlmgpuError as error:
+    print(error, flush=True)
+else:
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def child_with(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A process that tries to lock a folder, and what it says."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(folder)],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        yield child, child.stdout.readline().decode().strip()
+
+
+def test_a_new_folder(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "first"
+    with open_run_folder(path) as folder:
+        assert folder.path == path and os.listdir(path) == ["run.lock"]
+        assert (path / "run.lock").read_text() == str(os.getpid())
+        for inside in (folder.log, folder.loss_curve, folder.tokens):
+            assert inside.parent == path
+    assert (path / "run.lock").read_text() == ""
+    folder.close()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    open_run_folder(empty).close()
+    open_run_folder(empty).close()  # a run that did nothing
+
+
+def test_a_folder_with_a_run(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path) as folder:
+        folder.log.write_bytes(b"log")
+    with pytest.raises(OutputError, match=r"holds a run already: use --resume .*, --force to"):
+        open_run_folder(tmp_path)
+    with open_run_folder(tmp_path, resume=True) as folder:
+        assert folder.log.read_bytes() == b"log"
+        folder.loss_curve.write_bytes(b"svg")
+        (tmp_path / "checkpoint-5").mkdir()
+        (tmp_path / "checkpoint-5" / "weights").write_bytes(b"1")
+        (tmp_path / "notes").write_bytes(b"mine")
+        (tmp_path / "linked").mkdir()
+        (tmp_path / "checkpoint-6").symlink_to(tmp_path / "linked")
+    with open_run_folder(tmp_path, force=True, replaced=["log.jsonl", "*.svg", "checkpoint-*"]):
+        assert sorted(os.listdir(tmp_path)) == ["linked", "notes", "run.lock"]
+    with open_run_folder(tmp_path, force=True, replaced=["*"]):
+        assert os.listdir(tmp_path) == ["run.lock"]
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"text")
+    for force in (False, True):
+        with pytest.raises(OutputError, match="holds no run: choose a new or an empty folder"):
+            open_run_folder(tmp_path, force=force, replaced=["*"])
+    with pytest.raises(InputError, match="holds no run to resume"):
+        open_run_folder(tmp_path, resume=True)
+    assert os.listdir(tmp_path) == ["precious"]
+    with pytest.raises(InputError, match="holds no run to resume"):
+        open_run_folder(tmp_path / "missing", resume=True)
+    assert not (tmp_path / "missing").exists()
+    with pytest.raises(OutputError, match=r"can't write .*precious: File exists"):
+        open_run_folder(tmp_path / "precious")
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with child_with(path) as (child, said):
+        assert said == "locked"
+        for options in ({}, {"resume": True}, {"force": True}):
+            with pytest.raises(OutputError) as caught:
+                open_run_folder(path, **options)
+            assert f"{path} is in use by process {child.pid}: " in str(caught.value)
+        with child_with(path) as (_, other):
+            assert f"{path} is in use by process {child.pid}: " in other
+    open_run_folder(path).close()
+
+
+def test_a_killed_run_frees_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with child_with(path) as (child, said):
+        assert said == "locked"
+        child.send_signal(signal.SIGKILL)
+        child.wait(timeout=30)
+        assert (path / "run.lock").read_text() == str(child.pid)
+        with open_run_folder(path, resume=True):
+            assert (path / "run.lock").read_text() == str(os.getpid())
+            with child_with(path) as (_, other):
+                assert f"in use by process {os.getpid()}" in other
+
+
+def test_a_lock_that_says_nothing_readable(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path):
+        (tmp_path / "run.lock").write_bytes(b"\xff")
+        with pytest.raises(OutputError, match="is in use by another process"):
+            open_run_folder(tmp_path)
+
+
+def test_a_refused_folder_is_not_left_locked(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path) as folder:
+        folder.log.write_bytes(b"log")
+    with pytest.raises(OutputError, match="holds a run already"):
+        open_run_folder(tmp_path)
+    open_run_folder(tmp_path, resume=True).close()

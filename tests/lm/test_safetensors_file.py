@@ -1,0 +1,274 @@
+"""The safetensors format: bytes written by hand, the library itself, and hostile files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.errors import CheckpointError, OutputError
+from llmgpu.lm.safetensors_file import (
+    MAX_HEADER_BYTES,
+    TensorFile,
+    TensorSource,
+    read_tensors,
+    write_tensors,
+)
+
+DTYPES = (np.float32, np.float16, np.uint32, np.uint8)
+
+
+def sources(tensors: dict[str, NDArray[Any]]) -> dict[str, TensorSource]:
+    return {name: TensorSource.of(array) for name, array in tensors.items()}
+
+
+def sample() -> dict[str, NDArray[Any]]:
+    """Tensors of all dtypes, odd sizes and none, one name that is no ASCII."""
+    generator = np.random.default_rng(1)
+    return {
+        "b.weight": generator.standard_normal((3, 5)).astype(np.float32),
+        "a.bytes": generator.integers(0, 256, 7).astype(np.uint8),
+        "ids": generator.integers(0, 1 << 32, (2, 1, 3)).astype(np.uint32),
+        "ağırlık": generator.standard_normal(9).astype(np.float16),
+        "empty": np.empty((0, 4), np.float32),
+        "scalar": np.array(2.5, np.float32),
+        "a.weight": np.array([np.nan, -np.inf, -0.0], np.float32),
+    }
+
+
+def assert_same(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        assert found[name].tobytes() == array.tobytes()
+
+
+def by_hand(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype: object, shape: object, begin: object, end: object) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_the_bytes_that_are_written(tmp_path: Path) -> None:
+    tensors = {"b": np.array([7], np.uint8), "a": np.array([[1.0, -2.0]], np.float32)}
+    write_tensors(tmp_path / "x", sources(tensors), {"format": "pt"})
+    header = (
+        b'{"__metadata__":{"format":"pt"},'
+        b'"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
+        b'"b":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}}'
+    )
+    header += b" " * (-len(header) % 8)
+    data = b"\x00\x00\x80\x3f\x00\x00\x00\xc0\x07"
+    assert (tmp_path / "x").read_bytes() == by_hand(header, data)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", sources(sample()), {"z": "é", "a": ""})
+    found = read_tensors(tmp_path / "x")
+    assert_same(found.tensors, sample())
+    assert found.metadata == {"z": "é", "a": ""}
+    with pytest.raises(ValueError, match="read-only"):
+        found.tensors["ids"][0] = 1
+
+
+def test_nothing_is_a_file_too(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", {})
+    assert read_tensors(tmp_path / "x") == TensorFile(str(tmp_path / "x"), {}, {})
+
+
+def test_the_order_of_tensors_does_not_change_the_bytes(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", sources(sample()))
+    write_tensors(tmp_path / "y", dict(reversed(sources(sample()).items())))
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+
+
+def test_one_tensor_is_held_at_a_time(tmp_path: Path) -> None:
+    alive: list[str] = []
+
+    class Tracked(np.ndarray):
+        def __del__(self) -> None:
+            alive.remove("array")
+
+    def read() -> NDArray[np.float32]:
+        assert not alive
+        alive.append("array")
+        return np.zeros(5, np.float32).view(Tracked)
+
+    made = TensorSource(np.dtype(np.float32), (5,), read)
+    write_tensors(tmp_path / "x", {name: made for name in "abc"})
+    assert read_tensors(tmp_path / "x").tensors.keys() == set("abc")
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, np.float16), np.zeros((3, 1), np.float32)])
+def test_a_tensor_that_is_not_as_announced(tmp_path: Path, array: NDArray[Any]) -> None:
+    wrong = TensorSource(np.dtype(np.float32), (3,), lambda: array)
+    with pytest.raises(ValueError, match=r"'w' came as .* float32 \(3,\) was announced"):
+        write_tensors(tmp_path / "x", {"w": wrong})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_can_not_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'w' of int64"):
+        write_tensors(tmp_path / "x", sources({"w": np.zeros(1, np.int64)}))
+    with pytest.raises(ValueError, match="__metadata__"):
+        write_tensors(tmp_path / "x", sources({"__metadata__": np.zeros(1, np.uint8)}))
+    with pytest.raises(OutputError, match="no/such"):
+        write_tensors(tmp_path / "no" / "such", sources(sample()))
+
+
+def test_bytes_made_by_hand_are_read(tmp_path: Path) -> None:
+    header = {
+        "late": entry("U8", [3], 8, 11),
+        "early": entry("F32", [2, 1], 0, 8),
+    }
+    data = np.array([1.5, -3.0], "<f4").tobytes() + b"\x01\x02\xff"
+    (tmp_path / "x").write_bytes(by_hand(header, data))
+    found = read_tensors(tmp_path / "x").tensors
+    assert list(found) == ["early", "late"]
+    assert found["early"].tolist() == [[1.5], [-3.0]] and found["late"].tolist() == [1, 2, 255]
+
+
+def test_the_library_reads_and_writes_the_same(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy")
+    write_tensors(tmp_path / "ours", sources(sample()), {"format": "pt"})
+    assert_same(library.load_file(tmp_path / "ours"), sample())
+    library.save_file(sample(), tmp_path / "theirs", {"format": "pt"})
+    assert_same(read_tensors(tmp_path / "theirs").tensors, sample())
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=5).filter(
+            lambda name: name != "__metadata__"
+        ),
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=4)),
+        max_size=6,
+    )
+)
+def test_any_tensors_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, tuple[Any, list[int]]]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "x"
+    generator = np.random.default_rng(2)
+    tensors = {
+        name: generator.integers(0, 200, shape).astype(dtype)
+        for name, (dtype, shape) in shapes.items()
+    }
+    write_tensors(path, sources(tensors))
+    assert_same(read_tensors(path).tensors, tensors)
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", sources(sample()))
+    whole = (tmp_path / "x").read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / "x").write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"x: (damaged|can't read)"):
+            read_tensors(tmp_path / "x")
+    (tmp_path / "x").write_bytes(whole + b"\x00")
+    with pytest.raises(CheckpointError, match="1 bytes belong to no tensor"):
+        read_tensors(tmp_path / "x")
+
+
+HOSTILE: list[tuple[bytes, str]] = [
+    (b"", "0 bytes are no safetensors file"),
+    ((1 << 63).to_bytes(8, "little"), "the header has 9223372036854775808 bytes, 0 are possible"),
+    ((2).to_bytes(8, "little") + b"{", "the header has 2 bytes, 1 are possible"),
+    (by_hand(b"{"), "no valid JSON"),
+    (by_hand(b"\xff{}"), "not UTF-8 at byte 0"),
+    (by_hand(b"[" * 100_000), "no valid JSON"),
+    (by_hand([]), "the header is no JSON object"),
+    (by_hand({"__metadata__": []}), "__metadata__ is not a map of texts"),
+    (by_hand({"__metadata__": {"a": 1}}), "__metadata__ is not a map of texts"),
+    (by_hand(b'{"a":1,"a":2}'), "the key 'a' is there twice"),
+    (by_hand({"w": 1}), "'w' needs dtype, shape and data_offsets"),
+    (by_hand({"w": {"dtype": "F32", "shape": []}}), "'w' needs dtype, shape and data_offsets"),
+    (by_hand({"w": entry("F32", [1], 0, 4) | {"x": 1}}, bytes(4)), "'w' needs dtype"),
+    (by_hand({"w": entry("BF16", [1], 0, 2)}, bytes(2)), "dtype 'BF16': F32, U32, F16, U8 can"),
+    (by_hand({"w": entry(["F32"], [1], 0, 4)}, bytes(4)), "dtype list"),
+    (by_hand({"w": entry("F32", [-1], 0, 4)}, bytes(4)), "shape of tensor 'w' has -1"),
+    (by_hand({"w": entry("F32", [-1, -1], 0, 4)}, bytes(4)), "shape of tensor 'w' has -1"),
+    (by_hand({"w": entry("F32", [True], 0, 4)}, bytes(4)), "shape of tensor 'w' has True"),
+    (by_hand({"w": entry("F32", [1.0], 0, 4)}, bytes(4)), r"shape of tensor 'w' has 1\.0"),
+    (by_hand({"w": entry("F32", 1, 0, 4)}, bytes(4)), "shape of tensor 'w' is no list"),
+    (by_hand({"w": entry("F32", [1] * 99, 0, 4)}, bytes(4)), "shape of tensor 'w' is no list"),
+    (by_hand({"w": entry("F32", [1 << 64], 0, 4)}, bytes(4)), "shape of tensor 'w' has 18446"),
+    (by_hand({"w": entry("F32", [0, 1 << 40, 1 << 40], 0, 0)}), "has the shape"),
+    (by_hand({"w": entry("F32", [1 << 33, 1 << 33], 0, 4)}, bytes(4)), "has the shape"),
+    (by_hand({"w": entry("F32", [2], 0, 4)}, bytes(4)), r"F32 and shape \[2\] can't have 4 bytes"),
+    (by_hand({"w": entry("F32", [1], 4, 0)}, bytes(4)), "can't have -4 bytes"),
+    (by_hand({"w": entry("F32", [1], -4, 0)}, bytes(4)), "data_offsets of tensor 'w' has -4"),
+    (
+        by_hand({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2, 4]}}, bytes(4)),
+        "data_offsets of tensor 'w' are not two",
+    ),
+    (by_hand({"w": entry("F32", [1], 4, 8)}, bytes(8)), "a gap before tensor 'w'"),
+    (
+        by_hand({"v": entry("F32", [1], 0, 4), "w": entry("F32", [1], 2, 6)}, bytes(6)),
+        "an overlap at tensor 'w'",
+    ),
+    (
+        by_hand({"v": entry("F32", [1], 0, 4), "w": entry("F32", [1], 0, 4)}, bytes(4)),
+        "an overlap at tensor 'w'",
+    ),
+    (by_hand({"w": entry("F32", [2], 0, 8)}, bytes(6)), "ends at byte 8 of the data, there are 6"),
+    (by_hand({"w": entry("F32", [1], 0, 4)}, bytes(5)), "1 bytes belong to no tensor"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "model").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_tensors(tmp_path / "model")
+    shown = str(caught.value)
+    assert shown.startswith(f"{tmp_path / 'model'}: ") and "\n" not in shown and len(shown) < 500
+
+
+def test_a_header_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "x", "wb") as stream:
+        stream.write((MAX_HEADER_BYTES + 1).to_bytes(8, "little"))
+        stream.truncate(MAX_HEADER_BYTES + 100)
+    with pytest.raises(CheckpointError, match=f"{MAX_HEADER_BYTES} are possible"):
+        read_tensors(tmp_path / "x")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: None])
+def test_what_can_not_be_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(CheckpointError, match="x: can't read it: "):
+        read_tensors(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        ({"v": (np.float32, (2,)), "w": (np.uint8, (1,))}, None),
+        ({"v": (np.float32, (2,))}, "x: tensor 'w' belongs to nothing here"),
+        ({"v": (np.float32, (2,)), "u": (np.uint8, (1,))}, "x: there is no tensor 'u'"),
+        ({"v": (np.float32, (1, 2))}, r"tensor 'v' is float32 \[2\], it must be float32 \[1, 2\]"),
+        ({"v": (np.float16, (2,))}, r"tensor 'v' is float32 \[2\], it must be float16 \[2\]"),
+    ],
+)
+def test_tensors_that_are_required(
+    tmp_path: Path, expected: dict[str, Any], message: str | None
+) -> None:
+    tensors = {"v": np.zeros(2, np.float32), "w": np.zeros(1, np.uint8)}
+    write_tensors(tmp_path / "x", sources(tensors))
+    found = read_tensors(tmp_path / "x")
+    if message is None:
+        found.require(expected)
+    else:
+        with pytest.raises(CheckpointError, match=message):
+            found.require(expected)

@@ -1,0 +1,60 @@
+"""Drawing ids: what may be drawn, how often, and that a seed repeats it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmgpu.errors import InputError
+from llmgpu.lm.sampling import Sampler, SamplingOptions
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+
+
+def sampler(**options: float) -> Sampler:
+    return Sampler(SamplingOptions(**options))  # type: ignore[arg-type]
+
+
+def test_temperature_zero_takes_the_likeliest_and_the_first_of_equals() -> None:
+    assert sampler(temperature=0).draw(LOGITS) == 1
+    assert sampler(temperature=0).draw(np.array([1, 5, 5], np.float32)) == 1
+
+
+def test_candidates_are_the_softmax_in_order() -> None:
+    ids, probabilities = sampler(temperature=1, top_k=0).candidates(LOGITS)
+    assert ids.tolist() == [1, 3, 2, 0]
+    np.testing.assert_allclose(probabilities, [0.4, 0.3, 0.2, 0.1], rtol=1e-6)
+    _, sharper = sampler(temperature=0.5, top_k=0).candidates(LOGITS)
+    np.testing.assert_allclose(sharper, np.array([16, 9, 4, 1]) / 30, rtol=1e-6)
+
+
+def test_top_k_and_top_p_keep_the_likeliest() -> None:
+    ids, probabilities = sampler(temperature=1, top_k=2).candidates(LOGITS)
+    assert ids.tolist() == [1, 3]
+    np.testing.assert_allclose(probabilities, [4 / 7, 3 / 7], rtol=1e-6)
+    assert sampler(temperature=1, top_k=0, top_p=0.6).candidates(LOGITS)[0].tolist() == [1, 3]
+    assert sampler(temperature=1, top_k=0, top_p=0.75).candidates(LOGITS)[0].tolist() == [1, 3, 2]
+    assert sampler(temperature=1, top_k=0, top_p=1e-9).candidates(LOGITS)[0].tolist() == [1]
+
+
+def test_draws_follow_the_probabilities_and_repeat() -> None:
+    draws = [
+        [one.draw(LOGITS) for _ in range(4000)]
+        for one in (sampler(temperature=1, top_k=0, seed=7) for _ in range(2))
+    ]
+    assert draws[0] == draws[1]
+    np.testing.assert_allclose(np.bincount(draws[0]) / 4000, np.exp(LOGITS), atol=0.03)
+
+
+def test_huge_logits_do_not_overflow() -> None:
+    logits = np.array([3e38, -3e38, 0], np.float32)
+    assert sampler(temperature=1e-3, top_k=0).draw(logits) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"seed": -1}],
+)
+def test_senseless_options_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"{next(iter(options))} is"):
+        sampler(**options)

@@ -1,0 +1,199 @@
+"""Whole training steps: the loss and gradients of a float64 model, and torch's recorded run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.errors import DeviceError
+from llmgpu.lm.batches import IGNORED_TARGET, Batch
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.gradients import LossGraph
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.trainer import Trainer
+from tests.lm.ops.checking import assert_close
+from tests.reference.lm.llama import Llama
+from tests.reference.lm.recorded_run import recorded, reference_setup
+
+SMALL = ModelConfig(vocab_size=70, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=9)
+KINDS = [
+    SMALL,
+    replace(SMALL, tied=False, activation="gelu", dim=48, kv_heads=1, ffn_dim=50, seq_len=7),
+    replace(SMALL, layers=1, heads=1, kv_heads=1, seq_len=33),
+]
+
+
+def random_batch(config: ModelConfig, batch: int, seed: int) -> Batch:
+    """Ids of which some come up often, and a few ignored targets."""
+    rng = np.random.default_rng(seed)
+    shape = (batch, config.seq_len)
+    tokens = (config.vocab_size * rng.random(shape) ** 3).astype(np.uint32)
+    targets = (config.vocab_size * rng.random(shape) ** 3).astype(np.uint32)
+    targets[rng.random(shape) < 0.2] = IGNORED_TARGET
+    return tokens, targets
+
+
+def run(operations: Operations, program: Any) -> None:
+    operations.run(program)
+
+
+@pytest.mark.parametrize("config", KINDS, ids=["grouped", "gelu", "one head"])
+@pytest.mark.parametrize("block_rows", [None, 64])
+def test_gradients_are_those_of_the_float64_model(
+    operations: Operations, config: ModelConfig, block_rows: int | None, monkeypatch: Any
+) -> None:
+    if block_rows:
+        monkeypatch.setattr("llmgpu.lm.gradients.LOGITS_BYTES", 4 * 128 * block_rows)
+    batch = 10
+    tokens, targets = random_batch(config, batch, 1)
+    count = int(np.count_nonzero(targets < config.vocab_size))
+    model = Model(operations, config)
+    model.initialise(5)
+    model.load({name: values * 3 for name, values in model.read_weights()}.__getitem__)
+    gradients = {name: operations.tensor(name, t.shape) for name, t in model.weights.items()}
+    graph = LossGraph(model, batch, config.seq_len, gradients)
+    params = [1 / count, 0.1, 1e-3, 1 / config.padded_vocab_size]
+    operations.write(graph.loss_params, np.array(params, np.float32))
+    with operations.record("gradients") as program:
+        graph.record_gradients()
+    graph.write_batch(tokens, targets)
+    run(operations, program)
+    weights = {name: values.astype(np.float64) for name, values in model.read_weights()}
+    reference = Llama(config, weights)
+    loss, expected = reference.loss_and_gradients(tokens, targets, smoothing=0.1, z_weight=1e-3)
+    assert operations.read(graph.losses).sum() / count == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert_close(operations.read(gradient).reshape(1, -1), expected[name].reshape(1, -1), 3e-5)
+
+
+def reference_trainer(operations: Operations, **changes: Any) -> Trainer:
+    setup = reference_setup()
+    wanted = setup.hyperparameters
+    options = TrainOptions(
+        batch_size=4,
+        steps=wanted.steps,
+        learning_rate=wanted.learning_rate,
+        beta1=wanted.beta1,
+        beta2=wanted.beta2,
+        epsilon=wanted.epsilon,
+        weight_decay=wanted.weight_decay,
+        grad_clip=wanted.clip_norm,
+        z_loss=0.0,
+    )
+    trainer = Trainer(operations, setup.config, replace(options, **changes), slots=100)
+    trainer.model.load(setup.weights.__getitem__)
+    return trainer
+
+
+def losses_of(trainer: Trainer, steps: int) -> list[float]:
+    """Train on the reference run's batches from where the trainer is, and return the losses."""
+    setup = reference_setup()
+    for step in range(trainer.step, trainer.step + steps):
+        trainer.take_step([setup.batches[step]], setup.hyperparameters.rate(step))
+    return [result.loss for result in trainer.results(steps)]
+
+
+def test_a_hundred_steps_are_those_of_torch(operations: Operations) -> None:
+    expected = recorded()["float32"]["losses"]
+    losses = losses_of(reference_trainer(operations), 100)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+def test_half_precision_follows_single_precision(operations: Operations) -> None:
+    if not operations.has_half_precision:
+        with pytest.raises(DeviceError, match="no shader-f16"):
+            reference_trainer(operations, precision="f16")
+        return
+    trainer = reference_trainer(operations, precision="f16")
+    losses = losses_of(trainer, 20)
+    np.testing.assert_allclose(losses, recorded()["float32"]["losses"][:20], rtol=1e-3)
+    for name, mirror in trainer.model.mirrors.items():
+        master = operations.read(trainer.model.weights[name])
+        np.testing.assert_array_equal(operations.read(mirror), master.astype(np.float16))
+
+
+def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
+    trainers = [reference_trainer(operations) for _ in range(2)]
+    assert losses_of(trainers[0], 5) == losses_of(trainers[1], 5)
+    for (name, one), (_, other) in zip(
+        *(trainer.model.read_weights() for trainer in trainers), strict=True
+    ):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def test_accumulated_batches_are_one_large_batch(operations: Operations) -> None:
+    setup = reference_setup()
+    tokens = np.concatenate([batch[0] for batch in setup.batches[:2]])
+    targets = np.concatenate([batch[1] for batch in setup.batches[:2]])
+    targets[0, :] = IGNORED_TARGET  # one batch has fewer valid targets than the other
+    whole = reference_trainer(operations, batch_size=8)
+    parts = reference_trainer(operations, batch_size=4, grad_accum=2)
+    whole.take_step([(tokens, targets)], 1e-3)
+    parts.take_step([(tokens[:4], targets[:4]), (tokens[4:], targets[4:])], 1e-3)
+    one, other = whole.results(1)[0], parts.results(1)[0]
+    assert one.loss == pytest.approx(other.loss, rel=1e-6)
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_explained(
+    operations: Operations,
+) -> None:
+    trainer = reference_trainer(operations)
+    losses_of(trainer, 2)
+    name = "model.layers.1.mlp.up_proj.weight"
+    broken = operations.read(trainer.model.weights[name])
+    broken[3, 4] = np.inf
+    operations.write(trainer.model.weights[name], broken)
+    before = dict(trainer.model.read_weights())
+    batches = [[batch] for batch in reference_setup().batches[2:4]]
+    for step in batches:
+        trainer.take_step(step, 1e-3)
+    assert [result.is_bad for result in trainer.results(2)] == [True, True]
+    for key, values in trainer.model.read_weights():
+        np.testing.assert_array_equal(values, before[key])
+    error = trainer.explain_bad_step(2, batches[0])
+    assert "step 3: the gradient of model." in str(error)
+    assert "is not finite" in str(error)
+
+
+def test_a_batch_without_targets_changes_only_by_decay(operations: Operations) -> None:
+    trainer = reference_trainer(operations, weight_decay=0.0)
+    before = dict(trainer.model.read_weights())
+    tokens, targets = reference_setup().batches[0]
+    trainer.take_step([(tokens, np.full_like(targets, IGNORED_TARGET))], 1e-3)
+    result = trainer.results(1)[0]
+    assert (result.loss, result.grad_norm, result.is_bad) == (0, 0, False)
+    for name, values in trainer.model.read_weights():
+        np.testing.assert_array_equal(values, before[name])
+
+
+def test_moments_in_eight_bits_train_as_well(operations: Operations) -> None:
+    losses = losses_of(reference_trainer(operations, optimizer="adamw-8bit"), 40)
+    np.testing.assert_allclose(losses, recorded()["float32"]["losses"][:40], rtol=0.03)
+
+
+def test_sparse_updates_leave_other_rows_alone(operations: Operations) -> None:
+    config = replace(SMALL, tied=False)
+    options = TrainOptions(batch_size=2, grad_accum=2, sparse_embedding=True, weight_decay=0.0)
+    dense = replace(options, sparse_embedding=False)
+    trainers = [Trainer(operations, config, kind, slots=4) for kind in (options, dense)]
+    for trainer in trainers:
+        trainer.model.initialise(3)
+    before = operations.read(trainers[0].model.weights["model.embed_tokens.weight"])
+    seen: set[int] = set()
+    for step in range(2):
+        batches = [random_batch(config, 2, 10 * step + index) for index in range(2)]
+        seen |= {int(token) for tokens, _ in batches for token in tokens.reshape(-1)}
+        for trainer in trainers:
+            trainer.take_step(batches, 1e-3)
+    results = [trainer.results(2) for trainer in trainers]
+    assert [r.loss for r in results[0]] == pytest.approx([r.loss for r in results[1]], rel=1e-4)
+    after = operations.read(trainers[0].model.weights["model.embed_tokens.weight"])
+    changed = {int(row) for row in np.flatnonzero((after != before).any(axis=1))}
+    assert changed <= seen  # a token whose targets are ignored has no gradient
+    assert 2 * len(changed) > len(seen)

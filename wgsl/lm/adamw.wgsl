@@ -1,0 +1,29 @@
+// One step of AdamW on four elements.
+//
+//   first  += (1 - beta1) (g - first),  second += (1 - beta2) (g^2 - second),  g = clip_scale gradient
+//   parameter *= 1 - learning_rate weight_decay                      (where the tensor decays)
+//   parameter -= learning_rate / bias_correction1 * first / (sqrt(second / bias_correction2) + epsilon)
+//
+// I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101.
+//!include lm/hyper.wgsl
+
+struct Adamw {
+    parameter: vec4<f32>,
+    first: vec4<f32>,
+    second: vec4<f32>,
+}
+
+// What a step leaves; g is the clipped gradient.
+fn adamw(before: Adamw, g: vec4<f32>, options: Hyper, decays: bool) -> Adamw {
+    let first = before.first + options.one_minus_beta1 * (g - before.first);
+    let second = before.second + options.one_minus_beta2 * (g * g - before.second);
+    let denominator = sqrt(second) / sqrt(options.bias_correction2) + options.epsilon;
+    let step_size = options.learning_rate / options.bias_correction1;
+    let kept = select(1.0, 1.0 - options.learning_rate * options.weight_decay, decays);
+    return Adamw(kept * before.parameter - step_size * first / denominator, first, second);
+}
+
+// Which elements of vector `i` are among the first `count`.
+fn live_elements(i: u32, count: u32) -> vec4<bool> {
+    return vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(count);
+}

@@ -1,0 +1,16 @@
+// What the host writes before each step of the optimizer.
+
+struct Hyper {
+    learning_rate: f32,
+    one_minus_beta1: f32,  // 1 - beta is given, not beta: f32 holds 0.001 well and 1 - 0.999 badly
+    one_minus_beta2: f32,
+    epsilon: f32,
+    weight_decay: f32,
+    bias_correction1: f32, // 1 - beta1^t, t = 1 in the first step
+    bias_correction2: f32,
+    max_norm: f32,         // 0 or less: gradients are not clipped
+    inverse_count: f32,    // one over the number of targets
+    slot: u32,             // row of the history that this step writes
+    padding0: u32,
+    padding1: u32,
+}
