@@ -1,13 +1,11 @@
-// Gradients of causal attention (05_attention.wgsl).
+// Gradients of causal attention (05_attention.wgsl), of queries.
 //
 //   p[t, u]    = exp(scale q[t] . k[u] - log_sum_exp[t])           for u <= t
 //   ds[t, u]   = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
 //   grad_q[t]  = sum over u of ds[t, u] k[u]
-//   grad_k[u]  = sum over the heads of the group and t of ds[t, u] q[t]
-//   grad_v[u]  = sum over the heads of the group and t of p[t, u] grad_out[t]
 //
 // Probabilities are computed anew from what the forward pass left; every sum has a fixed order.
-//!include lm/attention_tiles.wgsl
+//!include lm/attention_gradients.wgsl
 
 // attention_delta
 // binding 0  attended       read        (N, H * D): out
@@ -45,26 +43,22 @@ fn attention_delta(
 // binding 5  log_sum_exp  read        (N, H)
 // binding 6  delta        read        (N, H)
 // binding 7  grad_q       read_write  (N, H * D)
-// dispatch: one workgroup a block of 8 * OWN_GROUPS queries of a head, the longest ones first
-@group(0) @binding(4) var<storage, read> grad_out: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
-@group(0) @binding(6) var<storage, read> delta: array<f32>;
+// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 @group(0) @binding(7) var<storage, read_write> grad_q: array<vec4<f32>>;
 
-@compute @workgroup_size(WORKGROUP_SIZE)
+@compute @workgroup_size(THREADS)
 fn attention_backward_q(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let group = flat_group(workgroup, workgroups);
-    let own_rows = 8u * OWN_GROUPS;
-    let blocks = (params.seq + own_rows - 1u) / own_rows;
+    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
     let columns = params.workgroups / blocks; // B * H
     if (group < params.workgroups) {
         let head = group % params.heads;
         let sequence = group % columns / params.heads * params.seq;
-        let first = (blocks - 1u - group / columns) * own_rows;
+        let first = (blocks - 1u - group / columns) * BLOCK_ROWS;
         let query = Corner(sequence, params.heads, head, first, 0u);
         let kv_head = head / (params.heads / params.kv_heads);
         gather_query(query, Corner(sequence, params.kv_heads, kv_head, 0u, 0u), local_index);
@@ -76,12 +70,12 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     var wide = Block();
     let upper = upper_rows(query.row, local_index);
     let lower = upper + 4u;
-    let upper_log = LOG2_E * query_logs(query, upper);
-    let lower_log = LOG2_E * query_logs(query, lower);
+    let upper_log = query_logs(query, upper);
+    let lower_log = query_logs(query, lower);
     let upper_delta = query_deltas(query, upper);
     let lower_delta = query_deltas(query, lower);
-    let end = min(query.row + 8u * OWN_GROUPS, params.seq);
-    for (var first = 0u; first < end; first += OTHER_ROWS) {
+    let end = min(query.row + BLOCK_ROWS, params.seq);
+    for (var first = 0u; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
         var ds = query_key_scores(query, key, local_index);
         let slopes = grad_value_scores(query, key, local_index);
@@ -93,51 +87,26 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
             wide = add_keys(wide, ds, moved(key, 0u, LANES), local_index);
         }
     }
-    store_grad_q(query, upper, result.upper, local_index);
-    store_grad_q(query, lower, result.lower, local_index);
+    store_grad_q(query, result, local_index);
     if (HEAD_QUADS > LANES) {
-        let corner = moved(query, 0u, LANES);
-        store_grad_q(corner, upper, wide.upper, local_index);
-        store_grad_q(corner, lower, wide.lower, local_index);
-    }
-}
-
-fn stage_grad_out(tile: Tile, corner: Corner, local_index: u32) {
-    let quad = local_index % tile.quads;
-    let step = WORKGROUP_SIZE / tile.quads;
-    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
-        let inside = is_inside(corner, row, quad);
-        let value = grad_out[select(0u, source_index(corner, row, quad), inside)];
-        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
+        store_grad_q(moved(query, 0u, LANES), wide, local_index);
     }
 }
 
 // grad_out V^T of queries that are own rows and keys that are other rows.
 fn grad_value_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_grad_out(own_tile(), moved(query, 0u, quad), local_index);
-        stage_v(other_tile(), moved(key, 0u, quad), local_index);
-        workgroupBarrier();
+    var own = load_grad_out(query, DEPTH_QUADS, local_index);
+    var other = load_v(key, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        }
         scores = add_scores(scores, local_index);
     }
     return scores;
-}
-
-// Numbers of four queries; 0 for those beyond the sequence.
-fn query_logs(query: Corner, rows: vec4<u32>) -> vec4<f32> {
-    let i = (rows + query.sequence) * query.heads + query.head;
-    let values = vec4<f32>(
-        log_sum_exp[i.x], log_sum_exp[i.y], log_sum_exp[i.z], log_sum_exp[i.w]
-    );
-    return select(vec4<f32>(), values, rows < vec4<u32>(params.seq));
-}
-
-fn query_deltas(query: Corner, rows: vec4<u32>) -> vec4<f32> {
-    let i = (rows + query.sequence) * query.heads + query.head;
-    let values = vec4<f32>(delta[i.x], delta[i.y], delta[i.z], delta[i.w]);
-    return select(vec4<f32>(), values, rows < vec4<u32>(params.seq));
 }
 
 // ds of own queries; keys are those of the lane.
@@ -157,201 +126,35 @@ fn score_gradients(
     );
 }
 
-// exp(scale * score - log_sum_exp), 0 for keys after their query and queries beyond the sequence.
-fn probabilities(
-    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
-) -> vec4<f32> {
-    let seen = (keys <= queries) & (queries < vec4<u32>(params.seq));
-    let p = exp2(fma(scores, vec4<f32>(params.log2_scale), -logs));
-    return select(vec4<f32>(), p, seen);
-}
-
 // result + (weights) (columns of K from the corner on); `weights` are the thread's own.
 fn add_keys(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
     var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_k(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
+    var piece = load_k(corner, LANES, local_index);
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_k(moved(corner, row, 0u), LANES, local_index);
+        }
         sum = add_piece(sum, local_index);
     }
     return sum;
 }
 
-fn store_grad_q(corner: Corner, rows: vec4<u32>, values: mat4x4<f32>, local_index: u32) {
-    store_grad_q_row(corner, rows.x, values[0], local_index % LANES);
-    store_grad_q_row(corner, rows.y, values[1], local_index % LANES);
-    store_grad_q_row(corner, rows.z, values[2], local_index % LANES);
-    store_grad_q_row(corner, rows.w, values[3], local_index % LANES);
+fn store_grad_q(corner: Corner, block: Block, local_index: u32) {
+    let row = local_index / LANES * 8u;
+    let lane = local_index % LANES;
+    store_grad_q_row(corner, row, block.upper[0], lane);
+    store_grad_q_row(corner, row + 1u, block.upper[1], lane);
+    store_grad_q_row(corner, row + 2u, block.upper[2], lane);
+    store_grad_q_row(corner, row + 3u, block.upper[3], lane);
+    store_grad_q_row(corner, row + 4u, block.lower[0], lane);
+    store_grad_q_row(corner, row + 5u, block.lower[1], lane);
+    store_grad_q_row(corner, row + 6u, block.lower[2], lane);
+    store_grad_q_row(corner, row + 7u, block.lower[3], lane);
 }
 
 fn store_grad_q_row(corner: Corner, row: u32, value: vec4<f32>, lane: u32) {
-    let from_corner = row - corner.row;
-    if (is_inside(corner, from_corner, lane)) {
-        grad_q[source_index(corner, from_corner, lane)] = params.scale * value;
-    }
-}
-
-// attention_backward_kv
-// binding 0  params       uniform     sizes
-// binding 1  q            read        (N, H * D)
-// binding 2  k            read        (N, K * D)
-// binding 3  v            read        (N, K * D)
-// binding 4  grad_out     read        (N, H * D)
-// binding 5  log_sum_exp  read        (N, H)
-// binding 6  delta        read        (N, H)
-// binding 7  grad_k       read_write  (N, K * D)
-// binding 8  grad_v       read_write  (N, K * D)
-// dispatch: one workgroup a block of 8 * OWN_GROUPS keys of a key/value head, the longest ones first
-@group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;
-@group(0) @binding(8) var<storage, read_write> grad_v: array<vec4<f32>>;
-
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn attention_backward_kv(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let group = flat_group(workgroup, workgroups);
-    let own_rows = 8u * OWN_GROUPS;
-    let blocks = (params.seq + own_rows - 1u) / own_rows;
-    let columns = params.workgroups / blocks; // B * K
-    if (group < params.workgroups) {
-        let kv_head = group % params.kv_heads;
-        let sequence = group % columns / params.kv_heads * params.seq;
-        let first = group / columns * own_rows;
-        gather_key(Corner(sequence, params.kv_heads, kv_head, first, 0u), local_index);
-    }
-}
-
-fn gather_key(key: Corner, local_index: u32) {
-    var from_k = Block();
-    var from_v = Block();
-    var wide_k = Block();
-    var wide_v = Block();
-    let upper = upper_rows(key.row, local_index);
-    let lower = upper + 4u;
-    let group_size = params.heads / params.kv_heads;
-    for (var member = 0u; member < group_size; member++) {
-        let head = key.head * group_size + member;
-        for (var first = key.row; first < params.seq; first += OTHER_ROWS) {
-            let query = Corner(key.sequence, params.heads, head, first, 0u);
-            let queries = lane_rows(first, local_index);
-            let logs = LOG2_E * query_logs(query, queries);
-            var p = key_query_scores(key, query, local_index);
-            p.upper = key_probabilities(p.upper, logs, upper, queries);
-            p.lower = key_probabilities(p.lower, logs, lower, queries);
-            from_v = add_grad_out(from_v, p, query, local_index);
-            if (HEAD_QUADS > LANES) {
-                wide_v = add_grad_out(wide_v, p, moved(query, 0u, LANES), local_index);
-            }
-            var ds = value_grad_scores(key, query, local_index);
-            let deltas = query_deltas(query, queries);
-            ds.upper = key_score_gradients(p.upper, ds.upper, deltas);
-            ds.lower = key_score_gradients(p.lower, ds.lower, deltas);
-            from_k = add_queries(from_k, ds, query, local_index);
-            if (HEAD_QUADS > LANES) {
-                wide_k = add_queries(wide_k, ds, moved(query, 0u, LANES), local_index);
-            }
-        }
-    }
-    store_grad_kv(key, upper, from_k.upper, from_v.upper, local_index);
-    store_grad_kv(key, lower, from_k.lower, from_v.lower, local_index);
-    if (HEAD_QUADS > LANES) {
-        let corner = moved(key, 0u, LANES);
-        store_grad_kv(corner, upper, wide_k.upper, wide_v.upper, local_index);
-        store_grad_kv(corner, lower, wide_k.lower, wide_v.lower, local_index);
-    }
-}
-
-// K Q^T and V grad_out^T of keys that are own rows and queries that are other rows.
-fn key_query_scores(key: Corner, query: Corner, local_index: u32) -> Block {
-    var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_k(own_tile(), moved(key, 0u, quad), local_index);
-        stage_q(other_tile(), moved(query, 0u, quad), local_index);
-        workgroupBarrier();
-        scores = add_scores(scores, local_index);
-    }
-    return scores;
-}
-
-fn value_grad_scores(key: Corner, query: Corner, local_index: u32) -> Block {
-    var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_v(own_tile(), moved(key, 0u, quad), local_index);
-        stage_grad_out(other_tile(), moved(query, 0u, quad), local_index);
-        workgroupBarrier();
-        scores = add_scores(scores, local_index);
-    }
-    return scores;
-}
-
-// Rows are own keys, columns the lane's queries.
-fn key_probabilities(
-    scores: mat4x4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
-) -> mat4x4<f32> {
-    return mat4x4<f32>(
-        probabilities(scores[0], logs, keys.xxxx, queries),
-        probabilities(scores[1], logs, keys.yyyy, queries),
-        probabilities(scores[2], logs, keys.zzzz, queries),
-        probabilities(scores[3], logs, keys.wwww, queries),
-    );
-}
-
-fn key_score_gradients(
-    p: mat4x4<f32>, slopes: mat4x4<f32>, deltas: vec4<f32>
-) -> mat4x4<f32> {
-    return mat4x4<f32>(
-        p[0] * (slopes[0] - deltas),
-        p[1] * (slopes[1] - deltas),
-        p[2] * (slopes[2] - deltas),
-        p[3] * (slopes[3] - deltas),
-    );
-}
-
-// result + (weights) (columns of grad_out, or of Q, from the corner on).
-fn add_grad_out(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
-    var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_grad_out(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
-        sum = add_piece(sum, local_index);
-    }
-    return sum;
-}
-
-fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
-    var sum = result;
-    for (var row = 0u; row < OTHER_ROWS; row += PIECE_ROWS) {
-        workgroupBarrier();
-        stage_q(piece_tile(), moved(corner, row, 0u), local_index);
-        store_weights(weights, row, local_index);
-        workgroupBarrier();
-        sum = add_piece(sum, local_index);
-    }
-    return sum;
-}
-
-fn store_grad_kv(
-    corner: Corner, rows: vec4<u32>, ds_q: mat4x4<f32>, p_g: mat4x4<f32>, local_index: u32
-) {
-    store_grad_kv_row(corner, rows.x, ds_q[0], p_g[0], local_index % LANES);
-    store_grad_kv_row(corner, rows.y, ds_q[1], p_g[1], local_index % LANES);
-    store_grad_kv_row(corner, rows.z, ds_q[2], p_g[2], local_index % LANES);
-    store_grad_kv_row(corner, rows.w, ds_q[3], p_g[3], local_index % LANES);
-}
-
-fn store_grad_kv_row(corner: Corner, row: u32, ds_q: vec4<f32>, p_g: vec4<f32>, lane: u32) {
-    let from_corner = row - corner.row;
-    if (is_inside(corner, from_corner, lane)) {
-        let i = source_index(corner, from_corner, lane);
-        grad_k[i] = params.scale * ds_q;
-        grad_v[i] = p_g;
+    if (is_inside(corner, row, lane)) {
+        grad_q[source_index(corner, row, lane)] = params.scale * value;
     }
 }

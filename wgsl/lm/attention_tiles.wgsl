@@ -1,24 +1,23 @@
 // What the attention kernels share: products of tiles, one 8 x 4 block of the result a thread.
 //
-// A workgroup owns OWN_ROWS rows (queries, or keys in the gradient of keys and values) and walks over
-// blocks of OTHER_ROWS rows of the other kind. It has OWN_GROUPS x LANES threads. Thread
+// A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks
+// over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Thread
 // (group, lane) holds of a block of scores the own rows 8 * group + i, i = 0 .. 7, and the other rows
 // 4 * lane + j, j = 0 .. 3; of a result of head width it holds the same own rows and the columns
 // 4 * lane + j, plus 64 in a second set where heads are wider than that.
 //
 // All that is multiplied is in blocks of 4 x 4, as mat4x4 values: accumulators are never indexed by a
-// variable, so that they stay in registers.
+// variable, so that they stay in registers. What is staged next is loaded before what is staged is
+// multiplied, so that the memory is at work meanwhile.
 //!include common/workgroup.wgsl
 
 override HEAD_QUADS: u32 = 16u; // head width / 4
-override OWN_GROUPS: u32 = 4u; // own rows / 8; WORKGROUP_SIZE is LANES times that
-override DEPTH_QUADS: u32 = 2u; // columns / 4 that are staged at a time for scores
-override PIECE_ROWS: u32 = 16u; // other rows that are staged at a time for results
-override TILE_SLOTS: u32 = 96u; // memory for what is staged
+override DEPTH_QUADS: u32 = 4u; // columns / 4 that are staged at a time for scores: 4 or 8
+override TILE_SLOTS: u32 = 160u; // BLOCK_ROWS / 2 * (DEPTH_QUADS + 1)
 
 const LANES: u32 = 16u;
-const OTHER_ROWS: u32 = 64u;
-const LOG2_E: f32 = 1.4426950408889634;
+const BLOCK_ROWS: u32 = 64u;
+const THREADS: u32 = 128u; // BLOCK_ROWS / 8 * LANES
 
 struct AttentionParams {
     seq: u32, // T, or rows of the cache
@@ -34,8 +33,8 @@ struct AttentionParams {
 @group(0) @binding(2) var<storage, read> k: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> v: array<vec4<f32>>;
 
-// Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory. Tiles
-// of scores, of results and whatever else threads exchange are there one after the other.
+// Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory.
+// Tiles for scores, tiles for results and what else threads exchange are there in turn.
 var<workgroup> sh_tiles: array<array<vec4<f32>, 5>, TILE_SLOTS>;
 
 // Eight rows by four columns; each column of a matrix is a row.
@@ -54,32 +53,11 @@ struct Corner {
     quad: u32,
 }
 
-// A tile in workgroup memory: rows 4 r to 4 r + 3 of column / 4 c are slot start + r * stride + c.
-struct Tile {
-    rows: u32,
-    quads: u32,
-    stride: u32,
-    start: u32,
-}
-
-fn own_tile() -> Tile {
-    return Tile(8u * OWN_GROUPS, DEPTH_QUADS, DEPTH_QUADS + 1u, 0u);
-}
-
-fn other_tile() -> Tile {
-    return Tile(OTHER_ROWS, DEPTH_QUADS, DEPTH_QUADS + 1u, other_start());
-}
-
-fn other_start() -> u32 {
-    return 2u * OWN_GROUPS * (DEPTH_QUADS + 1u);
-}
-
-fn piece_tile() -> Tile {
-    return Tile(PIECE_ROWS, LANES, LANES, 0u);
-}
-
-fn tile_slot(tile: Tile, row: u32, quad: u32) -> u32 {
-    return tile.start + row / 4u * tile.stride + quad;
+// The corner moved down and right.
+fn moved(corner: Corner, rows: u32, quads: u32) -> Corner {
+    return Corner(
+        corner.sequence, corner.heads, corner.head, corner.row + rows, corner.quad + quads
+    );
 }
 
 fn is_inside(corner: Corner, row: u32, quad: u32) -> bool {
@@ -91,43 +69,86 @@ fn source_index(corner: Corner, row: u32, quad: u32) -> u32 {
     return (position * corner.heads + corner.head) * HEAD_QUADS + corner.quad + quad;
 }
 
-// The corner moved down and right.
-fn moved(corner: Corner, rows: u32, quads: u32) -> Corner {
-    return Corner(
-        corner.sequence, corner.heads, corner.head, corner.row + rows, corner.quad + quads
+// A tile is `quads` columns / 4 wide: DEPTH_QUADS and BLOCK_ROWS rows high for scores, LANES and
+// piece_rows() high for results. A thread copies column / 4 local_index % quads of the rows
+// local_index / quads + i * THREADS / quads, i below DEPTH_QUADS / 2, which a matrix holds.
+fn piece_rows() -> u32 {
+    return 4u * DEPTH_QUADS;
+}
+
+fn load_q(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
+    let step = THREADS / quads;
+    let first = moved(corner, local_index / quads, local_index % quads);
+    var values = mat4x4<f32>();
+    values[0] = load_q_row(first, 0u);
+    values[1] = load_q_row(first, step);
+    if (DEPTH_QUADS > 4u) {
+        values[2] = load_q_row(first, 2u * step);
+        values[3] = load_q_row(first, 3u * step);
+    }
+    return values;
+}
+
+// Zeros outside of the tensor. The load itself depends on no condition: several are under way.
+fn load_q_row(corner: Corner, row: u32) -> vec4<f32> {
+    let inside = is_inside(corner, row, 0u);
+    return select(vec4<f32>(), q[select(0u, source_index(corner, row, 0u), inside)], inside);
+}
+
+fn load_k(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
+    let step = THREADS / quads;
+    let first = moved(corner, local_index / quads, local_index % quads);
+    var values = mat4x4<f32>();
+    values[0] = load_k_row(first, 0u);
+    values[1] = load_k_row(first, step);
+    if (DEPTH_QUADS > 4u) {
+        values[2] = load_k_row(first, 2u * step);
+        values[3] = load_k_row(first, 3u * step);
+    }
+    return values;
+}
+
+fn load_k_row(corner: Corner, row: u32) -> vec4<f32> {
+    let inside = is_inside(corner, row, 0u);
+    return select(vec4<f32>(), k[select(0u, source_index(corner, row, 0u), inside)], inside);
+}
+
+fn load_v(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
+    let step = THREADS / quads;
+    let first = moved(corner, local_index / quads, local_index % quads);
+    var values = mat4x4<f32>();
+    values[0] = load_v_row(first, 0u);
+    values[1] = load_v_row(first, step);
+    if (DEPTH_QUADS > 4u) {
+        values[2] = load_v_row(first, 2u * step);
+        values[3] = load_v_row(first, 3u * step);
+    }
+    return values;
+}
+
+fn load_v_row(corner: Corner, row: u32) -> vec4<f32> {
+    let inside = is_inside(corner, row, 0u);
+    return select(vec4<f32>(), v[select(0u, source_index(corner, row, 0u), inside)], inside);
+}
+
+// Store what a thread loaded of a tile. Its rows 4 r to 4 r + 3 of column / 4 c are slot
+// start + r * stride + c.
+fn store_tile(values: mat4x4<f32>, quads: u32, stride: u32, start: u32, local_index: u32) {
+    let row = local_index / quads;
+    let slot = start + row / 4u * stride + local_index % quads;
+    let step = THREADS / quads / 4u * stride;
+    sh_tiles[slot][row % 4u] = values[0];
+    sh_tiles[slot + step][row % 4u] = values[1];
+    if (DEPTH_QUADS > 4u) {
+        sh_tiles[slot + 2u * step][row % 4u] = values[2];
+        sh_tiles[slot + 3u * step][row % 4u] = values[3];
+    }
+}
+
+fn tile_rows(slot: u32) -> mat4x4<f32> {
+    return mat4x4<f32>(
+        sh_tiles[slot][0], sh_tiles[slot][1], sh_tiles[slot][2], sh_tiles[slot][3]
     );
-}
-
-// Copy a tile of a tensor, zeros outside of it. To be called by all threads, as those below. Loads
-// depend on no condition, so that several of them can be under way.
-fn stage_q(tile: Tile, corner: Corner, local_index: u32) {
-    let quad = local_index % tile.quads;
-    let step = WORKGROUP_SIZE / tile.quads;
-    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
-        let inside = is_inside(corner, row, quad);
-        let value = q[select(0u, source_index(corner, row, quad), inside)];
-        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
-    }
-}
-
-fn stage_k(tile: Tile, corner: Corner, local_index: u32) {
-    let quad = local_index % tile.quads;
-    let step = WORKGROUP_SIZE / tile.quads;
-    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
-        let inside = is_inside(corner, row, quad);
-        let value = k[select(0u, source_index(corner, row, quad), inside)];
-        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
-    }
-}
-
-fn stage_v(tile: Tile, corner: Corner, local_index: u32) {
-    let quad = local_index % tile.quads;
-    let step = WORKGROUP_SIZE / tile.quads;
-    for (var row = local_index / tile.quads; row < tile.rows; row += step) {
-        let inside = is_inside(corner, row, quad);
-        let value = v[select(0u, source_index(corner, row, quad), inside)];
-        sh_tiles[tile_slot(tile, row, quad)][row % 4u] = select(vec4<f32>(), value, inside);
-    }
 }
 
 // sum + a b, of 4 x 4 matrices whose columns are the rows of what is meant.
@@ -145,18 +166,22 @@ fn add_weighted(sum: vec4<f32>, weights: vec4<f32>, rows: mat4x4<f32>) -> vec4<f
     return fma(weights.wwww, rows[3], fma(weights.zzzz, rows[2], first));
 }
 
-fn tile_rows(slot: u32) -> mat4x4<f32> {
-    return mat4x4<f32>(
-        sh_tiles[slot][0], sh_tiles[slot][1], sh_tiles[slot][2], sh_tiles[slot][3]
-    );
+// Tiles for scores: the own one, then the other one. Lanes of a group read slots that are an odd
+// number of slots apart. To be called by all threads, as all that has a barrier.
+fn stage_scores(own: mat4x4<f32>, other: mat4x4<f32>, local_index: u32) {
+    let stride = DEPTH_QUADS + 1u;
+    workgroupBarrier();
+    store_tile(own, DEPTH_QUADS, stride, 0u, local_index);
+    store_tile(other, DEPTH_QUADS, stride, BLOCK_ROWS / 4u * stride, local_index);
+    workgroupBarrier();
 }
 
-// sum + (own tile) (other tile)^T, over the columns that are staged.
+// sum + (own tile) (other tile)^T.
 fn add_scores(sum: Block, local_index: u32) -> Block {
     let stride = DEPTH_QUADS + 1u;
     let upper = local_index / LANES * 2u * stride;
     let lower = upper + stride;
-    let other = other_start() + local_index % LANES * stride;
+    let other = (BLOCK_ROWS / 4u + local_index % LANES) * stride;
     var result = sum;
     for (var quad = 0u; quad < DEPTH_QUADS; quad++) {
         let columns = transpose(tile_rows(other + quad));
@@ -166,18 +191,14 @@ fn add_scores(sum: Block, local_index: u32) -> Block {
     return result;
 }
 
-// The slot of the upper half of what lane `lane` of the thread's group stored; the lower half follows.
-// Weights lie behind a piece of rows, for as many other rows.
-fn weight_slot(lane: u32, local_index: u32) -> u32 {
-    let group = local_index / LANES;
-    return PIECE_ROWS / 4u * LANES + (lane * OWN_GROUPS + group) * 2u;
-}
-
-// Store weights of other rows `first` to first + PIECE_ROWS - 1 of the block, those lanes' that have them.
-fn store_weights(weights: Block, first: u32, local_index: u32) {
-    let lane = local_index % LANES - first / 4u;
-    if (lane < PIECE_ROWS / 4u) {
-        let slot = weight_slot(lane, local_index);
+// Tiles for results: a piece of the other rows, from row `first` of the block on, and behind it the
+// threads' weights of these rows, which the lanes that have them store.
+fn stage_piece(piece: mat4x4<f32>, weights: Block, first: u32, local_index: u32) {
+    workgroupBarrier();
+    store_tile(piece, LANES, LANES, 0u, local_index);
+    let quad = local_index % LANES - first / 4u;
+    if (quad < piece_rows() / 4u) {
+        let slot = weight_slot(quad, local_index);
         sh_tiles[slot][0] = weights.upper[0];
         sh_tiles[slot][1] = weights.upper[1];
         sh_tiles[slot][2] = weights.upper[2];
@@ -187,13 +208,19 @@ fn store_weights(weights: Block, first: u32, local_index: u32) {
         sh_tiles[slot + 1u][2] = weights.lower[2];
         sh_tiles[slot + 1u][3] = weights.lower[3];
     }
+    workgroupBarrier();
 }
 
-// sum + (weights) (piece of other rows), both staged.
+// The slot of the weights of the group's upper own rows and of rows 4 * quad and on of the piece.
+fn weight_slot(quad: u32, local_index: u32) -> u32 {
+    return piece_rows() / 4u * LANES + quad * (BLOCK_ROWS / 4u) + local_index / LANES * 2u;
+}
+
+// sum + (weights) (piece).
 fn add_piece(sum: Block, local_index: u32) -> Block {
     let lane = local_index % LANES;
     var result = sum;
-    for (var quad = 0u; quad < PIECE_ROWS / 4u; quad++) {
+    for (var quad = 0u; quad < piece_rows() / 4u; quad++) {
         let rows = tile_rows(quad * LANES + lane);
         let slot = weight_slot(quad, local_index);
         result.upper = multiply_add(tile_rows(slot), rows, result.upper);
@@ -205,11 +232,14 @@ fn add_piece(sum: Block, local_index: u32) -> Block {
 // Q K^T of queries that are own rows and keys that are other rows.
 fn query_key_scores(query: Corner, key: Corner, local_index: u32) -> Block {
     var scores = Block();
-    for (var quad = 0u; quad < HEAD_QUADS; quad += DEPTH_QUADS) {
-        workgroupBarrier();
-        stage_q(own_tile(), moved(query, 0u, quad), local_index);
-        stage_k(other_tile(), moved(key, 0u, quad), local_index);
-        workgroupBarrier();
+    var own = load_q(query, DEPTH_QUADS, local_index);
+    var other = load_k(key, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+        }
         scores = add_scores(scores, local_index);
     }
     return scores;
@@ -220,13 +250,7 @@ fn upper_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index / LANES * 8u;
 }
 
-fn scale_rows(rows: mat4x4<f32>, factors: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4<f32>(
-        rows[0] * factors.x, rows[1] * factors.y, rows[2] * factors.z, rows[3] * factors.w
-    );
-}
-
-// The thread's four other rows, beginning with the block's row `first`.
+// The thread's four other rows, of a block that begins with row `first`.
 fn lane_rows(first: u32, local_index: u32) -> vec4<u32> {
-    return vec4<u32>(0u, 1u, 2u, 3u) + first + 4u * (local_index % LANES);
+    return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index % LANES * 4u;
 }

@@ -6,7 +6,7 @@ arXiv 2205.14135) and compute probabilities anew in the backward pass; NumPy goe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,14 @@ from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
 from llmgpu.lm.ops.tensor import Tensor
 
 FORWARD = "lm/05_attention.wgsl"
+CACHED = "lm/05_attention_cached.wgsl"
 BACKWARD = "lm/10_attention_backward.wgsl"
+BACKWARD_KV = "lm/10_attention_backward_kv.wgsl"
 WORKGROUP_SIZE = 256  # of the kernels without tiles
 MAX_HEAD_DIM = 128  # of the kernels
-LANES = 16  # as in lm/attention_tiles.wgsl
-OTHER_ROWS = 64
+BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
+COLUMNS = 64  # of a workgroup's gradients of keys and values
+SLOT_BYTES = 80  # of workgroup memory: 12.5 KiB with little of it, 22.5 KiB otherwise
 PARAMS = np.dtype(
     [
         ("seq", "<u4"),
@@ -69,38 +72,12 @@ class AttentionShape:
         return float(self.head_dim**-0.5)
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """How the kernels cut the work, as lm/attention_tiles.wgsl describes it.
-
-    own_rows: queries (or keys) of a workgroup, 8 for each 16 of its threads.
-    depth_quads: columns / 4 staged at a time for scores; piece_rows: rows staged for results.
-    """
-
-    own_rows: int
-    depth_quads: int
-    piece_rows: int
-
-    @property
-    def threads(self) -> int:
-        """Size of a workgroup."""
-        return self.own_rows // 8 * LANES
-
-    def constants(self, head_dim: int) -> dict[str, int]:
-        """Return the kernels' constants for heads of this width."""
-        scores = (self.own_rows + OTHER_ROWS) // 4 * (self.depth_quads + 1)
-        results = self.piece_rows // 4 * (LANES + self.own_rows // 4)
-        return {
-            "HEAD_QUADS": head_dim // 4,
-            "OWN_GROUPS": self.own_rows // 8,
-            "DEPTH_QUADS": self.depth_quads,
-            "PIECE_ROWS": self.piece_rows,
-            "TILE_SLOTS": max(scores, results, self.threads // 2),
-            "WORKGROUP_SIZE": self.threads,
-        }
-
-
-TILING = Tiling(own_rows=64, depth_quads=2, piece_rows=16)  # 10 KiB of workgroup memory
+def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
+    """Return the constants of lm/attention_tiles.wgsl, by a device's limits."""
+    memory = limits["max-compute-workgroup-storage-size"]
+    depths = {depth: BLOCK_ROWS // 2 * (depth + 1) for depth in (8, 4)}  # with their slots
+    depth = next(depth for depth, slots in depths.items() if slots * SLOT_BYTES <= memory)
+    return {"HEAD_QUADS": head_dim // 4, "DEPTH_QUADS": depth, "TILE_SLOTS": depths[depth]}
 
 
 class NumpyAttention(NumpyRecorder):
@@ -224,11 +201,11 @@ class GpuAttention(GpuRecorder):
             DeviceError: the kernels don't take heads of this width.
         """
         _check_width(shape)
-        groups = shape.batch * shape.heads * -(-shape.seq // TILING.own_rows)
+        groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
-            f"{FORWARD}:attention",
+            FORWARD,
             groups,
-            TILING.constants(shape.head_dim),
+            tile_constants(shape.head_dim, self.device.limits),
             params=_params(shape, shape.seq, groups),
             q=q,
             k=k,
@@ -257,19 +234,23 @@ class GpuAttention(GpuRecorder):
         """
         _check_width(shape)
         delta = self._delta(out, grad_out, shape)
-        blocks = shape.batch * -(-shape.seq // TILING.own_rows)
+        blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
+        column_sets = -(-shape.head_dim // COLUMNS)
         inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
-        for kernel, heads, outputs in (
-            ("attention_backward_q", shape.heads, {"grad_q": grad_q}),
-            ("attention_backward_kv", shape.kv_heads, {"grad_k": grad_k, "grad_v": grad_v}),
+        inputs |= {"log_sum_exp": log_sum_exp, "delta": delta}
+        for kernel, groups, outputs in (
+            (f"{BACKWARD}:attention_backward_q", blocks * shape.heads, {"grad_q": grad_q}),
+            (
+                BACKWARD_KV,
+                blocks * shape.kv_heads * column_sets,
+                {"grad_k": grad_k, "grad_v": grad_v},
+            ),
         ):
             self.dispatch(
-                f"{BACKWARD}:{kernel}",
-                blocks * heads,
-                TILING.constants(shape.head_dim),
-                params=_params(shape, shape.seq, blocks * heads),
-                log_sum_exp=log_sum_exp,
-                delta=delta,
+                kernel,
+                groups,
+                tile_constants(shape.head_dim, self.device.limits),
+                params=_params(shape, shape.seq, groups),
                 **inputs,
                 **outputs,
             )
@@ -292,7 +273,7 @@ class GpuAttention(GpuRecorder):
     def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
         """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
         self.dispatch(
-            f"{FORWARD}:cache_append",
+            f"{CACHED}:cache_append",
             -(-x.size // WORKGROUP_SIZE),
             {"WORKGROUP_SIZE": WORKGROUP_SIZE},
             appended=x,
@@ -320,7 +301,7 @@ class GpuAttention(GpuRecorder):
         _check_width(shape)
         groups = q.shape[0] * shape.heads
         self.dispatch(
-            f"{FORWARD}:attention_cached",
+            f"{CACHED}:attention_cached",
             groups,
             {"HEAD_QUADS": shape.head_dim // 4, "WORKGROUP_SIZE": WORKGROUP_SIZE},
             params=_params(shape, key_cache.shape[0], groups),

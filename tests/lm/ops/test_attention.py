@@ -23,11 +23,12 @@ from tests.lm.ops.checking import (
 from tests.reference.lm import attention as reference
 
 Array = NDArray[np.float64]
-ONE_TOKEN = [AttentionShape(1, 1, 1, 1, 4), AttentionShape(3, 1, 2, 1, 16)]
+# Few widths, since each is compiled anew; the blocks of the kernels are 64 tokens.
+ONE_TOKEN = [AttentionShape(1, 1, 1, 1, 12), AttentionShape(3, 1, 2, 1, 8)]
 SHAPES = [
     AttentionShape(2, 7, 2, 2, 8),
     AttentionShape(1, 33, 4, 2, 12),
-    AttentionShape(2, 64, 2, 1, 32),
+    AttentionShape(2, 64, 2, 1, 8),
     AttentionShape(1, 65, 2, 1, 64),
     AttentionShape(1, 131, 1, 1, 72),
     AttentionShape(1, 97, 2, 2, 128),
@@ -130,9 +131,9 @@ def test_the_reference_s_gradients_are_its_slopes() -> None:
 
 def test_large_scores(operations: Operations) -> None:
     # Multiples of 1/8 give scores that are exact in float32, all of them around 3200.
-    shape = AttentionShape(1, 70, 2, 1, 16)
+    shape = AttentionShape(1, 70, 2, 1, 64)
     arrays = [np.rint(8 * array) / 8 for array in inputs(shape)]
-    arrays[0][:, ::16], arrays[1][:, 0] = 160, 80
+    arrays[0][:, ::64], arrays[1][:, 0] = 160, 160
     actual = run_forward(operations, arrays, shape)
     expected = reference.attention(*arrays[:3], shape)
     assert expected[1].min() > 3000
@@ -145,12 +146,12 @@ def test_large_scores(operations: Operations) -> None:
     ):
         # log_sum_exp in float32 is off by 1e-4 here, and probabilities by as much of their value.
         # In the first column, gradients are 100 times as large or cancel.
-        small = np.arange(grad.shape[1]) % 16 != 0
+        small = np.arange(grad.shape[1]) % 64 != 0
         assert_close_in_tensor(grad[:, small], expected_grad[:, small], 1e-3)
 
 
 def test_same_bits_twice(operations: Operations) -> None:
-    shape = AttentionShape(1, 67, 4, 2, 16)
+    shape = AttentionShape(1, 67, 4, 2, 8)
     arrays = inputs(shape)
     runs = [run_forward(operations, arrays, shape) for _ in range(2)]
     runs = [forward + run_both(operations, arrays, shape) for forward in runs]
@@ -167,7 +168,7 @@ def test_a_sequence_does_not_see_its_neighbours(operations: Operations) -> None:
         assert first[37:74].tobytes() == second.tobytes()
 
 
-CACHED = [AttentionShape(1, 1, 1, 1, 4), AttentionShape(1, 1, 4, 2, 12)] + [
+CACHED = [AttentionShape(1, 1, 1, 1, 8), AttentionShape(1, 1, 4, 2, 12)] + [
     AttentionShape(1, 1, 3, 1, width) for width in (64, 128)
 ]
 
@@ -221,6 +222,24 @@ def run_cached(
     assert_close(operations.read(out)[real], expected[real])
 
 
+def test_numpy_goes_through_queries_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AttentionShape(2, 37, 4, 2, 8)
+    arrays = inputs(shape)
+    operations = open_operations(None)
+    for scores in (1, 1500):  # one query at a time, five of them
+        monkeypatch.setattr(attention, "BLOCK_SCORES", scores)
+        assert_close(
+            run_forward(operations, arrays, shape)[0],
+            reference.attention(*arrays[:3], shape)[0],
+        )
+        for actual, expected in zip(
+            run_both(operations, arrays, shape),
+            reference.attention_backward(*arrays, shape),
+            strict=True,
+        ):
+            assert_close_in_tensor(actual, expected)
+
+
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="5 heads can't share 2"):
         AttentionShape(1, 1, 5, 2, 8)
@@ -236,9 +255,16 @@ def test_widths_the_kernels_do_not_take(device: Device, width: int) -> None:
     assert_close(out, reference.attention(*arrays[:3], shape)[0])
 
 
+@pytest.mark.parametrize(("memory", "depth"), [(16_384, 4), (32_768, 8), (49_152, 8)])
+def test_tiles_fit_the_workgroup_memory(memory: int, depth: int) -> None:
+    constants = attention.tile_constants(64, {"max-compute-workgroup-storage-size": memory})
+    assert constants["DEPTH_QUADS"] == depth
+    assert constants["TILE_SLOTS"] * attention.SLOT_BYTES <= memory
+
+
 def test_the_kernels_constants_are_the_host_s() -> None:
     fields = struct_fields("lm/attention_tiles.wgsl", "AttentionParams")
     assert fields == list(attention.PARAMS.names or ())
     constants = shader_constants("lm/attention_tiles.wgsl")
-    for name in ("LANES", "OTHER_ROWS"):
-        assert constants[name] == getattr(attention, name)
+    assert constants["BLOCK_ROWS"] == attention.BLOCK_ROWS
+    assert constants["THREADS"] == constants["BLOCK_ROWS"] // 8 * constants["LANES"]

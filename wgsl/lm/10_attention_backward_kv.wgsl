@@ -1,0 +1,173 @@
+// Gradients of causal attention (05_attention.wgsl), of keys and values.
+//
+//   p[t, u]    = exp(scale q[t] . k[u] - log_sum_exp[t])           for u <= t
+//   ds[t, u]   = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
+//   grad_k[u]  = sum over the heads of the group and t of ds[t, u] q[t]
+//   grad_v[u]  = sum over the heads of the group and t of p[t, u] grad_out[t]
+//
+// Probabilities are computed anew from what the forward pass left; every sum has a fixed order.
+//!include lm/attention_gradients.wgsl
+
+// attention_backward_kv
+// binding 0  params       uniform     sizes
+// binding 1  q            read        (N, H * D)
+// binding 2  k            read        (N, K * D)
+// binding 3  v            read        (N, K * D)
+// binding 4  grad_out     read        (N, H * D)
+// binding 5  log_sum_exp  read        (N, H)
+// binding 6  delta        read        (N, H)
+// binding 7  grad_k       read_write  (N, K * D)
+// binding 8  grad_v       read_write  (N, K * D)
+// dispatch: one workgroup 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
+// ones first; scores of wider heads are computed twice, which keeps accumulators in registers
+@group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;
+@group(0) @binding(8) var<storage, read_write> grad_v: array<vec4<f32>>;
+
+@compute @workgroup_size(THREADS)
+fn attention_backward_kv(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let group = flat_group(workgroup, workgroups);
+    let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
+    let columns = params.workgroups / blocks; // B * K * sets of 64 columns
+    if (group < params.workgroups) {
+        let sets = (HEAD_QUADS + LANES - 1u) / LANES;
+        let kv_head = group % columns / sets % params.kv_heads;
+        let sequence = group % columns / sets / params.kv_heads * params.seq;
+        let first = group / columns * BLOCK_ROWS;
+        let key = Corner(sequence, params.kv_heads, kv_head, first, 0u);
+        gather_key(key, group % sets * LANES, local_index);
+    }
+}
+
+// Columns / 4 from `quad` on of a block of grad_k and grad_v.
+fn gather_key(key: Corner, quad: u32, local_index: u32) {
+    var from_k = Block();
+    var from_v = Block();
+    let upper = upper_rows(key.row, local_index);
+    let lower = upper + 4u;
+    let group_size = params.heads / params.kv_heads;
+    for (var member = 0u; member < group_size; member++) {
+        let head = key.head * group_size + member;
+        for (var first = key.row; first < params.seq; first += BLOCK_ROWS) {
+            let query = Corner(key.sequence, params.heads, head, first, 0u);
+            let columns = moved(query, 0u, quad);
+            let queries = lane_rows(first, local_index);
+            let logs = query_logs(query, queries);
+            var p = key_query_scores(key, query, local_index);
+            p.upper = key_probabilities(p.upper, logs, upper, queries);
+            p.lower = key_probabilities(p.lower, logs, lower, queries);
+            from_v = add_grad_out(from_v, p, columns, local_index);
+            var ds = value_grad_scores(key, query, local_index);
+            let deltas = query_deltas(query, queries);
+            ds.upper = key_score_gradients(p.upper, ds.upper, deltas);
+            ds.lower = key_score_gradients(p.lower, ds.lower, deltas);
+            from_k = add_queries(from_k, ds, columns, local_index);
+        }
+    }
+    store_grad_kv(moved(key, 0u, quad), from_k, from_v, local_index);
+}
+
+// K Q^T and V grad_out^T of keys that are own rows and queries that are other rows.
+fn key_query_scores(key: Corner, query: Corner, local_index: u32) -> Block {
+    var scores = Block();
+    var own = load_k(key, DEPTH_QUADS, local_index);
+    var other = load_q(query, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        }
+        scores = add_scores(scores, local_index);
+    }
+    return scores;
+}
+
+fn value_grad_scores(key: Corner, query: Corner, local_index: u32) -> Block {
+    var scores = Block();
+    var own = load_v(key, DEPTH_QUADS, local_index);
+    var other = load_grad_out(query, DEPTH_QUADS, local_index);
+    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
+        stage_scores(own, other, local_index);
+        if (quad < HEAD_QUADS) {
+            own = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+            other = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
+        }
+        scores = add_scores(scores, local_index);
+    }
+    return scores;
+}
+
+// Rows are own keys, columns the lane's queries.
+fn key_probabilities(
+    scores: mat4x4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
+) -> mat4x4<f32> {
+    return mat4x4<f32>(
+        probabilities(scores[0], logs, keys.xxxx, queries),
+        probabilities(scores[1], logs, keys.yyyy, queries),
+        probabilities(scores[2], logs, keys.zzzz, queries),
+        probabilities(scores[3], logs, keys.wwww, queries),
+    );
+}
+
+fn key_score_gradients(
+    p: mat4x4<f32>, slopes: mat4x4<f32>, deltas: vec4<f32>
+) -> mat4x4<f32> {
+    return mat4x4<f32>(
+        p[0] * (slopes[0] - deltas),
+        p[1] * (slopes[1] - deltas),
+        p[2] * (slopes[2] - deltas),
+        p[3] * (slopes[3] - deltas),
+    );
+}
+
+// result + (weights) (columns of grad_out, or of Q, from the corner on).
+fn add_grad_out(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
+    var sum = result;
+    var piece = load_grad_out(corner, LANES, local_index);
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_grad_out(moved(corner, row, 0u), LANES, local_index);
+        }
+        sum = add_piece(sum, local_index);
+    }
+    return sum;
+}
+
+fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
+    var sum = result;
+    var piece = load_q(corner, LANES, local_index);
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load_q(moved(corner, row, 0u), LANES, local_index);
+        }
+        sum = add_piece(sum, local_index);
+    }
+    return sum;
+}
+
+fn store_grad_kv(corner: Corner, ds_q: Block, p_g: Block, local_index: u32) {
+    let row = local_index / LANES * 8u;
+    let lane = local_index % LANES;
+    store_grad_kv_row(corner, row, ds_q.upper[0], p_g.upper[0], lane);
+    store_grad_kv_row(corner, row + 1u, ds_q.upper[1], p_g.upper[1], lane);
+    store_grad_kv_row(corner, row + 2u, ds_q.upper[2], p_g.upper[2], lane);
+    store_grad_kv_row(corner, row + 3u, ds_q.upper[3], p_g.upper[3], lane);
+    store_grad_kv_row(corner, row + 4u, ds_q.lower[0], p_g.lower[0], lane);
+    store_grad_kv_row(corner, row + 5u, ds_q.lower[1], p_g.lower[1], lane);
+    store_grad_kv_row(corner, row + 6u, ds_q.lower[2], p_g.lower[2], lane);
+    store_grad_kv_row(corner, row + 7u, ds_q.lower[3], p_g.lower[3], lane);
+}
+
+fn store_grad_kv_row(corner: Corner, row: u32, ds_q: vec4<f32>, p_g: vec4<f32>, lane: u32) {
+    if (is_inside(corner, row, lane)) {
+        let i = source_index(corner, row, lane);
+        grad_k[i] = params.scale * ds_q;
+        grad_v[i] = p_g;
+    }
+}
