@@ -22,6 +22,7 @@ from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
 from llmgpu.bpe.encoding.encoder import EncodedSlice, no_token_error, token_spans
 from llmgpu.bpe.encoding.greedy_matching import GreedyMatcher
 from llmgpu.bpe.encoding.matching import Matcher, Matches, Words
+from llmgpu.bpe.encoding.safe_cuts import SafeCuts
 from llmgpu.bpe.patterns.pattern import start_mask
 from llmgpu.bpe.text.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
@@ -107,6 +108,7 @@ class SliceEncoder:
     def __init__(self, vocabulary: Vocabulary, matcher: Matcher) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
+        self._safe_cuts = SafeCuts(vocabulary)
         self._words = _EncodedWords(matcher)
 
     def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
@@ -114,11 +116,28 @@ class SliceEncoder:
 
         entry: position of the first token in the slice. offset: of the slice in the whole text.
         """
-        words = _words_of(piece, entry, self._vocabulary.pattern)
+        words = self._words_of(piece, entry)
         ids, counts, stopped = self._encode_words(piece, words)
         self._require_tokens(piece.text, ids, entry, offset)
         starts = _document_starts(piece, words, counts)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
+
+    def _words_of(self, piece: Slice, entry: int) -> Words:
+        """Return the words of a slice from position `entry` on, where a token starts."""
+        mask = start_mask(
+            piece.text,
+            self._vocabulary.pattern,
+            piece.boundaries,
+            continues=piece.continues,
+            closed=piece.closed,
+        )
+        self._safe_cuts.mark(piece.text, mask)
+        bounds = np.flatnonzero(mask)
+        bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
+        starts = np.concatenate([np.array([entry]), bounds[:-1]])
+        count = int(np.searchsorted(starts, piece.main_end, side="left"))
+        limits = bounds[:count]
+        return Words(starts[:count], np.minimum(limits, piece.main_end), limits)
 
     def _encode_words(
         self, piece: Slice, words: Words
@@ -214,19 +233,6 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
     """Return the lookahead of slices that are cut anywhere, None if they are cut between words."""
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None
-
-
-def _words_of(piece: Slice, entry: int, pattern: str) -> Words:
-    """Return the words of a slice from position `entry` on, where a token starts."""
-    mask = start_mask(
-        piece.text, pattern, piece.boundaries, continues=piece.continues, closed=piece.closed
-    )
-    bounds = np.flatnonzero(mask)
-    bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
-    starts = np.concatenate([np.array([entry]), bounds[:-1]])
-    count = int(np.searchsorted(starts, piece.main_end, side="left"))
-    limits = bounds[:count]
-    return Words(starts[:count], np.minimum(limits, piece.main_end), limits)
 
 
 def _document_starts(piece: Slice, words: Words, counts: NDArray[np.int64]) -> NDArray[np.int64]:
