@@ -1,0 +1,118 @@
+"""Words and their ids, kept over slices, for any number of threads.
+
+- Threads look words up side by side. One at a time numbers those that are new to the table, and
+  then matches these while others go on.
+- A thread that has met another one's new words waits until they are matched. Before that it matches
+  its own, so no two threads wait for each other.
+- When the table has grown too large the next slice starts one anew; slices that are worked on keep
+  the one they have.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
+from llmgpu.bpe.encoding.matching import Matcher, Words
+from llmgpu.bpe.words.word_table import WordTable
+
+MAX_TABLE_WORDS = 1 << 20
+MAX_TABLE_BYTES = 64 << 20
+
+
+class EncodedWords:
+    """Gives the ids of words. Memory: up to about 250 MB, twice that while threads go over from
+    one table to the next.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        """Start with no words; `matcher` finds the tokens of new ones."""
+        self._matcher = matcher
+        self._lock = threading.Lock()
+        self._kept = _Kept()
+
+    def encode(
+        self, padded: NDArray[np.uint8], words: Words
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the ids of all words in order, and how many each has.
+
+        padded: uint8, the words' text with PADDING bytes behind it.
+        """
+        with self._lock:
+            if self._kept.is_full():
+                self._kept = _Kept()
+            kept = self._kept
+        return kept.encode(self._matcher, padded, words)
+
+
+class _Kept:
+    """A table of words, and the ids of those that are matched."""
+
+    def __init__(self) -> None:
+        self._table = WordTable()
+        self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
+        self._firsts = GrowableArray(np.int64)
+        self._counts = GrowableArray(np.int64)
+        self._changed = threading.Condition()  # who holds it may change all of these
+        self._unmatched: set[int] = set()  # where in the numbers words start that are being matched
+        self._error: BaseException | None = None  # why some words will never be
+
+    def is_full(self) -> bool:
+        """Tell whether it is time to start anew."""
+        table = self._table
+        full = len(table) > MAX_TABLE_WORDS or len(table.data) > MAX_TABLE_BYTES
+        return full or self._error is not None
+
+    def encode(
+        self, matcher: Matcher, padded: NDArray[np.uint8], words: Words
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Do what `EncodedWords.encode` says."""
+        try:
+            numbers, known, end = self._number(padded, words)
+            self._match(matcher, known, end)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or min(self._unmatched, default=end) >= end)
+            if self._error is not None:
+                raise self._error
+            ids, firsts, counts = self._ids.values, self._firsts.values, self._counts.values
+        counts = counts[numbers]
+        return concatenate_ranges(ids, firsts[numbers], counts), counts
+
+    def _number(
+        self, padded: NDArray[np.uint8], words: Words
+    ) -> tuple[NDArray[np.int64], int, int]:
+        """Return the numbers of words, and the range of those that are new."""
+        numbers, missing = self._table.find(padded, words.starts, words.limits)
+        with self._changed:
+            known = len(self._table)
+            self._table.insert(padded, words.starts, words.limits, missing, numbers)
+            end = len(self._table)
+            room = np.zeros(end - known, np.int64)
+            self._firsts.append(room)
+            self._counts.append(room)
+            if known < end:
+                self._unmatched.add(known)
+        return numbers, known, end
+
+    def _match(self, matcher: Matcher, known: int, end: int) -> None:
+        """Find the ids of a range of words."""
+        if known == end:
+            return
+        with self._changed:
+            data, offsets = self._table.data, self._table.offsets[known : end + 1]
+        matches = matcher.match(data, Words(offsets[:-1], offsets[1:], offsets[1:]))
+        with self._changed:
+            firsts = len(self._ids) + np.cumsum(matches.counts) - matches.counts
+            self._firsts.values[known:end] = firsts
+            self._counts.values[known:end] = matches.counts
+            self._ids.append(matches.ids)
+            self._unmatched.remove(known)
+            self._changed.notify_all()
