@@ -21,6 +21,7 @@ from llmgpu.bpe.words.word_table import WordTable
 
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
+_SPAN = 1 << 16  # words looked up before those that are new are numbered
 
 
 class EncodedWords:
@@ -70,9 +71,10 @@ class _Kept:
         self, matcher: Matcher, padded: NDArray[np.uint8], words: Words
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Do what `EncodedWords.encode` says."""
+        numbers = np.empty(len(words.starts), np.int64)
         try:
-            numbers, known, end = self._number(padded, words)
-            self._match(matcher, known, end)
+            new, end = self._number(padded, words, numbers)
+            self._match(matcher, new)
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -87,32 +89,44 @@ class _Kept:
         return concatenate_ranges(ids, firsts[numbers], counts), counts
 
     def _number(
-        self, padded: NDArray[np.uint8], words: Words
-    ) -> tuple[NDArray[np.int64], int, int]:
-        """Return the numbers of words, and the range of those that are new."""
-        numbers, missing = self._table.find(padded, words.starts, words.limits)
+        self, padded: NDArray[np.uint8], words: Words, numbers: NDArray[np.int64]
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Write the numbers of words; return the ranges of those that are new, and all there are.
+
+        A few words at a time, so that most that come again are found when they do.
+        """
+        new = []
+        for first in range(0, len(numbers), _SPAN):
+            span = slice(first, first + _SPAN)
+            starts, limits = words.starts[span], words.limits[span]
+            numbers[span], missing = self._table.find(padded, starts, limits)
+            if len(missing.which):
+                with self._changed:
+                    known = len(self._table)
+                    self._table.insert(padded, starts, limits, missing, numbers[span])
+                    if known < len(self._table):
+                        self._unmatched.add(known)
+                        new.append((known, len(self._table)))
         with self._changed:
-            known = len(self._table)
-            self._table.insert(padded, words.starts, words.limits, missing, numbers)
             end = len(self._table)
-            room = np.zeros(end - known, np.int64)
+            room = np.zeros(end - len(self._firsts), np.int64)
             self._firsts.append(room)
             self._counts.append(room)
-            if known < end:
-                self._unmatched.add(known)
-        return numbers, known, end
+        return new, end
 
-    def _match(self, matcher: Matcher, known: int, end: int) -> None:
-        """Find the ids of a range of words."""
-        if known == end:
+    def _match(self, matcher: Matcher, new: list[tuple[int, int]]) -> None:
+        """Find the ids of ranges of words."""
+        if not new:
             return
+        numbers = np.concatenate([np.arange(first, last) for first, last in new])
         with self._changed:
-            data, offsets = self._table.data, self._table.offsets[known : end + 1]
-        matches = matcher.match(data, Words(offsets[:-1], offsets[1:], offsets[1:]))
+            data, offsets = self._table.data, self._table.offsets
+        starts, ends = offsets[numbers], offsets[numbers + 1]
+        matches = matcher.match(data, Words(starts, ends, ends))
         with self._changed:
             firsts = len(self._ids) + np.cumsum(matches.counts) - matches.counts
-            self._firsts.values[known:end] = firsts
-            self._counts.values[known:end] = matches.counts
+            self._firsts.values[numbers] = firsts
+            self._counts.values[numbers] = matches.counts
             self._ids.append(matches.ids)
-            self._unmatched.remove(known)
+            self._unmatched.difference_update(first for first, _ in new)
             self._changed.notify_all()
