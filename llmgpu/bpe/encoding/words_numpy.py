@@ -101,7 +101,10 @@ class SliceEncoder:
     def __init__(self, vocabulary: Vocabulary, matcher: Matcher) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
-        self._safe_cuts = SafeCuts(vocabulary)
+        unmerged = (
+            matcher.unmerged_tokens() if isinstance(matcher, BpeMatcher) else np.empty(0, np.int64)
+        )
+        self._safe_cuts = SafeCuts(vocabulary, unmerged)
         self._words = EncodedWords(matcher)
 
     def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:

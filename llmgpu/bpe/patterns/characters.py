@@ -42,7 +42,7 @@ class CodeTable:
 
     @cached_property
     def of_two_bytes(self) -> NDArray[np.uint8]:
-        """The code of every character of two bytes, uint8 (1 << 13,), NO_CODE where there is none.
+        """The code of every character of two bytes, uint8 (1 << 13,), or NO_CODE.
 
         By the low five bits of the first, and above them the second.
         """
@@ -53,7 +53,7 @@ class CodeTable:
 
     @cached_property
     def of_three_bytes(self) -> NDArray[np.uint8]:
-        """The code of every character of three bytes, uint8 (1 << 20,), NO_CODE where there is none.
+        """The code of every character of three bytes, uint8 (1 << 20,), or NO_CODE.
 
         By the second, above it the third, and above that the low four bits of the first.
         """
