@@ -15,13 +15,14 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import GrowableArray, ranges
 from llmgpu.bpe.encoding.matching import Matcher, Words
 from llmgpu.bpe.words.word_table import WordTable
 
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
 _SPAN = 1 << 19  # words looked up before those that are new are numbered
+_FEW_IDS = 4  # that most words have at most
 
 
 class EncodedWords:
@@ -86,7 +87,7 @@ class _Kept:
                 raise self._error
             ids, firsts, counts = self._ids.values, self._firsts.values, self._counts.values
         counts = counts[numbers]
-        return concatenate_ranges(ids, firsts[numbers], counts), counts
+        return _copy(ids, firsts[numbers], counts), counts
 
     def _number(
         self, padded: NDArray[np.uint8], words: Words, numbers: NDArray[np.int64]
@@ -130,3 +131,21 @@ class _Kept:
             self._ids.append(matches.ids)
             self._unmatched.difference_update(first for first, _ in new)
             self._changed.notify_all()
+
+
+def _copy(
+    ids: NDArray[np.uint32], firsts: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Return the ids of words, each `counts` from `firsts` on, end to end: most have few."""
+    ends = np.cumsum(counts)
+    result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint32)
+    at = ends - counts
+    result[at] = ids[firsts]
+    for done in range(1, _FEW_IDS):
+        more = np.flatnonzero(counts > done)
+        at, firsts, counts = at[more], firsts[more], counts[more]
+        result[at + done] = ids[firsts + done]
+    more = np.flatnonzero(counts > _FEW_IDS)
+    left = counts[more] - _FEW_IDS
+    result[ranges(at[more] + _FEW_IDS, left)] = ids[ranges(firsts[more] + _FEW_IDS, left)]
+    return result
