@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding import greedy_long_words
+from llmgpu.bpe.encoding import encoded_words, greedy_long_words
 from llmgpu.bpe.encoding import words_numpy as encode_numpy
 from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
 from llmgpu.bpe.patterns.pattern import PATTERNS
@@ -216,7 +216,7 @@ def test_binary_text(documents: list[bytes], slice_bytes: int) -> None:
 
 
 def test_an_encoder_is_used_again_and_forgets_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode_numpy, "MAX_TABLE_WORDS", 3)
+    monkeypatch.setattr(encoded_words, "MAX_TABLE_WORDS", 3)
     vocabulary = make_vocabulary([*BYTES, b"ab", b" ab"], "class")
     encoder = NumpyEncoder(vocabulary, 10)
     for text in (b"ab ab b 12 \n" * 9, b"\x00ab. ab" * 9, b"ab ab b 12 \n" * 9):

@@ -29,6 +29,7 @@ class BpeMatcher:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Prepare for the merges of a vocabulary."""
+        self._vocabulary = vocabulary
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
         self._lockstep = LockstepMerger(vocabulary, self._pairs)
@@ -64,6 +65,22 @@ class BpeMatcher:
         ids, lengths = self._tokens.longest(text, words.starts, words.limits)
         ids[lengths < words.limits - words.starts] = NO_TOKEN
         return ids
+
+    def unmerged_tokens(self) -> NDArray[np.int64]:
+        """Return the tokens that words are taken as, though merges may not lead to them: int64."""
+        ids = self._vocabulary.ordinary_ids
+        lengths = self._vocabulary.token_lengths[ids]
+        if self._tokens is None:
+            return ids[:0]
+        short = (lengths > 1) & (lengths <= MOST_BYTES)
+        tokens, lengths, long = ids[short], lengths[short], ids[lengths > MOST_BYTES]
+        starts = self._vocabulary.token_offsets[tokens]
+        ends = starts + lengths
+        whole = self._whole_tokens(self._vocabulary.token_data, Words(starts, ends, ends))
+        data = concatenate_ranges(self._vocabulary.token_data, starts, lengths)
+        merged, counts = self._lockstep.merge(data, lengths)
+        first = merged[np.cumsum(counts) - counts].view(np.uint32)
+        return np.concatenate([tokens[(counts > 1) | (first != whole)], long])
 
     @cached_property
     def _rank_by_pair(self) -> dict[int, int]:

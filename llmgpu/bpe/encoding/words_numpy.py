@@ -1,8 +1,8 @@
 """The encoder on NumPy: a text's distinct words are matched once, then their ids are copied.
 
-- A slice's pre-tokens ("words") are looked up in a table of distinct words; new ones are matched
-  together. The ids of the text are then copied from those of the words. Every thread has a table,
-  keeps it over slices, and starts it anew before a slice when it has grown too large.
+- A slice's pre-tokens, cut further where no token can lie across, are its words. They are looked up
+  in a table of distinct words, which all threads share; new ones are matched together. The ids of
+  the text are then copied from those of the words.
 - A word of more than LONGEST_KEPT bytes is matched where it stands. So is, where a text is cut
   anywhere, a word that goes on behind the slice's main part: its tokens up to there belong to this
   slice, and where the last of them ends the next slice starts.
@@ -17,28 +17,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
+from llmgpu.bpe.encoding.encoded_words import EncodedWords
 from llmgpu.bpe.encoding.encoder import EncodedSlice, no_token_error, token_spans
 from llmgpu.bpe.encoding.greedy_matching import GreedyMatcher
-from llmgpu.bpe.encoding.matching import Matcher, Matches, Words
+from llmgpu.bpe.encoding.matching import Matcher, Words
+from llmgpu.bpe.encoding.safe_cuts import SafeCuts
 from llmgpu.bpe.patterns.pattern import start_mask
 from llmgpu.bpe.text.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.word_table import LONGEST_HASHED, WordTable
+from llmgpu.bpe.words.word_table import LONGEST_HASHED
 
 SLICE_BYTES = 4 << 20
 LONGEST_KEPT = LONGEST_HASHED  # bytes of a word that is kept in the table
-MAX_TABLE_WORDS = 1 << 20
-MAX_TABLE_BYTES = 64 << 20
 
 
 class NumpyEncoder:
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory, for each thread: up to about 250 MB for the table of words, and 40 bytes for each byte
-    of a slice.
+    Memory: what `EncodedWords` takes and, for each thread, 40 bytes for each byte of a slice.
     """
 
     def __init__(
@@ -54,7 +53,8 @@ class NumpyEncoder:
         self._lookahead = stream_lookahead(vocabulary)
         if self._lookahead is not None:
             threads = 1  # a slice needs to know where the last token of the one before ends
-        self._idle = [SliceEncoder(vocabulary, matcher) for _ in range(threads)]
+        self._threads = threads
+        self._slices = SliceEncoder(vocabulary, matcher)
 
     def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order, each slice's as soon as it is read and done.
@@ -62,63 +62,78 @@ class NumpyEncoder:
         Raises:
             InputError: a byte has no token and the vocabulary no unknown token; or the source's.
         """
-        if len(self._idle) == 1:
+        if self._threads == 1:
             yield from self._encode_alone(source)
             return
         reader = SliceReader(source, self._vocabulary.pattern)
         room = self._slice_bytes + PADDING
-        buffers = [np.empty(room, np.uint8) for _ in range(len(self._idle) + 1)]
+        buffers = [np.empty(room, np.uint8) for _ in range(self._threads + 1)]
         offset = 0
-        pending: deque[tuple[Future[EncodedSlice], NDArray[np.uint8]]] = deque()
-        with ThreadPoolExecutor(len(self._idle)) as pool:
+        pending: deque[tuple[Future[tuple[EncodedSlice, int]], NDArray[np.uint8]]] = deque()
+        with ThreadPoolExecutor(self._threads) as pool:
             while (piece := reader.read(buffers.pop())) is not None:
-                pending.append((pool.submit(self._encode_slice, piece, offset), piece.buffer))
+                encoded = pool.submit(self._slices.encode, piece, 0, offset)
+                pending.append((encoded, piece.buffer))
                 offset += piece.main_end
                 # A short slice is what a pipe had: who writes to it may wait for the answer.
                 patient = piece.length > self._slice_bytes // 2
                 while pending and not (patient and buffers):
                     encoded, buffer = pending.popleft()
-                    yield encoded.result()
+                    yield encoded.result()[0]
                     buffers.append(buffer)
             for encoded, _ in pending:
-                yield encoded.result()
-
-    def _encode_slice(self, piece: Slice, offset: int) -> EncodedSlice:
-        encoder = self._idle.pop()
-        try:
-            return encoder.encode(piece, 0, offset)[0]
-        finally:
-            self._idle.append(encoder)
+                yield encoded.result()[0]
 
     def _encode_alone(self, source: TextSource) -> Iterator[EncodedSlice]:
         reader = SliceReader(source, self._vocabulary.pattern, self._lookahead)
         buffer = np.empty(self._slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
         entry = offset = 0
         while (piece := reader.read(buffer)) is not None:
-            encoded, stopped = self._idle[0].encode(piece, entry, offset)
+            encoded, stopped = self._slices.encode(piece, entry, offset)
             entry = max(stopped, entry) - piece.main_end
             offset += piece.main_end
             yield encoded
 
 
 class SliceEncoder:
-    """Encodes slices one after the other, with a table of words of its own."""
+    """Encodes slices, in any number of threads, with one table of words for all of them."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: Matcher) -> None:
         self._vocabulary = vocabulary
         self._matcher = matcher
-        self._words = _EncodedWords(matcher)
+        unmerged = (
+            matcher.unmerged_tokens() if isinstance(matcher, BpeMatcher) else np.empty(0, np.int64)
+        )
+        self._safe_cuts = SafeCuts(vocabulary, unmerged)
+        self._words = EncodedWords(matcher)
 
     def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where the last token ends.
 
         entry: position of the first token in the slice. offset: of the slice in the whole text.
         """
-        words = _words_of(piece, entry, self._vocabulary.pattern)
+        words = self._words_of(piece, entry)
         ids, counts, stopped = self._encode_words(piece, words)
         self._require_tokens(piece.text, ids, entry, offset)
         starts = _document_starts(piece, words, counts)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
+
+    def _words_of(self, piece: Slice, entry: int) -> Words:
+        """Return the words of a slice from position `entry` on, where a token starts."""
+        mask = start_mask(
+            piece.text,
+            self._vocabulary.pattern,
+            piece.boundaries,
+            continues=piece.continues,
+            closed=piece.closed,
+        )
+        self._safe_cuts.mark(piece.text, mask)
+        bounds = np.flatnonzero(mask)
+        bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
+        starts = np.concatenate([np.array([entry]), bounds[:-1]])
+        count = int(np.searchsorted(starts, piece.main_end, side="left"))
+        limits = bounds[:count]
+        return Words(starts[:count], np.minimum(limits, piece.main_end), limits)
 
     def _encode_words(
         self, piece: Slice, words: Words
@@ -129,10 +144,14 @@ class SliceEncoder:
         apart = words.limits - words.starts > LONGEST_KEPT
         apart[-1] |= words.limits[-1] > piece.main_end
         if not apart.any():
-            ids, counts = self._words.encode(piece.buffer, words, None)
-            return ids, counts, piece.main_end
+            return *self._words.encode(piece.buffer, words), piece.main_end
         matches = self._matcher.match_long(piece.text, words.take(apart))
-        ids, counts = self._words.encode(piece.buffer, words, (apart, matches))
+        kept_ids, kept_counts = self._words.encode(piece.buffer, words.take(~apart))
+        counts = np.empty(len(apart), np.int64)
+        counts[apart], counts[~apart] = matches.counts, kept_counts
+        ids = np.empty(int(counts.sum()), np.uint32)
+        of_apart = np.repeat(apart, counts)
+        ids[of_apart], ids[~of_apart] = matches.ids, kept_ids
         return ids, counts, int(matches.exits[-1]) if apart[-1] else piece.main_end
 
     def _require_tokens(
@@ -146,63 +165,6 @@ class SliceEncoder:
         raise no_token_error(int(text[position]), offset + position)
 
 
-class _EncodedWords:
-    """Words and their ids, kept over slices."""
-
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
-        self._clear()
-
-    def _clear(self) -> None:
-        self._table = WordTable()
-        self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
-        self._firsts = GrowableArray(np.int64)
-        self._counts = GrowableArray(np.int64)
-
-    def encode(
-        self,
-        padded: NDArray[np.uint8],
-        words: Words,
-        apart: tuple[NDArray[np.bool_], Matches] | None,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of all words in order, and how many each has.
-
-        apart: which words are matched already, and their tokens.
-        """
-        if apart is None:
-            numbers = self._number(padded, words)
-            firsts, counts = self._firsts.values[numbers], self._counts.values[numbers]
-            return concatenate_ranges(self._ids.values, firsts, counts), counts
-        matched, matches = apart
-        numbers = self._number(padded, words.take(~matched))
-        firsts, counts = np.empty((2, len(matched)), np.int64)
-        firsts[~matched], counts[~matched] = (
-            self._firsts.values[numbers],
-            self._counts.values[numbers],
-        )
-        # The ids of the words apart lie behind the others while all are copied.
-        kept = len(self._ids)
-        counts[matched] = matches.counts
-        firsts[matched] = kept + np.cumsum(matches.counts) - matches.counts
-        self._ids.append(matches.ids)
-        ids = concatenate_ranges(self._ids.values, firsts, counts)
-        self._ids.truncate(kept)
-        return ids, counts
-
-    def _number(self, padded: NDArray[np.uint8], words: Words) -> NDArray[np.int64]:
-        """Return the numbers of words, having matched those that are new."""
-        if len(self._table) > MAX_TABLE_WORDS or len(self._table.data) > MAX_TABLE_BYTES:
-            self._clear()
-        known = len(self._table)
-        numbers = self._table.number_padded(padded, words.starts, words.limits)
-        starts, ends = self._table.offsets[known:-1], self._table.offsets[known + 1 :]
-        matches = self._matcher.match(self._table.data, Words(starts, ends, ends))
-        self._firsts.append(len(self._ids) + np.cumsum(matches.counts) - matches.counts)
-        self._counts.append(matches.counts)
-        self._ids.append(matches.ids)
-        return numbers
-
-
 def make_matcher(vocabulary: Vocabulary) -> Matcher:
     """Return the matcher of a vocabulary's rule."""
     if vocabulary.match == "greedy":
@@ -214,19 +176,6 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
     """Return the lookahead of slices that are cut anywhere, None if they are cut between words."""
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None
-
-
-def _words_of(piece: Slice, entry: int, pattern: str) -> Words:
-    """Return the words of a slice from position `entry` on, where a token starts."""
-    mask = start_mask(
-        piece.text, pattern, piece.boundaries, continues=piece.continues, closed=piece.closed
-    )
-    bounds = np.flatnonzero(mask)
-    bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
-    starts = np.concatenate([np.array([entry]), bounds[:-1]])
-    count = int(np.searchsorted(starts, piece.main_end, side="left"))
-    limits = bounds[:count]
-    return Words(starts[:count], np.minimum(limits, piece.main_end), limits)
 
 
 def _document_starts(piece: Slice, words: Words, counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.patterns import unicode_classes
 from llmgpu.bpe.patterns.characters import CodeTable, decode
 
-_BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
+_BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
 _INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
 

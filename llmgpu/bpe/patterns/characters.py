@@ -7,6 +7,7 @@ number, mark nor white space.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.patterns import unicode_classes
 
 EDGE_BYTE = 0xFF  # in no valid text
+NO_CODE = 0xFF  # of what is no character; none has it
 _LONG_S = (
     b"\xc5\xbf"  # U+017F, the only letter beyond ASCII whose case folds to an ASCII one of use
 )
@@ -38,6 +40,86 @@ class CodeTable:
         """The code of every code point beyond ASCII: uint8 (0x110000,)."""
         return self._by_class[unicode_classes.code_point_classes()]
 
+    @cached_property
+    def of_two_bytes(self) -> NDArray[np.uint8]:
+        """The code of every character of two bytes, uint8 (1 << 13,), or NO_CODE.
+
+        By the low five bits of the first, and above them the second.
+        """
+        points = np.arange(0x80, 0x800)
+        table = np.full(1 << 13, NO_CODE, np.uint8)
+        table[(points >> 6) | (0x80 | points & 0x3F) << 5] = self.of_code_points[points]
+        return table
+
+    @cached_property
+    def of_three_bytes(self) -> NDArray[np.uint8]:
+        """The code of every character of three bytes, uint8 (1 << 20,), or NO_CODE.
+
+        By the second, above it the third, and above that the low four bits of the first.
+        """
+        points = np.delete(np.arange(0x800, 0x10000), np.arange(0xD800 - 0x800, 0xE000 - 0x800))
+        table = np.full(1 << 20, NO_CODE, np.uint8)
+        behind = (0x80 | points >> 6 & 0x3F) | (0x80 | points & 0x3F) << 8
+        table[(points >> 12) << 16 | behind] = self.of_code_points[points]
+        return table
+
+
+@dataclass(frozen=True, eq=False)
+class LongerCharacters:
+    """Characters of as many bytes, two or more.
+
+    length: bytes of each. at: int64 (m,), where they begin. codes: uint8 (m,).
+    """
+
+    length: int
+    at: NDArray[np.int64]
+    codes: NDArray[np.uint8]
+
+
+def longer_characters(data: NDArray[np.uint8], table: CodeTable) -> list[LongerCharacters]:
+    """Return the characters of UTF-8 that have several bytes."""
+    leads = np.flatnonzero(data >= 0xC2)
+    padded = np.concatenate([data, np.zeros(3, np.uint8)])
+    # The four bytes from each lead byte on, the lead byte lowest.
+    loads = np.ndarray(len(data), "<u4", padded.data, 0, (1,))[leads]
+    high = (loads & np.uint32(0xF0)).astype(np.uint8)
+    found = []
+    two = np.flatnonzero(high < 0xE0)
+    if len(two):
+        low = loads[two]
+        index = low & np.uint32(0x1F) | low >> np.uint32(3) & np.uint32(0xFF << 5)
+        found.append(_valid(2, leads[two], table.of_two_bytes[index]))
+    three = np.flatnonzero(high == 0xE0)
+    if len(three):
+        low = loads[three]
+        index = (low & np.uint32(0xF)) << np.uint32(16) | low >> np.uint32(8) & np.uint32(0xFFFF)
+        found.append(_valid(3, leads[three], table.of_three_bytes[index]))
+    four = np.flatnonzero(high == 0xF0)
+    if len(four):
+        found.append(_valid(4, leads[four], _four_byte_codes(loads[four], table)))
+    return found
+
+
+def _valid(length: int, at: NDArray[np.int64], codes: NDArray[np.uint8]) -> LongerCharacters:
+    valid = codes != NO_CODE
+    if not valid.all():
+        at, codes = at[valid], codes[valid]
+    return LongerCharacters(length, at, codes)
+
+
+def _four_byte_codes(loads: NDArray[np.uint32], table: CodeTable) -> NDArray[np.uint8]:
+    """Return the codes of what may be characters of four bytes, NO_CODE where it is none."""
+    lead, *behind = (loads >> np.uint32(8 * k) & np.uint32(0xFF) for k in range(4))
+    points = lead & np.uint32(7)
+    valid = lead < 0xF5
+    for byte in behind:
+        valid &= byte & np.uint32(0xC0) == 0x80
+        points = points << np.uint32(6) | byte & np.uint32(0x3F)
+    valid &= (points >= 0x10000) & (points < unicode_classes.CODE_POINTS)
+    codes = np.full(len(loads), NO_CODE, np.uint8)
+    codes[valid] = table.of_code_points[points[valid]]
+    return codes
+
 
 def decode(
     data: NDArray[np.uint8], codes: NDArray[np.uint8], table: CodeTable
@@ -49,32 +131,10 @@ def decode(
     Returns where characters begin, int64 (m,), and their codes, uint8 (m,).
     """
     begins = np.ones(len(data), np.bool_)
-    padded = np.concatenate([data, np.zeros(3, np.uint8)])
-    leads = np.flatnonzero(data >= 0xC2)
-    bytes_ = data[leads]
-    code_points = table.of_code_points
-    for length, low, high, least in (
-        (2, 0xC2, 0xE0, 0x80),
-        (3, 0xE0, 0xF0, 0x800),
-        (4, 0xF0, 0xF5, 0x10000),
-    ):
-        at = leads[(bytes_ >= low) & (bytes_ < high)]
-        if len(at) == 0:
-            continue
-        points: NDArray[np.uint32] = (data[at] & (0x7F >> length)).astype(np.uint32)
-        valid = np.ones(len(at), np.bool_)
-        for k in range(1, length):
-            behind = padded[at + k]
-            valid &= (behind & 0xC0) == 0x80
-            points <<= np.uint32(6)
-            points |= behind & 0x3F
-        valid &= (points >= least) & (points < unicode_classes.CODE_POINTS)
-        valid &= (points < 0xD800) | (points >= 0xE000)
-        if not valid.all():
-            at, points = at[valid], points[valid]
-        codes[at] = code_points[points]
-        for k in range(1, length):
-            begins[at + k] = False
+    for longer in longer_characters(data, table):
+        codes[longer.at] = longer.codes
+        for k in range(1, longer.length):
+            begins[longer.at + k] = False
     positions = np.flatnonzero(begins)
     return positions, codes[positions]
 

@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.patterns import unicode_classes
-from llmgpu.bpe.patterns.characters import EDGE_BYTE, CodeTable, decode, first_bytes
+from llmgpu.bpe.patterns.characters import (
+    EDGE_BYTE,
+    CodeTable,
+    decode,
+    first_bytes,
+    longer_characters,
+)
 from llmgpu.bpe.patterns.runs import (
     EDGE_CODE,
     LETTER_CODE,
@@ -29,12 +35,14 @@ from llmgpu.bpe.patterns.runs import (
     PLAIN_SPACE_CODE,
     SPACE_CODE,
     WHITE_SPACE,
+    WideCharacters,
     contraction_ends,
     last_without,
     run_starts,
 )
 
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
+_CONTRACTED_LONG_S = "'\u017f".encode()  # a long s counts as an s there, but has two bytes
 
 
 @dataclass(frozen=True)
@@ -91,21 +99,49 @@ def starts(
         data, codes = data.copy(), codes.copy()
         data[edges], codes[edges] = EDGE_BYTE, EDGE_CODE
     if raw.isascii():
-        return _character_starts(data, codes, variant), _decided(codes)
-    positions, codes = decode(data, codes.copy(), _CODES)
+        return _starts(data, codes, variant), _decided(codes, _MARGIN)
+    codes = codes.copy()
+    wide = _spread(data, codes)
+    if wide is not None and _CONTRACTED_LONG_S not in raw:
+        return _starts(data, codes, variant, wide), _decided(codes, 4 * _MARGIN)
+    positions, codes = decode(data, codes, _CODES)
     mask = np.zeros(len(data), np.bool_)
-    mask[positions] = _character_starts(first_bytes(data, positions), codes, variant)
-    return mask, int(positions[_decided(codes)])
+    mask[positions] = _starts(first_bytes(data, positions), codes, variant)
+    return mask, int(positions[_decided(codes, _MARGIN)])
 
 
-def _character_starts(
-    first: NDArray[np.uint8], codes: NDArray[np.uint8], variant: Variant
-) -> NDArray[np.bool_]:
-    """Apply the rule to characters.
+def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters | None:
+    """Give all bytes of longer characters their code; None if numbers are among those.
 
-    first: uint8 (n,), the first byte of each. codes: uint8 (n,).
+    codes: uint8 (n,), those of the single bytes.
+
+    Returns those that are no letters.
     """
-    marked = run_starts(codes, variant.digits, whole_at_end=variant.whole_at_end)
+    first, last = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    longer = longer_characters(data, _CODES)
+    if any((characters.codes == NUMBER_CODE).any() for characters in longer):
+        return None
+    for characters in longer:
+        for k in range(characters.length):
+            codes[characters.at + k] = characters.codes
+        wide = characters.at[characters.codes != LETTER_CODE]
+        first.append(wide)
+        last.append(wide + (characters.length - 1))
+    return WideCharacters(np.concatenate(first), np.concatenate(last))
+
+
+def _starts(
+    first: NDArray[np.uint8],
+    codes: NDArray[np.uint8],
+    variant: Variant,
+    wide: WideCharacters | None = None,
+) -> NDArray[np.bool_]:
+    """Apply the rule to characters, or to the bytes of a text.
+
+    first: uint8 (n,), the first byte of each, or all bytes. codes: uint8 (n,). wide: of bytes, see
+        `run_starts`.
+    """
+    marked = run_starts(codes, variant.digits, whole_at_end=variant.whole_at_end, wide=wide)
     opened = np.flatnonzero(first == ord("'"))
     opened = opened[marked[opened]]
     if len(opened):
@@ -115,6 +151,6 @@ def _character_starts(
     return marked
 
 
-def _decided(codes: NDArray[np.uint8]) -> int:
-    """Return how many characters' marks don't depend on what follows them all."""
-    return last_without(codes, WHITE_SPACE, len(codes) - _MARGIN) + 1
+def _decided(codes: NDArray[np.uint8], margin: int) -> int:
+    """Return how many marks don't depend on what follows, nor on the last `margin` codes."""
+    return last_without(codes, WHITE_SPACE, len(codes) - margin) + 1

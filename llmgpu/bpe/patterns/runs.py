@@ -19,6 +19,8 @@ never divided. Numbers are counted from the first of their run.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,12 +39,28 @@ _SPACE_BUT_NEWLINE = _SPACE | _LETTER << 4  # both bits
 _SOLID = _LETTER | _NUMBER | _OTHER
 
 
-def run_starts(codes: NDArray[np.uint8], digits: int, *, whole_at_end: bool) -> NDArray[np.bool_]:
+@dataclass(frozen=True, eq=False)
+class WideCharacters:
+    """Where characters of several bytes begin, and the last bytes of them; int64 (m,)."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def run_starts(
+    codes: NDArray[np.uint8],
+    digits: int,
+    *,
+    whole_at_end: bool,
+    wide: WideCharacters | None = None,
+) -> NDArray[np.bool_]:
     """Mark the characters at which a pre-token starts, in a text that begins with one.
 
-    codes: uint8 (n,), n > 0.
+    codes: uint8 (n,), n > 0, of characters.
     digits: numbers in a pre-token, at most.
     whole_at_end: white space at the end of a document is one pre-token, newlines or not.
+    wide: codes are of bytes, all those of a character the same, and these have several. It needs
+        those that are no letters; no numbers may be among them.
 
     Returns bool (n,).
     """
@@ -50,11 +68,18 @@ def run_starts(codes: NDArray[np.uint8], digits: int, *, whole_at_end: bool) -> 
     np.equal((codes[:-1] >> 4) & codes[1:], 0, out=marked[1:])
     other, newline = codes == OTHER_CODE, codes == NEWLINE_CODE
     space = codes & _SPACE_BUT_NEWLINE == _SPACE_BUT_NEWLINE
-    joined = (codes[1:] == LETTER_CODE) & marked[:-1]
+    begun = marked  # of a character's last byte: whether a pre-token starts at the character
+    if wide is not None:
+        begun = marked.copy()
+        begun[wide.last] = marked[wide.first]
+    joined = (codes[1:] == LETTER_CODE) & begun[:-1]
     joined |= newline[1:]
     joined &= other[:-1]
     marked[1:] &= ~joined
     marked[:-1] |= space[:-1] & (codes[1:] & _SOLID != 0)
+    if wide is not None:
+        marked[wide.first] |= marked[wide.last]
+        marked[wide.last] = False
     marked[1:] |= newline[:-1] & space[1:]
     stop = newline | (codes == EDGE_CODE) if whole_at_end else newline
     _unmark_before_newlines(marked, other, newline, space, stop)

@@ -7,6 +7,8 @@
   keys that most look-ups need lie together and stay in the processor's cache.
 - All words of a block are looked up in lockstep, in arrays that are used again for every block.
   New words that want the same free slot are told apart by who wrote last; the others look again.
+- Threads may look words up while one of them inserts some. They see the table as it was before, but
+  for its slots: what those say counts only if the word there is the one that is looked for.
 - Words of more than LONGEST_HASHED bytes are few and are kept in a dictionary.
 """
 
@@ -22,7 +24,7 @@ from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
 LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
 _LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes tell
-_BLOCK = 1 << 15  # words looked up at once: of fewer, threads would mostly wait for each other
+_BLOCK = 1 << 17  # words looked up at once: of fewer, threads would mostly wait for each other
 _PENDING_BLOCK = 1 << 16  # words searched for or inserted at once
 _DICTIONARY_BYTES = 200  # that an entry takes, apart from the word's bytes
 _FIRST_BITS = 12
@@ -54,93 +56,58 @@ class _Words:
 class _Scratch:
     """Arrays of a block's length: fresh memory would cost more than what is computed in it."""
 
-    def __init__(self) -> None:
-        self.lengths = np.empty(_BLOCK, np.int64)
-        self.masks = np.empty(_BLOCK, np.uint64)
-        self.known_keys = np.empty(_BLOCK, np.uint64)
-        self.found = np.empty(_BLOCK, np.bool_)
-        self.narrow = np.empty(_BLOCK, np.uint32)
+    def __init__(self, length: int) -> None:
+        self.lengths = np.empty(length, np.int64)
+        self.masks = np.empty(length, np.uint64)
+        self.known_keys = np.empty(length, np.uint64)
+        self.found = np.empty(length, np.bool_)
+        self.narrow = np.empty(length, np.uint32)
 
 
-class WordTable:
-    """Distinct words, numbered 0, 1, 2, ... in an order that is deterministic but has no meaning.
+@dataclass(frozen=True)
+class Missing:
+    """Words that were not found: which of all those looked up (int64), and their keys (uint64)."""
 
-    Memory: a word's bytes, 16 bytes for its offset and key, and 16 to 32 for its slots.
+    which: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """The words of a table at some time.
+
+    slots: a word's number plus 1; 0 marks a free slot. Others may write to them.
+    keys: uint64, of word k at k + 1; 0, which is no word's key, for those in the dictionary and
+        at 0, where the look-up of a free slot ends.
+    offsets: int64, of word k: offsets[k] .. offsets[k + 1]. data: uint8, all words end to end.
     """
 
-    def __init__(self) -> None:
-        self._data = GrowableArray(np.uint8)  # bytes of all words, end to end
-        self._offsets = GrowableArray(np.int64)  # of word k: offsets[k] .. offsets[k + 1]
-        self._offsets.append(np.zeros(1, np.int64))
-        # Of word k at k + 1; 0, which is no word's key, for those in the dictionary and at 0, where
-        # the look-up of a free slot ends.
-        self._keys = GrowableArray(np.uint64)
-        self._keys.append(np.zeros(1, np.uint64))
-        self._long: dict[bytes, int] = {}
-        self._long_bytes = 0
-        self._scratch = _Scratch()
-        self._make_slots(_FIRST_BITS)
+    slots: NDArray[np.uint32 | np.int64]
+    keys: NDArray[np.uint64]
+    offsets: NDArray[np.int64]
+    data: NDArray[np.uint8]
 
-    def __len__(self) -> int:
-        """Return how many distinct words there are."""
-        return len(self._offsets) - 1
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        """Bytes of the words, in the order of their numbers, end to end."""
-        return self._data.values
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        """Where in `data` each word starts, and where the last one ends: int64 (len + 1,)."""
-        return self._offsets.values
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the table takes."""
-        arrays = self._data.nbytes + self._offsets.nbytes + self._keys.nbytes
-        return arrays + self._slots.nbytes + self._long_bytes
-
-    def number(
-        self, text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    def home(
+        self, keys: NDArray[np.uint64], out: NDArray[np.uint64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the number of every word text[start:end], giving new words the next numbers.
+        """Return the slot at which the search for each key begins."""
+        mixed = np.multiply(keys, _GOLDEN, out=out)
+        mixed >>= np.uint64(65 - len(self.slots).bit_length())
+        return mixed.view(np.int64)
 
-        starts, ends: int64 (words,), each end behind its start.
-        """
-        padded = np.zeros(len(text) + PADDING, np.uint8)
-        padded[: len(text)] = text
-        return self.number_padded(padded, starts, ends)
-
-    def number_padded(
-        self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Do what `number` does with a text that has PADDING bytes behind its last word."""
-        numbers = np.empty(len(starts), np.int64)
-        missing = [
-            first + self._look_up_block(padded, starts[block], ends[block], numbers[block])
-            for first in range(0, len(starts), _BLOCK)
-            for block in (slice(first, first + _BLOCK),)
-        ]
-        # Few words are left, so the many small steps that they take are taken for all together.
-        pending = np.concatenate(missing) if missing else np.empty(0, np.int64)
-        for first in range(0, len(pending), _PENDING_BLOCK):
-            which = pending[first : first + _PENDING_BLOCK]
-            numbers[which] = self._number_pending(padded, starts[which], ends[which])
-        return numbers
-
-    def _look_up_block(
+    def look_up_block(
         self,
         padded: NDArray[np.uint8],
         starts: NDArray[np.int64],
         ends: NDArray[np.int64],
         out: NDArray[np.int64],
+        scratch: _Scratch,
     ) -> NDArray[np.int64]:
         """Write the numbers of the words that are where their search begins.
 
         Returns which words are left: those and all of more than _LONGEST_PAIRED bytes.
         """
-        scratch, count = self._scratch, len(starts)
+        count = len(starts)
         loads = _eight_bytes(padded)
         lengths = np.subtract(ends, starts, out=scratch.lengths[:count])
         masks = np.take(_MASKS, lengths, out=scratch.masks[:count], mode="clip")
@@ -148,8 +115,9 @@ class WordTable:
         longer = np.flatnonzero(lengths > _LONGEST_PLAIN)
         if len(longer):
             keys[longer] = _paired_keys(loads, starts[longer], lengths[longer])
-        entries = self._read_slots(self._home(keys, masks), out)
-        found = self._compare_keys(entries, keys)
+        entries = self._read_slots(self.home(keys, masks), out, scratch)
+        known_keys = np.take(self.keys, entries, out=scratch.known_keys[:count], mode="clip")
+        found = np.equal(known_keys, keys, out=scratch.found[:count])
         entries -= 1
         if len(longer):
             found[longer] &= lengths[longer] <= _LONGEST_PAIRED
@@ -158,65 +126,51 @@ class WordTable:
             found[longer] = _eight_bytes(self.data)[at] == loads[starts[longer]]
         return np.flatnonzero(~found)
 
-    def _number_pending(
-        self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    def _read_slots(
+        self, slots: NDArray[np.int64], out: NDArray[np.int64], scratch: _Scratch
     ) -> NDArray[np.int64]:
-        lengths = ends - starts
-        long = lengths > LONGEST_HASHED
-        if not long.any():
-            return self._find_or_insert(padded, starts, lengths)
-        numbers = np.empty(len(starts), np.int64)
-        numbers[~long] = self._find_or_insert(padded, starts[~long], lengths[~long])
-        numbers[long] = [
-            self._number_long(padded[start : start + length])
-            for start, length in zip(starts[long].tolist(), lengths[long].tolist(), strict=True)
-        ]
-        return numbers
-
-    def _number_long(self, word: NDArray[np.uint8]) -> int:
-        number = self._long.setdefault(word.tobytes(), len(self))
-        if number == len(self):
-            self._append(word, np.array([len(word)]), np.zeros(1, np.uint64))
-            self._long_bytes += len(word) + _DICTIONARY_BYTES
-        return number
-
-    def _read_slots(self, slots: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
         """Write what is in each slot, of a block at most, to `out` and return that."""
-        if self._slots.dtype == out.dtype:
-            return np.take(self._slots, slots, out=out, mode="clip")
-        narrow = self._scratch.narrow[: len(slots)]
-        out[:] = np.take(self._slots, slots, out=narrow, mode="clip")
-        return out
+        last = len(self.keys) - 1
+        if self.slots.dtype == out.dtype:
+            np.take(self.slots, slots, out=out, mode="clip")
+            return np.minimum(out, last, out=out)
+        narrow = np.take(self.slots, slots, out=scratch.narrow[: len(slots)], mode="clip")
+        return np.minimum(narrow, last, out=out)
 
-    def _compare_keys(
-        self, entries: NDArray[np.int64], keys: NDArray[np.uint64]
+    def search(
+        self,
+        padded: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        which: NDArray[np.int64],
+        out: NDArray[np.int64],
+    ) -> Missing:
+        """Write the numbers of some words; return those that are not there or in the dictionary."""
+        starts, lengths = starts[which], ends[which] - starts[which]
+        short = np.flatnonzero(lengths <= LONGEST_HASHED)
+        keys = np.zeros(len(which), np.uint64)
+        keys[short] = _word_keys(_eight_bytes(padded), starts[short], lengths[short])
+        words = _Words(keys, starts, lengths).take(short)
+        missing = np.ones(len(which), np.bool_)
+        slots = self.home(words.keys)
+        while len(short):
+            entries = np.minimum(self.slots[slots], len(self.keys) - 1).astype(np.int64)
+            found = self.is_at(padded, words, entries)
+            out[which[short[found]]] = entries[found] - 1
+            missing[short[found]] = False
+            more = ~found & (entries > 0)
+            short, words, slots = short[more], words.take(more), slots[more]
+            slots = (slots + 1) & (len(self.slots) - 1)
+        return Missing(which[missing], keys[missing])
+
+    def is_at(
+        self, padded: NDArray[np.uint8], words: _Words, entries: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Tell which keys are those of the words at these entries of `_keys`, a block at most."""
-        scratch, count = self._scratch, len(keys)
-        known = np.take(self._keys.values, entries, out=scratch.known_keys[:count], mode="clip")
-        return np.equal(known, keys, out=scratch.found[:count])
-
-    def _find_or_insert(
-        self, padded: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the numbers of words, inserting those that are not there."""
-        self._reserve(len(starts))
-        words = _Words(_word_keys(_eight_bytes(padded), starts, lengths), starts, lengths)
-        numbers = np.empty(len(starts), np.int64)
-        pending = np.arange(len(numbers))
-        slots = self._home(words.keys)
-        while len(pending):
-            free = np.flatnonzero(self._slots[slots] == 0)
-            if len(free):
-                self._insert(padded, words.take(free), slots[free])
-            entries = self._slots[slots].astype(np.int64)
-            numbers[pending] = entries - 1
-            found = self._keys.values[entries] == words.keys
-            longer = np.flatnonzero(found & (words.lengths > _LONGEST_PLAIN))
-            found[longer] = self._same_bytes(padded, words.take(longer), entries[longer] - 1)
-            pending, words = pending[~found], words.take(~found)
-            slots = (slots[~found] + 1) & (len(self._slots) - 1)
-        return numbers
+        """Tell which words of the text are those of these entries of `keys`."""
+        found: NDArray[np.bool_] = self.keys[entries] == words.keys
+        longer = np.flatnonzero(found & (words.lengths > _LONGEST_PLAIN))
+        found[longer] = self._same_bytes(padded, words.take(longer), entries[longer] - 1)
+        return found
 
     def _same_bytes(
         self, padded: NDArray[np.uint8], words: _Words, numbers: NDArray[np.int64]
@@ -240,21 +194,139 @@ class WordTable:
             step += 8
         return same
 
+
+class WordTable:
+    """Distinct words, numbered 0, 1, 2, ... in an order that is deterministic but has no meaning.
+
+    Any thread may call `find` at any time, only one at a time the others.
+
+    Memory: a word's bytes, 16 bytes for its offset and key, and 16 to 32 for its slots.
+    """
+
+    def __init__(self) -> None:
+        self._data = GrowableArray(np.uint8)
+        self._offsets = GrowableArray(np.int64)
+        self._offsets.append(np.zeros(1, np.int64))
+        self._keys = GrowableArray(np.uint64)
+        self._keys.append(np.zeros(1, np.uint64))
+        self._long: dict[bytes, int] = {}
+        self._long_bytes = 0
+        self._make_slots(_FIRST_BITS)
+
+    def __len__(self) -> int:
+        """Return how many distinct words there are."""
+        return len(self._offsets) - 1
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """Bytes of the words, in the order of their numbers, end to end."""
+        return self._data.values
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where in `data` each word starts, and where the last one ends: int64 (len + 1,)."""
+        return self._offsets.values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the table takes."""
+        arrays = self._data.nbytes + self._offsets.nbytes + self._keys.nbytes
+        return arrays + self._known.slots.nbytes + self._long_bytes
+
+    def number(
+        self, text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the number of every word text[start:end], giving new words the next numbers.
+
+        starts, ends: int64 (words,), each end behind its start.
+        """
+        padded = np.zeros(len(text) + PADDING, np.uint8)
+        padded[: len(text)] = text
+        return self.number_padded(padded, starts, ends)
+
+    def number_padded(
+        self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Do what `number` does with a text that has PADDING bytes behind its last word."""
+        numbers, missing = self.find(padded, starts, ends)
+        self.insert(padded, starts, ends, missing, numbers)
+        return numbers
+
+    def find(
+        self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], Missing]:
+        """Return the numbers of words as `number_padded` takes them, and those it has not found."""
+        known = self._known  # another thread may put a later one in its place
+        numbers = np.empty(len(starts), np.int64)
+        scratch = _Scratch(min(len(starts), _BLOCK))
+        left = [
+            first + known.look_up_block(padded, starts[block], ends[block], numbers[block], scratch)
+            for first in range(0, len(starts), _BLOCK)
+            for block in (slice(first, first + _BLOCK),)
+        ]
+        # Few words are left, so the many small steps that they take are taken for all together.
+        pending = np.concatenate([np.empty(0, np.int64), *left])
+        missing = [
+            known.search(padded, starts, ends, pending[first : first + _PENDING_BLOCK], numbers)
+            for first in range(0, len(pending), _PENDING_BLOCK)
+        ]
+        return numbers, Missing(
+            np.concatenate([np.empty(0, np.int64), *(words.which for words in missing)]),
+            np.concatenate([np.empty(0, np.uint64), *(words.keys for words in missing)]),
+        )
+
+    def insert(
+        self,
+        padded: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        missing: Missing,
+        numbers: NDArray[np.int64],
+    ) -> None:
+        """Number those that `find` has not found, writing to the numbers that it gave."""
+        for first in range(0, len(missing.which), _PENDING_BLOCK):
+            which = missing.which[first : first + _PENDING_BLOCK]
+            keys = missing.keys[first : first + _PENDING_BLOCK]
+            words = _Words(keys, starts[which], ends[which] - starts[which])
+            long = words.lengths > LONGEST_HASHED
+            numbers[which[~long]] = self._find_or_insert(padded, words.take(~long))
+            numbers[which[long]] = [
+                self._number_long(padded[starts[word] : ends[word]])
+                for word in which[long].tolist()
+            ]
+
+    def _number_long(self, word: NDArray[np.uint8]) -> int:
+        number = self._long.setdefault(word.tobytes(), len(self))
+        if number == len(self):
+            self._append(word, np.array([len(word)]), np.zeros(1, np.uint64))
+            self._long_bytes += len(word) + _DICTIONARY_BYTES
+        return number
+
+    def _find_or_insert(self, padded: NDArray[np.uint8], words: _Words) -> NDArray[np.int64]:
+        """Return the numbers of words, inserting those that are not there."""
+        self._reserve(len(words.keys))
+        numbers = np.empty(len(words.keys), np.int64)
+        pending = np.arange(len(numbers))
+        slots = self._known.home(words.keys)
+        while len(pending):
+            free = np.flatnonzero(self._known.slots[slots] == 0)
+            if len(free):
+                self._insert(padded, words.take(free), slots[free])
+            entries = self._known.slots[slots].astype(np.int64)
+            numbers[pending] = entries - 1
+            found = self._known.is_at(padded, words, entries)
+            pending, words = pending[~found], words.take(~found)
+            slots = (slots[~found] + 1) & (len(self._known.slots) - 1)
+        return numbers
+
     def _insert(self, padded: NDArray[np.uint8], words: _Words, slots: NDArray[np.int64]) -> None:
         """Put words into the free slots they want, one for each slot."""
-        won = self._claim(slots)
+        won = _claim(self._known.slots, slots)
         words, slots = words.take(won), slots[won]
-        self._slots[slots] = np.arange(len(self) + 1, len(self) + 1 + len(slots))
+        self._known.slots[slots] = np.arange(len(self) + 1, len(self) + 1 + len(slots))
         self._append(
             concatenate_ranges(padded, words.starts, words.lengths), words.lengths, words.keys
         )
-
-    def _claim(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Choose one of those that want the same free slot."""
-        mine = np.arange(len(slots))
-        self._slots[slots] = mine
-        won: NDArray[np.bool_] = self._slots[slots] == mine
-        return won
 
     def _append(
         self, data: NDArray[np.uint8], lengths: NDArray[np.int64], keys: NDArray[np.uint64]
@@ -262,40 +334,45 @@ class WordTable:
         self._offsets.append(len(self._data) + np.cumsum(lengths))
         self._data.append(data)
         self._keys.append(keys)
+        self._show(self._known.slots)
+
+    def _show(self, slots: NDArray[np.uint32 | np.int64]) -> None:
+        """Let all words be found from now on."""
+        self._known = _Known(slots, self._keys.values, self.offsets, self.data)
 
     def _reserve(self, words: int) -> None:
         """Make the table large enough to stay sparse if so many new words come."""
-        bits = self._bits
+        bits = (len(self._known.slots) - 1).bit_length()
         while _SPARSITY * (len(self) + words) > 1 << bits:
             bits += 1
-        if bits != self._bits:
+        if 1 << bits != len(self._known.slots):
             self._make_slots(bits)
 
     def _make_slots(self, bits: int) -> None:
-        self._bits = bits
         dtype = np.uint32 if bits <= _NARROW_BITS else np.int64
-        # A word's number plus 1; 0 marks a free slot.
-        self._slots: NDArray[np.uint32 | np.int64] = np.zeros(1 << bits, dtype)
+        empty: NDArray[np.uint32 | np.int64] = np.zeros(1 << bits, dtype)
+        table = _Known(empty, self._keys.values, self.offsets, self.data)
         # Of several that want a slot the last wins: the lowest number, so that frequent words are
         # where their search begins.
-        pending = np.flatnonzero(self._keys.values)[::-1]
-        slots = self._home(self._keys.values[pending])
+        pending = np.flatnonzero(table.keys)[::-1]
+        slots = table.home(table.keys[pending])
         while len(pending):
-            free = np.flatnonzero(self._slots[slots] == 0)
+            free = np.flatnonzero(table.slots[slots] == 0)
             won = np.zeros(len(pending), np.bool_)
-            won[free[self._claim(slots[free])]] = True
-            self._slots[slots[won]] = pending[won]
+            won[free[_claim(table.slots, slots[free])]] = True
+            table.slots[slots[won]] = pending[won]
             pending = pending[~won]
             # Whoever lost finds the slot taken when looking at it again.
-            slots = (slots[~won] + 1) & (len(self._slots) - 1)
+            slots = (slots[~won] + 1) & (len(table.slots) - 1)
+        self._show(table.slots)
 
-    def _home(
-        self, keys: NDArray[np.uint64], out: NDArray[np.uint64] | None = None
-    ) -> NDArray[np.int64]:
-        """Return the slot at which the search for each key begins."""
-        mixed = np.multiply(keys, _GOLDEN, out=out)
-        mixed >>= np.uint64(64 - self._bits)
-        return mixed.view(np.int64)
+
+def _claim(table: NDArray[np.uint32 | np.int64], slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Choose one of those that want the same free slot."""
+    mine = np.arange(len(slots))
+    table[slots] = mine
+    won: NDArray[np.bool_] = table[slots] == mine
+    return won
 
 
 def _eight_bytes(data: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -1,0 +1,151 @@
+"""Words and their ids, kept over slices, for any number of threads.
+
+- Threads look words up side by side. One at a time numbers those that are new to the table, and
+  then matches these while others go on.
+- A thread that has met another one's new words waits until they are matched. Before that it matches
+  its own, so no two threads wait for each other.
+- When the table has grown too large the next slice starts one anew; slices that are worked on keep
+  the one they have.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.arrays import GrowableArray, ranges
+from llmgpu.bpe.encoding.matching import Matcher, Words
+from llmgpu.bpe.words.word_table import WordTable
+
+MAX_TABLE_WORDS = 1 << 20
+MAX_TABLE_BYTES = 64 << 20
+_SPAN = 1 << 17  # words looked up before those that are new are numbered
+_FEW_IDS = 4  # that most words have at most
+
+
+class EncodedWords:
+    """Gives the ids of words. Memory: up to about 250 MB, twice that while threads go over from
+    one table to the next.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        """Start with no words; `matcher` finds the tokens of new ones."""
+        self._matcher = matcher
+        self._lock = threading.Lock()
+        self._kept = _Kept()
+
+    def encode(
+        self, padded: NDArray[np.uint8], words: Words
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the ids of all words in order, and how many each has.
+
+        padded: uint8, the words' text with PADDING bytes behind it.
+        """
+        with self._lock:
+            if self._kept.is_full():
+                self._kept = _Kept()
+            kept = self._kept
+        return kept.encode(self._matcher, padded, words)
+
+
+class _Kept:
+    """A table of words, and the ids of those that are matched."""
+
+    def __init__(self) -> None:
+        self._table = WordTable()
+        self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
+        self._firsts = GrowableArray(np.int64)
+        self._counts = GrowableArray(np.int64)
+        self._changed = threading.Condition()  # who holds it may change all of these
+        self._unmatched: set[int] = set()  # where in the numbers words start that are being matched
+        self._error: BaseException | None = None  # why some words will never be
+
+    def is_full(self) -> bool:
+        """Tell whether it is time to start anew."""
+        table = self._table
+        full = len(table) > MAX_TABLE_WORDS or len(table.data) > MAX_TABLE_BYTES
+        return full or self._error is not None
+
+    def encode(
+        self, matcher: Matcher, padded: NDArray[np.uint8], words: Words
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Do what `EncodedWords.encode` says."""
+        numbers = np.empty(len(words.starts), np.int64)
+        try:
+            new, end = self._number(padded, words, numbers)
+            self._match(matcher, new)
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or min(self._unmatched, default=end) >= end)
+            if self._error is not None:
+                raise self._error
+            ids, firsts, counts = self._ids.values, self._firsts.values, self._counts.values
+        counts = counts[numbers]
+        return _copy(ids, firsts[numbers], counts), counts
+
+    def _number(
+        self, padded: NDArray[np.uint8], words: Words, numbers: NDArray[np.int64]
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Write the numbers of words; return the ranges of those that are new, and all there are.
+
+        A few words at a time, so that most that come again are found when they do.
+        """
+        new = []
+        for first in range(0, len(numbers), _SPAN):
+            span = slice(first, first + _SPAN)
+            starts, limits = words.starts[span], words.limits[span]
+            numbers[span], missing = self._table.find(padded, starts, limits)
+            if len(missing.which):
+                with self._changed:
+                    known = len(self._table)
+                    self._table.insert(padded, starts, limits, missing, numbers[span])
+                    if known < len(self._table):
+                        self._unmatched.add(known)
+                        new.append((known, len(self._table)))
+        with self._changed:
+            end = len(self._table)
+            room = np.zeros(end - len(self._firsts), np.int64)
+            self._firsts.append(room)
+            self._counts.append(room)
+        return new, end
+
+    def _match(self, matcher: Matcher, new: list[tuple[int, int]]) -> None:
+        """Find the ids of ranges of words."""
+        if not new:
+            return
+        numbers = np.concatenate([np.arange(first, last) for first, last in new])
+        with self._changed:
+            data, offsets = self._table.data, self._table.offsets
+        starts, ends = offsets[numbers], offsets[numbers + 1]
+        matches = matcher.match(data, Words(starts, ends, ends))
+        with self._changed:
+            firsts = len(self._ids) + np.cumsum(matches.counts) - matches.counts
+            self._firsts.values[numbers] = firsts
+            self._counts.values[numbers] = matches.counts
+            self._ids.append(matches.ids)
+            self._unmatched.difference_update(first for first, _ in new)
+            self._changed.notify_all()
+
+
+def _copy(
+    ids: NDArray[np.uint32], firsts: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Return the ids of words, each `counts` from `firsts` on, end to end: most have few."""
+    ends = np.cumsum(counts)
+    result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint32)
+    at = ends - counts
+    result[at] = ids[firsts]
+    for done in range(1, _FEW_IDS):
+        more = np.flatnonzero(counts > done)
+        at, firsts, counts = at[more], firsts[more], counts[more]
+        result[at + done] = ids[firsts + done]
+    more = np.flatnonzero(counts > _FEW_IDS)
+    left = counts[more] - _FEW_IDS
+    result[ranges(at[more] + _FEW_IDS, left)] = ids[ranges(firsts[more] + _FEW_IDS, left)]
+    return result

@@ -1,0 +1,230 @@
+"""Places where words may be cut: against the definition, and that no cut changes an id."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding import encoded_words
+from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
+from llmgpu.bpe.encoding.encoded_words import EncodedWords
+from llmgpu.bpe.encoding.matching import Matches, Words
+from llmgpu.bpe.encoding.safe_cuts import SafeCuts
+from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from tests.reference import bpe as greedy_reference
+from tests.reference import encoding as reference
+
+LETTERS = b"ab \x80\xbf\xc0\xc3\xe4\xff"
+BYTES = [bytes([value]) for value in range(256)]
+TEXT = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=60).map(bytes)
+TOKENS = st.lists(
+    st.lists(st.sampled_from(LETTERS), min_size=2, max_size=6).map(bytes), max_size=25, unique=True
+)
+SLICE_BYTES = st.integers(1, 50)
+
+
+def make_vocabulary(
+    tokens: list[bytes],
+    match: str,
+    merges: list[tuple[int, int, int]] | None = None,
+    *,
+    pattern: str = "none",
+    ignore_merges: bool = False,
+    unknown_token: int | None = None,
+) -> Vocabulary:
+    return Vocabulary(
+        tuple(tokens),
+        np.array(merges or [], np.uint32).reshape(-1, 3),
+        pattern,
+        PATTERNS[pattern].expression,
+        match=match,
+        ignore_merges=ignore_merges or (match == "bpe" and not merges),
+        unknown_token=unknown_token,
+    )
+
+
+def cuts(vocabulary: Vocabulary, text: bytes) -> set[int]:
+    marked = np.zeros(len(text), np.bool_)
+    unmerged = np.empty(0, np.int64)
+    if vocabulary.match == "bpe":
+        unmerged = BpeMatcher(vocabulary).unmerged_tokens()
+    SafeCuts(vocabulary, unmerged).mark(np.frombuffer(text, np.uint8), marked)
+    return set(np.flatnonzero(marked).tolist())
+
+
+def encode(vocabulary: Vocabulary, text: bytes, slice_bytes: int, threads: int = 1) -> list[int]:
+    encoder = NumpyEncoder(vocabulary, slice_bytes, threads)
+    return [i for piece in encoder.encode(corpus_from_bytes([text])) for i in piece.ids.tolist()]
+
+
+@settings(deadline=None, max_examples=200)
+@given(TOKENS, TEXT)
+def test_no_token_lies_across_a_cut(tokens: list[bytes], text: bytes) -> None:
+    found = cuts(make_vocabulary(BYTES + tokens, "bpe"), text)
+    assert not {0, len(text)} & found
+    for cut in found:
+        assert text[cut] >= 0xC0
+        for token in tokens:
+            across = range(max(0, cut - len(token) + 1), cut)
+            assert all(text[at : at + len(token)] != token for at in across)
+
+
+def test_where_cuts_are() -> None:
+    tokens = [*BYTES, b"a\xc3", b"\xc3\xa4", b"b\xc3\xa4", b"\xe4\xb8", b"\xa4\xe4\xb8"]
+    vocabulary = make_vocabulary(tokens, "bpe")
+    assert cuts(vocabulary, b"a\xc3\xa4") == set()  # the token ends with the lead byte
+    assert cuts(vocabulary, b"b\xc3\xa4") == set()
+    assert cuts(vocabulary, b"b\xc3\xa5") == {1}
+    assert cuts(vocabulary, b"x\xc3\xa4") == {1}
+    assert cuts(vocabulary, b"\xa4\xe4\xb8\x80 \xe4\xb8\x80") == {5}
+    assert cuts(vocabulary, b"x\xc3") == set()  # what is behind may be a token's
+    assert cuts(vocabulary, b"\xc3") == cuts(vocabulary, b"") == set()
+
+
+def test_no_cut_makes_a_piece_that_no_merges_lead_to() -> None:
+    vocabulary = make_vocabulary([*BYTES, b"abc", b"\xe4\xb8\x80"], "bpe")
+    assert cuts(vocabulary, b"abc\xc3") == cuts(vocabulary, b"abc\xc3\xa4") == set()
+    assert cuts(vocabulary, b"x\xe4\xb8\x81\xe4\xb9") == {4}
+    for text in (b"abc\xc3\xa4", b"x\xe4\xb8\x80", b"abc"):
+        assert encode(vocabulary, text, 9) == reference.bpe_encode(vocabulary, text)
+
+
+def test_no_cuts_where_an_unknown_token_stands_for_bytes() -> None:
+    tokens = [b"a", b"<unk>", b"\xc3", b"a<unk>"]
+    assert cuts(make_vocabulary(tokens, "bpe", unknown_token=1), b"a\xc3\xff") == set()
+    assert cuts(make_vocabulary(tokens, "greedy", unknown_token=1), b"a\xc3\xff") == {1}
+    whole = make_vocabulary([*BYTES, b"<unk>"], "bpe", unknown_token=256)
+    assert cuts(whole, b"a\xc3\xff") == {1}
+
+
+@st.composite
+def merge_vocabularies(draw: st.DrawFn) -> Vocabulary:
+    """Merges in any order, also such that no training gives: repeated, of results to come."""
+    tokens = BYTES + draw(TOKENS)
+    ids = {token: number for number, token in enumerate(tokens)}
+    parts = [
+        (ids[token[:cut]], ids[token[cut:]], ids[token])
+        for token in tokens
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    merges = draw(st.lists(st.sampled_from(parts), min_size=1, max_size=40)) if parts else []
+    return make_vocabulary(tokens, "bpe", merges, ignore_merges=draw(st.booleans()))
+
+
+@settings(deadline=None, max_examples=150)
+@given(merge_vocabularies(), TEXT, SLICE_BYTES, st.sampled_from(["none", "class", "cl100k"]))
+def test_ids_by_merges(vocabulary: Vocabulary, text: bytes, slice_bytes: int, pattern: str) -> None:
+    changed = replace(vocabulary, pattern=pattern, expression=PATTERNS[pattern].expression)
+    assert encode(changed, text, slice_bytes) == reference.bpe_encode(changed, text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.permutations(BYTES), TOKENS, TEXT, SLICE_BYTES)
+def test_ids_by_ranks(
+    single: list[bytes], tokens: list[bytes], text: bytes, slice_bytes: int
+) -> None:
+    vocabulary = make_vocabulary(tokens[::2] + single + tokens[1::2], "bpe")
+    assert encode(vocabulary, text, slice_bytes) == reference.bpe_encode(vocabulary, text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TOKENS, TEXT, SLICE_BYTES, st.data())
+def test_ids_with_an_unknown_token(
+    tokens: list[bytes], text: bytes, slice_bytes: int, data: st.DataObject
+) -> None:
+    some = data.draw(st.lists(st.sampled_from([bytes([x]) for x in LETTERS]), unique=True))
+    tokens = [b"<unk>", *some, *tokens]
+    unknown = data.draw(st.integers(0, len(tokens) - 1))
+    vocabulary = make_vocabulary(tokens, "bpe", unknown_token=unknown)
+    assert encode(vocabulary, text, slice_bytes) == reference.bpe_encode(vocabulary, text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TOKENS, TEXT, SLICE_BYTES, st.sampled_from(["none", "class"]))
+def test_ids_by_the_longest_token(
+    tokens: list[bytes], text: bytes, slice_bytes: int, pattern: str
+) -> None:
+    vocabulary = make_vocabulary(BYTES + tokens, "greedy", pattern=pattern)
+    ids: dict[bytes, int] = {}
+    for number, token in enumerate(vocabulary.tokens):
+        ids.setdefault(token, number)
+    assert encode(vocabulary, text, slice_bytes) == greedy_reference.greedy(text, ids, pattern)
+
+
+def test_a_huge_word_of_many_characters() -> None:
+    rng = np.random.default_rng(3)
+    signs = ["的", "一", "é", "ß", "あ", "x", "yz"]
+    text = "".join(signs[k] for k in rng.integers(0, len(signs), 2000)).encode()
+    tokens = [*BYTES, "的一".encode(), "é".encode(), "あx".encode(), b"\x81\x82", b"yz"]
+    for match in ("bpe", "greedy"):
+        vocabulary = make_vocabulary(tokens, match)
+        expected = (
+            reference.bpe_encode(vocabulary, text)
+            if match == "bpe"
+            else greedy_reference.greedy(text, {t: k for k, t in enumerate(tokens)}, "none")
+        )
+        for slice_bytes in (100, 1 << 20):
+            assert encode(vocabulary, text, slice_bytes) == expected
+
+
+@pytest.mark.parametrize("most_words", [1, 50, 1 << 20])
+def test_threads_share_their_words(monkeypatch: pytest.MonkeyPatch, most_words: int) -> None:
+    monkeypatch.setattr(encoded_words, "MAX_TABLE_WORDS", most_words)
+    monkeypatch.setattr(encoded_words, "_SPAN", 40)
+    rng = np.random.default_rng(4)
+    words = [f" w{k * k % 611}é{k % 7}世界" for k in range(900)]
+    text = "".join(words[k] for k in rng.integers(0, len(words), 5000)).encode()
+    tokens = [*BYTES, b" w", "é".encode(), b"11", "世".encode()]
+    vocabulary = make_vocabulary(tokens, "bpe", pattern="cl100k")
+    expected = reference.bpe_encode(vocabulary, text)
+    for threads in (2, 4):
+        assert encode(vocabulary, text, 1500, threads) == expected
+
+
+class _FailingMatcher:
+    """Fails for the first words, as soon as another thread waits for them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.go_on = threading.Event()
+
+    def match(self, text: NDArray[np.uint8], words: Words) -> Matches:
+        self.calls += 1
+        if self.calls == 1:
+            self.go_on.wait(10)
+            raise MemoryError("no room")
+        ones = np.ones(len(words.starts), np.int64)
+        return Matches(text[words.starts].astype(np.uint32), ones, words.limits)
+
+    match_long = match
+
+
+def test_words_that_another_thread_could_not_match() -> None:
+    matcher = _FailingMatcher()
+    encoded = EncodedWords(matcher)
+    padded = np.frombuffer(b"abc" + bytes(8), np.uint8)
+    at = np.arange(3)
+    words = Words(at, at + 1, at + 1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(encoded.encode, padded, words)
+        while matcher.calls == 0:
+            pass
+        second = pool.submit(encoded.encode, padded, words)
+        matcher.go_on.set()
+        for result in (first, second):
+            error = result.exception()
+            assert error is None or isinstance(error, MemoryError)
+        assert isinstance(first.exception(), MemoryError)
+    ids, counts = encoded.encode(padded, words)  # with a table anew
+    assert (ids.tolist(), counts.tolist()) == ([97, 98, 99], [1, 1, 1])
