@@ -28,12 +28,12 @@ from llmgpu.lm.options import OPTIMIZERS, PRECISIONS, TrainOptions
 from llmgpu.lm.records import StepRecord
 from llmgpu.lm.run import Intervals, prepare_run
 from llmgpu.lm.run_folder import RunFolder, open_run_folder
-from llmgpu.lm.settings import RunSettings, new_settings, resumed_settings
+from llmgpu.lm.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 from llmgpu.lm.step_folders import latest_checkpoint
 
 REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # by --force
 
-_FOLLOWING = ("min_learning_rate", "warmup_steps")  # from other options, where not given
+_FOLLOWING = ("steps", "min_learning_rate", "warmup_steps")  # from other options
 _DEFAULTS = {
     field.name: field.default for field in fields(TrainOptions) if field.name not in _FOLLOWING
 }
@@ -64,8 +64,10 @@ def _model_options(command: Decorated) -> Decorated:
 def _training_options(command: Decorated) -> Decorated:
     """Add what decides how it is trained; the defaults are those of `TrainOptions`."""
     positive, number = click.IntRange(min=1), click.FLOAT
+    steps = ", ".join(f"{name}: {count}" for name, count in PRESET_STEPS.items())
     table = (
-        ("--steps", "steps", positive, "Optimizer steps in all."),
+        ("--steps", "steps", positive,
+         f"Optimizer steps in all.  [default: {TrainOptions.steps}; {steps}]"),
         ("--batch-size", "batch_size", positive, "Sequences at a time."),
         ("--grad-accum", "grad_accum", positive, "Batches a step: more tokens, the same memory."),
         ("--lr", "learning_rate", number, "Highest learning rate."),

@@ -26,7 +26,7 @@ from llmgpu.lm.memory import SMALLER, training_memory
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.records import RunLog, StepRecord, read_log
 from llmgpu.lm.run_folder import RunFolder
-from llmgpu.lm.schedule import LearningRate, learning_rate
+from llmgpu.lm.schedule import learning_rate
 from llmgpu.lm.settings import RunSettings
 from llmgpu.lm.step_folders import prepare_step_folders
 from llmgpu.lm.stopping import StopRequest
@@ -45,6 +45,10 @@ class Intervals:
     evaluation: int = 100
     save: int = 100
     keep: int = 2
+
+    def unread_steps(self, steps: int) -> int:
+        """Return how many of a run's steps there are at most before their results are read."""
+        return min(self.log, self.evaluation, self.save, steps)
 
 
 class TrainingRun:
@@ -72,12 +76,7 @@ class TrainingRun:
         self._on_record, self._note = on_record, note
         self._options = trainer.options
         self._token_bytes = token_bytes(vocabulary)
-        self._schedule = LearningRate(
-            peak=self._options.learning_rate,
-            minimum=self._options.min_learning_rate,
-            warmup_steps=self._options.warmup_steps,
-            total_steps=max(self._options.steps, self._options.warmup_steps),
-        )
+        self._schedule = self._options.schedule()
         self._seconds = 0.0  # of training before this process
         self._saved_step = -1
         self._log: RunLog
@@ -277,10 +276,10 @@ def prepare_run(
         seed=options.seed,
         evaluation_fraction=options.evaluation_fraction,
     )
-    use = training_memory(settings, backend)
+    slots = intervals.unread_steps(options.steps)
+    use = training_memory(settings, backend, slots)
     step = 0 if checkpoint is None else checkpoint.state.step
     prepare_step_folders(folder.path, step)
-    slots = max(intervals.log, 1)
     try:
         trainer = Trainer(open_operations(backend.device), config, options, slots)
     except DeviceError as error:
