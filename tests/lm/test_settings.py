@@ -29,7 +29,7 @@ def test_steps_are_those_of_the_preset_unless_given() -> None:
 
 
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
-    with pytest.raises(LlmgpuError, match="goes from 0.0006 to 1.0"):
+    with pytest.raises(LlmgpuError, match=r"goes from 0\.0006 to 1\.0"):
         new(min_learning_rate=1.0)
 
 
