@@ -29,7 +29,7 @@ from llmgpu.lm.records import StepRecord
 from llmgpu.lm.run import Intervals, prepare_run
 from llmgpu.lm.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
-from llmgpu.lm.step_folders import latest_checkpoint
+from llmgpu.lm.step_folders import list_checkpoints
 
 REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # by --force
 
@@ -229,8 +229,7 @@ def _explicit(context: click.Context, settings: dict[str, Any]) -> dict[str, Any
 
 def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:
     """Return the newest checkpoint of a run; None if it ended before its first."""
-    found = latest_checkpoint(folder.path)
-    return None if found is None else load_checkpoint(found)
+    return load_checkpoint(folder.path) if list_checkpoints(folder.path) else None
 
 
 def _description(settings: RunSettings, backend: Backend) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from llmgpu.lm.records import RunLog, StepRecord, read_log
 from llmgpu.lm.run_folder import RunFolder
 from llmgpu.lm.schedule import learning_rate
 from llmgpu.lm.settings import RunSettings
-from llmgpu.lm.step_folders import prepare_step_folders
+from llmgpu.lm.step_folders import prepare_step_folders, step_folder_name
 from llmgpu.lm.stopping import StopRequest
 from llmgpu.lm.token_source import TokenSource
 from llmgpu.lm.trainer import Trainer
@@ -116,7 +117,8 @@ class TrainingRun:
     def run(self) -> dict[str, Any]:
         """Train to the last step and return what came of it.
 
-        Ctrl-C ends the step under way, writes a checkpoint and raises KeyboardInterrupt.
+        Ctrl-C ends the step under way, writes a checkpoint, which `note` is told, and raises
+        KeyboardInterrupt.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
@@ -129,9 +131,15 @@ class TrainingRun:
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
             if self._saved_step != self._trainer.step:
                 self._save()
+        if self._trainer.step < self._options.steps:
+            self._note(f"stopped at step {self._trainer.step}; checkpoint in {self._checkpoint()}")
         if stop.requested:
             raise KeyboardInterrupt
         return self._summary()
+
+    def _checkpoint(self) -> Path:
+        """The folder of the newest checkpoint."""
+        return self._folder.path / step_folder_name(self._saved_step)
 
     def _position(self, step: int) -> int:
         """Sequences that `step` steps take."""
@@ -246,7 +254,7 @@ class TrainingRun:
             "parameters": self._trainer.model.config.parameters,
             "seconds": round(last.seconds, 3),
             "tokens_per_second": round(last.tokens_per_second, 1),
-            "checkpoint": str(self._folder.path),
+            "checkpoint": str(self._checkpoint()),
         }
 
 

@@ -49,6 +49,7 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert summary["validation_loss"] == log.records[-1].validation_loss
     assert summary["tokens"] == 8 * 4 * 16
     assert 0 < summary["bits_per_byte"] < 8
+    assert summary["checkpoint"] == os.path.join("run", "step-00000008")
     assert (run / "loss.svg").read_text().startswith("<svg")
     made = llmgpu("generate", "run", "--prompt", "the", "--max-new-tokens", "5", "--ignore-eos")
     assert made.returncode == 0, made.stderr
@@ -106,6 +107,7 @@ def test_ctrl_c_saves_what_is_done(llmgpu: Run, corpus: Path, vocab: Path) -> No
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
     checkpoint = load_checkpoint(corpus.parent / "run")
+    assert f"stopped at step {checkpoint.state.step}; checkpoint in run/step-".encode() in errors
     assert checkpoint.state.step >= 4
     step = str(checkpoint.state.step + 2)
     done = llmgpu(*TRAIN, "--steps", step, "--device", "cpu", "--resume")
@@ -185,6 +187,9 @@ def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -
     model.write_bytes(model.read_bytes()[:-1] + b"\x55")
     fails(llmgpu("generate", "run", "--prompt", "a"), 1, "model.safetensors: damaged")
     fails(llmgpu(*command, "--resume"), 1, "model.safetensors: damaged")
+    shutil.copytree(model.parent, model.parent.with_name("step-00000001"))
+    for reading in (("generate", "run", "--prompt", "a"), (*command, "--resume")):
+        fails(llmgpu(*reading), 1, "the one before is run")
 
 
 def test_generating_repeats_with_a_seed_and_on_every_device(
