@@ -17,6 +17,7 @@ import numpy as np
 
 from llmgpu import __version__
 from llmgpu.backend import Backend
+from llmgpu.bpe.run_facts import check_same_run
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.lm.batches import Batch, Batches, token_bytes
@@ -295,6 +296,7 @@ def prepare_run(
             f"{error}; the run needs {use.total:,} bytes in all, {SMALLER}"
         ) from error
     run = TrainingRun(folder, trainer, batches, vocabulary, intervals, **callbacks)
+    tokens = {"tokens": len(source), "tokens_crc32": source.checksum}
     if checkpoint is None:
         run.begin(
             {
@@ -303,6 +305,7 @@ def prepare_run(
                 "vocabulary": vocabulary.fingerprint,
                 "parameters": config.parameters,
                 "memory_bytes": use.total,
+                **tokens,
                 "training_tokens": batches.training_sequences * config.seq_len,
                 "evaluation_sequences": batches.evaluation_sequences,
                 "model": asdict(config),
@@ -310,5 +313,8 @@ def prepare_run(
             }
         )
     else:
+        begun = read_log(folder.log).facts
+        before = {name: begun.get(name) for name in tokens}
+        check_same_run(f"{folder.path} was begun with other tokens", before, tokens)
         run.resume(checkpoint)
     return run

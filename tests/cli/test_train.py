@@ -134,6 +134,19 @@ def test_token_files_are_trained_on_as_texts_are(llmgpu: Run, corpus: Path, voca
         assert_same_weights(corpus.parent / "a", corpus.parent / other)
 
 
+def test_a_run_goes_on_with_its_own_tokens_only(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    other = corpus.with_name("other.txt")
+    other.write_bytes(corpus.read_bytes().swapcase())
+    command = ("train", "--vocab", "v.bin", "-o", "run", *SIZES, *STEPS, "--device", "cpu")
+    for name in ("corpus", "other"):
+        files = (f"{name}.txt", "-o", f"{name}.bin")
+        llmgpu("tokenize", "--vocab", "v.bin", "--format", "bin", *files)
+    assert llmgpu(*command, "corpus.bin", "--steps", "2").returncode == 0
+    gone_on = llmgpu(*command, "other.bin", "--steps", "4", "--resume")
+    fails(gone_on, 1, "run was begun with other tokens: tokens")
+    assert llmgpu(*command, "corpus.txt", "--steps", "4", "--resume").returncode == 0
+
+
 def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     command = (*TRAIN, "--steps", "2", "--device", "cpu")
     assert llmgpu(*command).returncode == 0
