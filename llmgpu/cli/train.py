@@ -183,6 +183,8 @@ def train(
             checkpoint.require_vocabulary(vocabulary.fingerprint, vocab)
             asked = resumed_settings(checkpoint, _explicit(context, settings))
             report.line(f"going on from {checkpoint.folder}")
+        elif resume:
+            report.line(f"{output} has no checkpoint yet: beginning at the first step")
         report.line(_description(asked, backend))
         separator = default_separator(vocabulary) if eos is None else eos
         try:

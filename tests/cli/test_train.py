@@ -122,6 +122,18 @@ def wait_for_line(child: subprocess.Popen[bytes], text: bytes) -> None:
     raise AssertionError(f"{text!r} did not come")
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    command = (*TRAIN, "--steps", "2", "--device", "cpu")
+    fails(llmgpu(*command, "--seq-len", "100000"), 1, "tokens are too few")
+    assert llmgpu(*command).returncode == 0  # with other sizes, without --force
+    shutil.rmtree(corpus.parent / "run" / "step-00000002")
+    done = llmgpu(*command, "--resume")
+    assert done.returncode == 0
+    assert b"run has no checkpoint yet: beginning at the first step" in done.stderr
+
+
 def test_token_files_are_trained_on_as_texts_are(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "ids.bin")
     llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "many.bin",
@@ -190,7 +202,7 @@ def test_a_loss_that_is_no_number_stops_the_run(llmgpu: Run, corpus: Path, vocab
     extra = ("--lr", "1e30", "--min-lr", "0", "--grad-clip", "0", "--warmup-steps", "0")
     done = llmgpu(*command, *extra)
     fails(done, 1, "is not finite")
-    assert b"try a lower --lr" in done.stderr
+    assert done.stderr.endswith(b"try a lower --lr, more --warmup-steps\n")
 
 
 def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:
