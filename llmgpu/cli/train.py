@@ -243,8 +243,7 @@ def _description(settings: RunSettings, backend: Backend) -> str:
     )
 
 
-def _print_record(report: Reporter, steps: int, record: StepRecord) -> None:
-    left = record.seconds / record.step * (steps - record.step)
+def _print_record(report: Reporter, steps: int, record: StepRecord, left: float) -> None:
     text = (
         f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
         f"lr {record.learning_rate:.2e}, {human_count(record.tokens_per_second)} tokens/s"

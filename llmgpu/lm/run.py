@@ -20,9 +20,10 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.run_facts import check_same_run
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
+from llmgpu.files import sync
 from llmgpu.lm.batches import Batch, Batches, token_bytes
 from llmgpu.lm.checkpoint import Checkpoint, TrainingState, save_checkpoint
-from llmgpu.lm.evaluation_totals import EvaluationTotals, perplexity
+from llmgpu.lm.evaluation_totals import EvaluationTotals
 from llmgpu.lm.loss_curve import write_loss_curve
 from llmgpu.lm.memory import SMALLER, training_memory
 from llmgpu.lm.ops.operations import open_operations
@@ -34,6 +35,8 @@ from llmgpu.lm.step_folders import prepare_step_folders, step_folder_name
 from llmgpu.lm.stopping import StopRequest
 from llmgpu.lm.token_source import TokenSource
 from llmgpu.lm.trainer import Trainer
+
+_RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class Intervals:
 class TrainingRun:
     """A run in its folder, which is locked for it.
 
-    on_record: called with each record of the log as it is written. note: told what others can't do
-    with a checkpoint.
+    on_record: called with each record of the log as it is written, and with how many seconds the
+    rest takes at this process's pace. note: told what others can't do with a checkpoint, and where
+    a run that was stopped can go on.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class TrainingRun:
         intervals: Intervals,
         *,
         eos_id: int | None = None,
-        on_record: Callable[[StepRecord], None],
+        on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
     ) -> None:
         """Put together what is there; `begin` or `resume` comes next."""
@@ -125,11 +129,13 @@ class TrainingRun:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
         self._started = self._measured = time.perf_counter()
-        self._logged_step = self._trainer.step
+        self._first_step = self._logged_step = self._trainer.step
         with self._log, StopRequest() as stop:
-            while self._trainer.step < self._options.steps and not stop.requested:
+            while self._trainer.step < self._options.steps:
                 self._take_step()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
+                if stop.requested:  # not before a step is done: there would be nothing to save
+                    break
             if self._saved_step != self._trainer.step:
                 self._save()
         if self._trainer.step < self._options.steps:
@@ -198,7 +204,8 @@ class TrainingRun:
         )
         self._logged_step = trainer.step
         self._log.append(record)
-        self._on_record(record)
+        pace = (now - self._started) / (trainer.step - self._first_step)
+        self._on_record(record, pace * (self._options.steps - trainer.step))
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
@@ -220,6 +227,7 @@ class TrainingRun:
         trainer = self._trainer
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
+        sync(self._folder.log)  # a checkpoint goes on with the log up to its step
         moments = {tensor.name: tensor for tensor in trainer.updates.moment_tensors()}
         save_checkpoint(
             self._folder.path,
@@ -243,15 +251,11 @@ class TrainingRun:
 
     def _summary(self) -> dict[str, Any]:
         last = self._last
+        logged = last.to_json()  # what JSON can't hold is None
         return {
             "steps": last.step,
             "tokens": last.tokens,
-            "loss": last.loss,
-            "validation_loss": last.validation_loss,
-            "perplexity": None
-            if last.validation_loss is None
-            else perplexity(last.validation_loss),
-            "bits_per_byte": last.bits_per_byte,
+            **{name: logged.get(name) for name in _RESULTS},
             "parameters": self._trainer.model.config.parameters,
             "seconds": round(last.seconds, 3),
             "tokens_per_second": round(last.tokens_per_second, 1),
