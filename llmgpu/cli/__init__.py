@@ -99,6 +99,8 @@ def _fail(message: str, code: int) -> int:
 
 def _close_stdout() -> None:
     """Flush stdout; one that can't be written to must not complain again at exit."""
+    if sys.stdout is None:  # it was closed before this process began
+        return
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ import numpy as np
 from llmgpu.backend import select_backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import device_option, output_options
+from llmgpu.cli.options import Decorated, add_options, device_option, output_options
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.generator import Generator
@@ -24,6 +24,23 @@ from llmgpu.lm.sampling import Sampler, SamplingOptions
 from llmgpu.tokenizer import Tokenizer
 
 _DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}
+
+
+def _sampling_options(command: Decorated) -> Decorated:
+    """Add how tokens are drawn; the defaults are those of `SamplingOptions`."""
+    table = (
+        ("--temperature", "temperature", click.FLOAT,
+         "Lower is more certain; 0 always takes the likeliest token."),
+        ("--top-k", "top_k", click.INT, "Draw from so many likeliest tokens; 0: from all."),
+        ("--top-p", "top_p", click.FLOAT,
+         "Draw from the likeliest tokens that have this probability together."),
+        ("--seed", "seed", click.INT, "The same seed gives the same text on one device."),
+    )  # fmt: skip
+    options = [
+        click.option(flag, name, type=kind, default=_DEFAULTS[name], show_default=True, help=text)
+        for flag, name, kind, text in table
+    ]
+    return add_options(command, options)
 
 
 @click.command()
@@ -36,34 +53,7 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}
     show_default=True,
     help="Tokens at most.",
 )
-@click.option(
-    "--temperature",
-    type=float,
-    default=_DEFAULTS["temperature"],
-    show_default=True,
-    help="Lower is more certain; 0 always takes the likeliest token.",
-)
-@click.option(
-    "--top-k",
-    type=int,
-    default=_DEFAULTS["top_k"],
-    show_default=True,
-    help="Draw from so many likeliest tokens; 0: from all.",
-)
-@click.option(
-    "--top-p",
-    type=float,
-    default=_DEFAULTS["top_p"],
-    show_default=True,
-    help="Draw from the likeliest tokens that have this probability together.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=_DEFAULTS["seed"],
-    show_default=True,
-    help="The same seed gives the same text on one device.",
-)
+@_sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Go on behind the token that ends a document.")
 @device_option
 @output_options

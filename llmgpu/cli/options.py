@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -154,6 +154,15 @@ class SpecialToken(click.ParamType[tuple[str, int]]):
         if not text or not re.fullmatch(r"[0-9]{1,10}", number):
             self.fail(f"{value!r} is no text and id; write '<|end|>=50256'", param, ctx)
         return text, int(number)
+
+
+def add_options(
+    command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]
+) -> Decorated:
+    """Add options, which --help lists in this order."""
+    for option in reversed(options):  # the one that is added last is listed first
+        command = option(command)
+    return command
 
 
 def device_option(command: Decorated) -> Decorated:

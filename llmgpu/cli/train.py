@@ -15,6 +15,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.options import (
     Decorated,
+    add_options,
     corpus_options,
     device_option,
     make_corpus_options,
@@ -27,12 +28,15 @@ from llmgpu.lm.options import OPTIMIZERS, PRECISIONS, TrainOptions
 from llmgpu.lm.records import StepRecord
 from llmgpu.lm.run import Intervals, prepare_run
 from llmgpu.lm.run_folder import RunFolder, open_run_folder
-from llmgpu.lm.settings import RunSettings, new_settings, resumed_settings
-from llmgpu.lm.step_folders import latest_checkpoint
+from llmgpu.lm.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
+from llmgpu.lm.step_folders import list_checkpoints
 
 REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # by --force
 
-_TRAINING = {field.name: field.default for field in fields(TrainOptions)}
+_FOLLOWING = ("steps", "min_learning_rate", "warmup_steps")  # from other options
+_DEFAULTS = {
+    field.name: field.default for field in fields(TrainOptions) if field.name not in _FOLLOWING
+}
 _READING = ("text_field", "encoding_errors", "doc_separators", "limit")
 _INTERVALS = tuple(field.name for field in fields(Intervals))
 
@@ -40,7 +44,7 @@ _INTERVALS = tuple(field.name for field in fields(Intervals))
 def _model_options(command: Decorated) -> Decorated:
     """Add the sizes of the model; what is not given is the preset's."""
     positive = click.IntRange(min=1)
-    for option in (
+    options = (
         click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
                      show_default=True, help="Sizes to begin with."),
         click.option("--dim", type=positive, help="Width of the model."),
@@ -53,67 +57,72 @@ def _model_options(command: Decorated) -> Decorated:
                      help="Whether the output layer is the embedding table.  [default: tied]"),
         click.option("--activation", type=click.Choice(["swiglu", "gelu"]),
                      help="gelu has no gate, and no other tool opens such a model as a Llama."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    )  # fmt: skip
+    return add_options(command, options)
 
 
 def _training_options(command: Decorated) -> Decorated:
     """Add what decides how it is trained; the defaults are those of `TrainOptions`."""
     positive, number = click.IntRange(min=1), click.FLOAT
-    for flag, name, kind, text in (
+    steps = ", ".join(f"{name}: {count}" for name, count in PRESET_STEPS.items())
+    table = (
+        ("--steps", "steps", positive,
+         f"Optimizer steps in all.  [default: {TrainOptions.steps}; {steps}]"),
         ("--batch-size", "batch_size", positive, "Sequences at a time."),
         ("--grad-accum", "grad_accum", positive, "Batches a step: more tokens, the same memory."),
-        ("--steps", "steps", positive, "Optimizer steps in all."),
         ("--lr", "learning_rate", number, "Highest learning rate."),
+        ("--min-lr", "min_learning_rate", number,
+         "Learning rate at the end of a cosine.  [default: a tenth of --lr]"),
+        ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
+         "Steps up to the highest rate.  [default: a tenth, 100 at most]"),
         ("--weight-decay", "weight_decay", number, "On matrices only."),
         ("--beta1", "beta1", number, "AdamW's mean of gradients."),
         ("--beta2", "beta2", number, "AdamW's mean of squares."),
         ("--grad-clip", "grad_clip", number, "Largest norm of all gradients; 0: any."),
         ("--label-smoothing", "label_smoothing", number, "Share of the target spread evenly."),
         ("--z-loss", "z_loss", number, "Penalty on the squared logarithm of the softmax's sum."),
-        ("--seed", "seed", click.IntRange(min=0), "Of first weights and of the order of text."),
-        ("--precision", "precision", click.Choice(PRECISIONS),
-         "f16 computes with half-precision copies of the matrices (needs shader-f16)."),
         ("--optimizer", "optimizer", click.Choice(OPTIMIZERS),
          "adamw-8bit keeps its moments in a quarter of the memory."),
+        ("--precision", "precision", click.Choice(PRECISIONS),
+         "f16 computes with half-precision copies of the matrices (needs shader-f16)."),
+        ("--seed", "seed", click.IntRange(min=0), "Of first weights and of the order of text."),
         ("--eval-fraction", "evaluation_fraction", number, "Share of the text for evaluation."),
         ("--eval-batches", "evaluation_batches", positive, "Batches of an evaluation at most."),
-    ):  # fmt: skip
-        command = click.option(
-            flag, name, type=kind, default=_TRAINING[name], show_default=True, help=text
-        )(command)
-    for option in (
-        click.option("--min-lr", "min_learning_rate", type=number,
-                     help="Learning rate at the end of a cosine.  [default: a tenth of --lr]"),
-        click.option("--warmup-steps", type=click.IntRange(min=0),
-                     help="Steps up to the highest rate.  [default: a tenth, 100 at most]"),
-    ):  # fmt: skip
-        command = option(command)
-    return click.option(
+    )  # fmt: skip
+    options = [
+        click.option(
+            flag, name, type=kind, default=_DEFAULTS.get(name), show_default=True, help=text
+        )
+        for flag, name, kind, text in table
+    ]
+    sparse = click.option(
         "--sparse-embedding",
         is_flag=True,
         help="Update only the rows of the embedding table whose tokens came up (with --untied).",
-    )(command)
+    )
+    return add_options(command, [*options, sparse])
 
 
 def _interval_options(command: Decorated) -> Decorated:
     """Add how often something is done, in steps."""
-    for flag, name, text in (
+    table = (
         ("--log-interval", "log", "Steps between two lines of the log."),
         ("--eval-interval", "evaluation", "Steps between two evaluations."),
         ("--save-interval", "save", "Steps between two checkpoints."),
         ("--keep", "keep", "Checkpoints that are kept, the newest."),
-    ):
-        command = click.option(
+    )
+    options = [
+        click.option(
             flag,
             name,
             type=click.IntRange(min=1),
             default=getattr(Intervals, name),
             show_default=True,
             help=text,
-        )(command)
-    return command
+        )
+        for flag, name, text in table
+    ]
+    return add_options(command, options)
 
 
 @click.command()
@@ -174,6 +183,8 @@ def train(
             checkpoint.require_vocabulary(vocabulary.fingerprint, vocab)
             asked = resumed_settings(checkpoint, _explicit(context, settings))
             report.line(f"going on from {checkpoint.folder}")
+        elif resume:
+            report.line(f"{output} has no checkpoint yet: beginning at the first step")
         report.line(_description(asked, backend))
         separator = default_separator(vocabulary) if eos is None else eos
         try:
@@ -220,8 +231,7 @@ def _explicit(context: click.Context, settings: dict[str, Any]) -> dict[str, Any
 
 def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:
     """Return the newest checkpoint of a run; None if it ended before its first."""
-    found = latest_checkpoint(folder.path)
-    return None if found is None else load_checkpoint(found)
+    return load_checkpoint(folder.path) if list_checkpoints(folder.path) else None
 
 
 def _description(settings: RunSettings, backend: Backend) -> str:
@@ -233,8 +243,7 @@ def _description(settings: RunSettings, backend: Backend) -> str:
     )
 
 
-def _print_record(report: Reporter, steps: int, record: StepRecord) -> None:
-    left = record.seconds / record.step * (steps - record.step)
+def _print_record(report: Reporter, steps: int, record: StepRecord, left: float) -> None:
     text = (
         f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
         f"lr {record.learning_rate:.2e}, {human_count(record.tokens_per_second)} tokens/s"

@@ -51,8 +51,8 @@ class MeasuringOperations(NumpyOperations):
         """Write nothing."""
 
 
-def training_memory(settings: RunSettings, backend: Backend) -> MemoryUse:
-    """Return what training takes on a backend.
+def training_memory(settings: RunSettings, backend: Backend, slots: int) -> MemoryUse:
+    """Return what training takes on a backend; `slots`: see `Trainer`.
 
     Raises:
         DeviceError: a tensor is larger than the device can bind, or, where the CPU computes, all of
@@ -61,7 +61,7 @@ def training_memory(settings: RunSettings, backend: Backend) -> MemoryUse:
     device = backend.device
     limit = NumpyOperations.max_tensor_bytes if device is None else device.max_binding_bytes
     operations = MeasuringOperations(limit)
-    Trainer(operations, settings.config, settings.options, slots=1)
+    Trainer(operations, settings.config, settings.options, slots)
     use = operations.use
     if use.largest > limit:
         raise DeviceError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from llmgpu.errors import InputError
+from llmgpu.lm.schedule import LearningRate
 
 Precision = Literal["f32", "f16"]
 OptimizerName = Literal["adamw", "adamw-8bit"]
@@ -68,3 +69,12 @@ class TrainOptions:
     def sequences(self) -> int:
         """Sequences that a step takes."""
         return self.batch_size * self.grad_accum
+
+    def schedule(self) -> LearningRate:
+        """Return the learning rate's schedule; LlmgpuError if its numbers do not fit together."""
+        return LearningRate(
+            peak=self.learning_rate,
+            minimum=self.min_learning_rate,
+            warmup_steps=self.warmup_steps,
+            total_steps=max(self.steps, self.warmup_steps),
+        )

@@ -10,28 +10,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from llmgpu import __version__
 from llmgpu.backend import Backend
+from llmgpu.bpe.run_facts import check_same_run
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
+from llmgpu.files import sync
 from llmgpu.lm.batches import Batch, Batches, token_bytes
 from llmgpu.lm.checkpoint import Checkpoint, TrainingState, save_checkpoint
-from llmgpu.lm.evaluation_totals import EvaluationTotals, perplexity
+from llmgpu.lm.evaluation_totals import EvaluationTotals
 from llmgpu.lm.loss_curve import write_loss_curve
 from llmgpu.lm.memory import SMALLER, training_memory
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.records import RunLog, StepRecord, read_log
 from llmgpu.lm.run_folder import RunFolder
-from llmgpu.lm.schedule import LearningRate, learning_rate
+from llmgpu.lm.schedule import learning_rate
 from llmgpu.lm.settings import RunSettings
-from llmgpu.lm.step_folders import prepare_step_folders
+from llmgpu.lm.step_folders import prepare_step_folders, step_folder_name
 from llmgpu.lm.stopping import StopRequest
 from llmgpu.lm.token_source import TokenSource
 from llmgpu.lm.trainer import Trainer
+
+_RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,17 @@ class Intervals:
     save: int = 100
     keep: int = 2
 
+    def unread_steps(self, steps: int) -> int:
+        """Return how many of a run's steps there are at most before their results are read."""
+        return min(self.log, self.evaluation, self.save, steps)
+
 
 class TrainingRun:
     """A run in its folder, which is locked for it.
 
-    on_record: called with each record of the log as it is written. note: told what others can't do
-    with a checkpoint.
+    on_record: called with each record of the log as it is written, and with how many seconds the
+    rest takes at this process's pace. note: told what others can't do with a checkpoint, and where
+    a run that was stopped can go on.
     """
 
     def __init__(
@@ -63,7 +73,7 @@ class TrainingRun:
         intervals: Intervals,
         *,
         eos_id: int | None = None,
-        on_record: Callable[[StepRecord], None],
+        on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
     ) -> None:
         """Put together what is there; `begin` or `resume` comes next."""
@@ -72,12 +82,7 @@ class TrainingRun:
         self._on_record, self._note = on_record, note
         self._options = trainer.options
         self._token_bytes = token_bytes(vocabulary)
-        self._schedule = LearningRate(
-            peak=self._options.learning_rate,
-            minimum=self._options.min_learning_rate,
-            warmup_steps=self._options.warmup_steps,
-            total_steps=max(self._options.steps, self._options.warmup_steps),
-        )
+        self._schedule = self._options.schedule()
         self._seconds = 0.0  # of training before this process
         self._saved_step = -1
         self._log: RunLog
@@ -117,22 +122,31 @@ class TrainingRun:
     def run(self) -> dict[str, Any]:
         """Train to the last step and return what came of it.
 
-        Ctrl-C ends the step under way, writes a checkpoint and raises KeyboardInterrupt.
+        Ctrl-C ends the step under way, writes a checkpoint, which `note` is told, and raises
+        KeyboardInterrupt.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
         self._started = self._measured = time.perf_counter()
-        self._logged_step = self._trainer.step
+        self._first_step = self._logged_step = self._trainer.step
         with self._log, StopRequest() as stop:
-            while self._trainer.step < self._options.steps and not stop.requested:
+            while self._trainer.step < self._options.steps:
                 self._take_step()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
+                if stop.requested:  # not before a step is done: there would be nothing to save
+                    break
             if self._saved_step != self._trainer.step:
                 self._save()
+        if self._trainer.step < self._options.steps:
+            self._note(f"stopped at step {self._trainer.step}; checkpoint in {self._checkpoint()}")
         if stop.requested:
             raise KeyboardInterrupt
         return self._summary()
+
+    def _checkpoint(self) -> Path:
+        """The folder of the newest checkpoint."""
+        return self._folder.path / step_folder_name(self._saved_step)
 
     def _position(self, step: int) -> int:
         """Sequences that `step` steps take."""
@@ -190,7 +204,8 @@ class TrainingRun:
         )
         self._logged_step = trainer.step
         self._log.append(record)
-        self._on_record(record)
+        pace = (now - self._started) / (trainer.step - self._first_step)
+        self._on_record(record, pace * (self._options.steps - trainer.step))
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
@@ -212,6 +227,7 @@ class TrainingRun:
         trainer = self._trainer
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
+        sync(self._folder.log)  # a checkpoint goes on with the log up to its step
         moments = {tensor.name: tensor for tensor in trainer.updates.moment_tensors()}
         save_checkpoint(
             self._folder.path,
@@ -235,19 +251,15 @@ class TrainingRun:
 
     def _summary(self) -> dict[str, Any]:
         last = self._last
+        logged = last.to_json()  # what JSON can't hold is None
         return {
             "steps": last.step,
             "tokens": last.tokens,
-            "loss": last.loss,
-            "validation_loss": last.validation_loss,
-            "perplexity": None
-            if last.validation_loss is None
-            else perplexity(last.validation_loss),
-            "bits_per_byte": last.bits_per_byte,
+            **{name: logged.get(name) for name in _RESULTS},
             "parameters": self._trainer.model.config.parameters,
             "seconds": round(last.seconds, 3),
             "tokens_per_second": round(last.tokens_per_second, 1),
-            "checkpoint": str(self._folder.path),
+            "checkpoint": str(self._checkpoint()),
         }
 
 
@@ -277,10 +289,10 @@ def prepare_run(
         seed=options.seed,
         evaluation_fraction=options.evaluation_fraction,
     )
-    use = training_memory(settings, backend)
+    slots = intervals.unread_steps(options.steps)
+    use = training_memory(settings, backend, slots)
     step = 0 if checkpoint is None else checkpoint.state.step
     prepare_step_folders(folder.path, step)
-    slots = max(intervals.log, 1)
     try:
         trainer = Trainer(open_operations(backend.device), config, options, slots)
     except DeviceError as error:
@@ -288,6 +300,7 @@ def prepare_run(
             f"{error}; the run needs {use.total:,} bytes in all, {SMALLER}"
         ) from error
     run = TrainingRun(folder, trainer, batches, vocabulary, intervals, **callbacks)
+    tokens = {"tokens": len(source), "tokens_crc32": source.checksum}
     if checkpoint is None:
         run.begin(
             {
@@ -296,6 +309,7 @@ def prepare_run(
                 "vocabulary": vocabulary.fingerprint,
                 "parameters": config.parameters,
                 "memory_bytes": use.total,
+                **tokens,
                 "training_tokens": batches.training_sequences * config.seq_len,
                 "evaluation_sequences": batches.evaluation_sequences,
                 "model": asdict(config),
@@ -303,5 +317,8 @@ def prepare_run(
             }
         )
     else:
+        begun = read_log(folder.log).facts
+        before = {name: begun.get(name) for name in tokens}
+        check_same_run(f"{folder.path} was begun with other tokens", before, tokens)
         run.resume(checkpoint)
     return run

@@ -22,6 +22,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.files import output_errors
 
 LOCK_NAME = "run.lock"
+TOKENS_NAME = "tokens"
 
 _LOCKED_BYTE = 1 << 30  # Windows lets nobody read a locked byte: one behind the process id
 _MAX_DIGITS = 20
@@ -51,7 +52,7 @@ class RunFolder:
     @property
     def tokens(self) -> Path:
         """The folder with the tokens of texts, see `llmgpu.lm.data`."""
-        return self.path / "tokens"
+        return self.path / TOKENS_NAME
 
     def close(self) -> None:
         """Unlock the folder."""
@@ -80,7 +81,8 @@ def open_run_folder(
     """Make the folder of a new run, or open that of an earlier one, and lock it.
 
     resume: go on with the run that is there. force: start anew where a run is; what matches one of
-    the glob patterns `replaced` in the folder is removed, folders with all that is in them.
+    the glob patterns `replaced` in the folder is removed, folders with all that is in them. A run
+    that ended before its log was begun has nothing but tokens, which a new one may use.
 
     Raises InputError if there is no run to resume; OutputError if the folder holds a run (neither
     `resume` nor `force`) or anything else, if another process has it locked, or if it can't be
@@ -110,7 +112,10 @@ def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -
     if resume:
         return
     with output_errors(str(folder)):
-        if os.listdir(folder) != [LOCK_NAME] and not force:
+        names = set(os.listdir(folder))
+        if not force:
+            if names <= {LOCK_NAME, TOKENS_NAME}:
+                return
             raise OutputError(
                 f"{folder} holds a run already: use --resume to go on with it, --force to start "
                 "anew in its place, or another folder"

@@ -61,8 +61,9 @@ class Sampler:
         """
         options = self._options
         ids = np.argsort(-logits, kind="stable")[: options.top_k or None]
-        scaled = logits[ids].astype(np.float64) / options.temperature
-        probabilities = np.exp(scaled - scaled[0])
+        below = logits[ids].astype(np.float64) - float(logits[ids[0]])
+        with np.errstate(over="ignore"):  # a tiny temperature makes them -inf: probability 0
+            probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:
             kept = int(np.searchsorted(np.cumsum(probabilities), options.top_p)) + 1

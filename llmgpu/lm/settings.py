@@ -12,6 +12,7 @@ from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.options import TrainOptions
 
 MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # of a run that goes on
+PRESET_STEPS = {"tiny": 500}  # where not given: what two CPU cores do in a minute or two
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,11 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     """
     sizes = {name: value for name, value in asked.items() if name not in _OPTION_NAMES}
     options = {name: value for name, value in asked.items() if name in _OPTION_NAMES}
-    config = preset(sizes.pop("preset"), vocab_size, **sizes)
-    _fill_in(options)
+    name = sizes.pop("preset")
+    config = preset(name, vocab_size, **sizes)
+    _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps))
     settings = RunSettings(config, TrainOptions(**options))
+    settings.options.schedule()
     if settings.options.sparse_embedding and config.tied:
         raise InputError(
             "sparse_embedding updates the rows that came up, but a tied table is the output layer, "
@@ -47,8 +50,10 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     return settings
 
 
-def _fill_in(options: dict[str, Any]) -> None:
-    """Put numbers in place of None where the default follows from another option."""
+def _fill_in(options: dict[str, Any], steps: int) -> None:
+    """Put numbers in place of None: `steps`, and those that follow from another option."""
+    if options.get("steps") is None:
+        options["steps"] = steps
     if options.get("warmup_steps") is None:
         options["warmup_steps"] = min(TrainOptions.warmup_steps, options["steps"] // 10)
     if options.get("min_learning_rate") is None:
@@ -68,6 +73,7 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
         options = TrainOptions(**checkpoint.state.options)
     except (TypeError, InputError) as error:
         raise CheckpointError(f"{checkpoint.folder}: its options don't fit: {error}") from error
+    _check_preset(checkpoint, asked)
     for name, value in asked.items():
         if name in MAY_CHANGE or name == "preset":
             continue
@@ -85,3 +91,20 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
             f"{checkpoint.state.step} already"
         )
     return RunSettings(checkpoint.config, options)
+
+
+def _check_preset(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> None:
+    """Raise an InputError for a preset that, with the sizes asked for, is another model."""
+    if "preset" not in asked:
+        return
+    config = checkpoint.config
+    sizes = {name: value for name, value in asked.items() if hasattr(config, name)}
+    wanted = preset(asked["preset"], config.vocab_size, **sizes)
+    for field in fields(wanted):
+        value, before = getattr(wanted, field.name), getattr(config, field.name)
+        if value != before and field.name not in sizes:
+            raise InputError(
+                f"{field.name} of preset {asked['preset']} is {value}, the run in "
+                f"{checkpoint.folder.parent} has {before}: leave the preset out to go on with "
+                "that, or begin a new run"
+            )

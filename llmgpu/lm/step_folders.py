@@ -42,11 +42,6 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
     return dict(sorted((int(match["step"]), path) for match, path in found if match))
 
 
-def latest_checkpoint(run_folder: str | Path) -> Path | None:
-    """Return the folder of a run's newest checkpoint, None if it has none."""
-    return next(reversed(list_checkpoints(run_folder).values()), None)
-
-
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
     """Make the folder of a run that goes on from `step` (0: begins), or clean up the one there is.
 

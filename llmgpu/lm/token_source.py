@@ -1,10 +1,14 @@
-"""Token files as one long row of ids, mapped into memory: what is not read takes no room."""
+"""Token files as one long row of ids, of which only what is asked for is read.
+
+A file is opened for each reading, which takes microseconds. Mapping files into memory would take
+less, but one that is cut short meanwhile would end the process by a signal, without a message.
+"""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +18,6 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.progress import Progress, no_progress
 
-MAPPED_FILES = 128  # at a time: a process may have so many files open and no more
 _SCANNED_IDS = 1 << 22  # at a time
 
 
@@ -24,15 +27,16 @@ class TokenSource:
     fingerprint: of the vocabulary that all of them were made with. vocabulary_size: number of its
     ids. dtype: of the ids in the files, uint16 or uint32; the wider one of both.
     bytes_per_token: of the text that the ids stand for, on average; None if there is no id.
+    checksum: CRC-32 of all ids, however many files they are in; 0 before `check_ids`.
     """
 
     def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
         """Take the files, which have ids of `vocabulary`; `open_token_files` makes sure of that."""
         self._files = [file for file in files if file.count]
         self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
-        self._map = lru_cache(MAPPED_FILES)(_map_file)
         self.fingerprint = vocabulary.fingerprint
         self.vocabulary_size = vocabulary.size
+        self.checksum = 0
         dtypes: list[np.dtype[np.integer]] = [file.dtype for file in self._files]
         self.dtype = np.result_type(np.uint16, *dtypes)
         text_bytes = sum(file.text_bytes for file in self._files)
@@ -55,30 +59,33 @@ class TokenSource:
         while done < count:
             file = self._files[index]
             begin = start + done - (int(self._ends[index]) - file.count)
-            piece = self._map(file)[begin : begin + count - done]
+            piece = _read_ids(file, begin, min(count - done, file.count - begin))
             ids[done : done + len(piece)] = piece
             done += len(piece)
             index += 1
         return ids
 
     def check_ids(self, progress: Progress = no_progress) -> None:
-        """Raise an InputError for the first id that is beyond the vocabulary.
+        """Look through all ids and note their checksum, the CRC-32 of them as uint32.
+
+        Raises InputError for the first id that is beyond the vocabulary.
 
         progress: called with the ids that were looked at, phase "checking tokens".
         """
-        done = 0
+        done = checksum = 0
         for file in self._files:
-            ids = self._map(file)
             for begin in range(0, file.count, _SCANNED_IDS):
-                block = ids[begin : begin + _SCANNED_IDS]
+                block = _read_ids(file, begin, min(_SCANNED_IDS, file.count - begin))
                 if int(block.max()) >= self.vocabulary_size:
                     position = int(np.argmax(block >= self.vocabulary_size))
                     raise InputError(
                         f"{file.path}: id {block[position]} at position {begin + position} is "
                         f"beyond the vocabulary of {self.vocabulary_size} ids: the file is damaged"
                     )
+                checksum = zlib.crc32(block.astype("<u4").tobytes(), checksum)
                 done += len(block)
                 progress("checking tokens", done, len(self))
+        self.checksum = checksum
 
 
 def open_token_files(
@@ -102,12 +109,15 @@ def open_token_files(
     return source
 
 
-def _map_file(file: BinFile) -> NDArray[np.integer]:
-    """Return the ids of a file that has some, mapped: (count,)."""
+def _read_ids(file: BinFile, begin: int, count: int) -> NDArray[np.integer]:
+    """Return `count` ids of a file from `begin` on: (count,)."""
+    width = file.dtype.itemsize
     try:
-        size = os.path.getsize(file.path)
-        if size < file.offset + file.count * file.dtype.itemsize:
-            raise InputError(f"{file.path} became shorter while it was read: {size} bytes")
-        return np.memmap(file.path, file.dtype, "r", file.offset, (file.count,))
+        with open(file.path, "rb", buffering=0) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            ids = np.fromfile(stream, file.dtype, count, offset=file.offset + begin * width)
     except OSError as error:
         raise InputError(f"can't read {file.path}: {error.strerror or error}") from error
+    if size < file.offset + file.count * width or len(ids) < count:
+        raise InputError(f"{file.path} became shorter while it was read: {size} bytes")
+    return ids

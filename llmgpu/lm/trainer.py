@@ -125,9 +125,11 @@ class Trainer:
         tensors = self.updates.bad_tensors()
         names = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if tensors[3:] else "")
         what = f"gradient of {names}" if tensors else "norm of all gradients"
+        half = self.options.precision == "f16"
+        remedies = "a lower --lr, more --warmup-steps" + (" or --precision f32" if half else "")
         return TrainingError(
             f"step {step + 1}: the {what} is not finite (loss {record.loss:g}), so the weights "
-            "were left as they were; try a lower --lr, more --warmup-steps or --precision f32"
+            f"were left as they were; try {remedies}"
         )
 
     def source(self, tensor: Tensor) -> TensorSource:

@@ -158,3 +158,12 @@ def test_interrupted_tokenizing_leaves_nothing(vocab: Path, name: str) -> None:
         assert child.wait(timeout=30) == 130
         assert child.stderr.read().splitlines()[-1] == b"interrupted"
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell closes stdout")
+def test_a_stdout_that_is_closed_is_no_traceback(corpus: Path) -> None:
+    command = f"{sys.executable} -m llmgpu bpe-train corpus.txt -q --device cpu >&-"
+    done = subprocess.run(
+        command, shell=True, cwd=corpus.parent, env=environment(), capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -49,6 +49,7 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert summary["validation_loss"] == log.records[-1].validation_loss
     assert summary["tokens"] == 8 * 4 * 16
     assert 0 < summary["bits_per_byte"] < 8
+    assert summary["checkpoint"] == os.path.join("run", "step-00000008")
     assert (run / "loss.svg").read_text().startswith("<svg")
     made = llmgpu("generate", "run", "--prompt", "the", "--max-new-tokens", "5", "--ignore-eos")
     assert made.returncode == 0, made.stderr
@@ -106,6 +107,7 @@ def test_ctrl_c_saves_what_is_done(llmgpu: Run, corpus: Path, vocab: Path) -> No
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
     checkpoint = load_checkpoint(corpus.parent / "run")
+    assert f"stopped at step {checkpoint.state.step}; checkpoint in run/step-".encode() in errors
     assert checkpoint.state.step >= 4
     step = str(checkpoint.state.step + 2)
     done = llmgpu(*TRAIN, "--steps", step, "--device", "cpu", "--resume")
@@ -120,6 +122,18 @@ def wait_for_line(child: subprocess.Popen[bytes], text: bytes) -> None:
     raise AssertionError(f"{text!r} did not come")
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    command = (*TRAIN, "--steps", "2", "--device", "cpu")
+    fails(llmgpu(*command, "--seq-len", "100000"), 1, "tokens are too few")
+    assert llmgpu(*command).returncode == 0  # with other sizes, without --force
+    shutil.rmtree(corpus.parent / "run" / "step-00000002")
+    done = llmgpu(*command, "--resume")
+    assert done.returncode == 0
+    assert b"run has no checkpoint yet: beginning at the first step" in done.stderr
+
+
 def test_token_files_are_trained_on_as_texts_are(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "ids.bin")
     llmgpu("tokenize", "--vocab", "v.bin", "corpus.txt", "--format", "bin", "-o", "many.bin",
@@ -130,6 +144,19 @@ def test_token_files_are_trained_on_as_texts_are(llmgpu: Run, corpus: Path, voca
         assert done.returncode == 0, done.stderr
     for other in ("b", "c"):
         assert_same_weights(corpus.parent / "a", corpus.parent / other)
+
+
+def test_a_run_goes_on_with_its_own_tokens_only(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    other = corpus.with_name("other.txt")
+    other.write_bytes(corpus.read_bytes().swapcase())
+    command = ("train", "--vocab", "v.bin", "-o", "run", *SIZES, *STEPS, "--device", "cpu")
+    for name in ("corpus", "other"):
+        files = (f"{name}.txt", "-o", f"{name}.bin")
+        llmgpu("tokenize", "--vocab", "v.bin", "--format", "bin", *files)
+    assert llmgpu(*command, "corpus.bin", "--steps", "2").returncode == 0
+    gone_on = llmgpu(*command, "other.bin", "--steps", "4", "--resume")
+    fails(gone_on, 1, "run was begun with other tokens: tokens")
+    assert llmgpu(*command, "corpus.txt", "--steps", "4", "--resume").returncode == 0
 
 
 def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, vocab: Path) -> None:
@@ -175,7 +202,7 @@ def test_a_loss_that_is_no_number_stops_the_run(llmgpu: Run, corpus: Path, vocab
     extra = ("--lr", "1e30", "--min-lr", "0", "--grad-clip", "0", "--warmup-steps", "0")
     done = llmgpu(*command, *extra)
     fails(done, 1, "is not finite")
-    assert b"try a lower --lr" in done.stderr
+    assert done.stderr.endswith(b"try a lower --lr, more --warmup-steps\n")
 
 
 def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:
@@ -185,6 +212,9 @@ def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -
     model.write_bytes(model.read_bytes()[:-1] + b"\x55")
     fails(llmgpu("generate", "run", "--prompt", "a"), 1, "model.safetensors: damaged")
     fails(llmgpu(*command, "--resume"), 1, "model.safetensors: damaged")
+    shutil.copytree(model.parent, model.parent.with_name("step-00000001"))
+    for reading in (("generate", "run", "--prompt", "a"), (*command, "--resume")):
+        fails(llmgpu(*reading), 1, "the one before is run")
 
 
 def test_generating_repeats_with_a_seed_and_on_every_device(

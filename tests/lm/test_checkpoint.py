@@ -20,7 +20,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoint import load_checkpoint, save_checkpoint
 from llmgpu.lm.safetensors_file import TensorSource
-from llmgpu.lm.step_folders import latest_checkpoint, list_checkpoints, prepare_step_folders
+from llmgpu.lm.step_folders import list_checkpoints, prepare_step_folders
 from llmgpu.tokenizer import Tokenizer
 from tests.lm.samples import (
     END,
@@ -63,7 +63,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, sizes: dict[str, Any]) -> None:
     end = vocabulary.special_tokens[END]
     given = (config, vocabulary, sources(weights), sources(optimizer), state_of(100))
     folder = save_checkpoint(tmp_path, *given, eos_id=end)
-    assert folder == tmp_path / "step-00000100" == latest_checkpoint(tmp_path)
+    assert list_checkpoints(tmp_path) == {100: tmp_path / "step-00000100"} == {100: folder}
     assert set(names(folder)) == FILES and names(tmp_path) == [folder.name]
     for path in (tmp_path, folder):
         found = load_checkpoint(path)
@@ -360,7 +360,7 @@ def test_nothing_older_is_taken_in_place_of_a_damaged_one(tmp_path: Path) -> Non
 
 
 def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
-    assert latest_checkpoint(tmp_path) is None and latest_checkpoint(tmp_path / "no") is None
+    assert list_checkpoints(tmp_path) == {} == list_checkpoints(tmp_path / "no")
     with pytest.raises(CheckpointError, match="there is no checkpoint in it"):
         load_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no: there is no such folder"):

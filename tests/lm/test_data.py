@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,7 @@ def test_each_token_file_counts_once(tmp_path: Path) -> None:
     assert all_ids(opened(tmp_path, side)) == ids[100:200].tolist()
 
 
-def test_more_files_than_are_mapped_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_source, "MAPPED_FILES", 3)
+def test_reading_over_many_files(tmp_path: Path) -> None:
     ids = random_ids(200)
     write_shards(tmp_path / "out.bin", ids, 10)
     source = opened(tmp_path, tmp_path / "out.json")
@@ -212,8 +210,28 @@ def test_damaged_token_files(tmp_path: Path, kind: str, message: str) -> None:
         opened(tmp_path, tmp_path / name)
 
 
-def test_a_file_that_becomes_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_source, "MAPPED_FILES", 1)
+def test_the_checksum_is_that_of_all_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_source, "_SCANNED_IDS", 7)
+    ids = random_ids(60)
+    write_bin(tmp_path / "one.bin", ids)
+    write_shards(tmp_path / "out.bin", ids, 25)
+    expected = zlib.crc32(ids.astype("<u4").tobytes())
+    for name in ("one.bin", "out.json"):
+        assert opened(tmp_path, tmp_path / name).checksum == expected
+    write_bin(tmp_path / "one.bin", ids[::-1])
+    assert opened(tmp_path, tmp_path / "one.bin").checksum != expected
+
+
+def test_a_file_that_becomes_shorter_when_it_was_read_already(tmp_path: Path) -> None:
+    write_bin(tmp_path / "a.bin", random_ids(10))
+    source = opened(tmp_path, tmp_path / "a.bin")
+    source.read(0, 10)
+    os.truncate(tmp_path / "a.bin", 4)
+    with pytest.raises(InputError, match=r"a.bin became shorter .*: 4 bytes"):
+        source.read(0, 10)
+
+
+def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
     for name in ("a.bin", "b.bin"):
         write_bin(tmp_path / name, random_ids(10))
     source = opened(tmp_path, tmp_path / "a.bin", tmp_path / "b.bin")

@@ -77,6 +77,16 @@ def test_a_folder_with_a_run(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["run.lock"]
 
 
+def test_tokens_of_a_run_that_did_not_begin_are_left_to_the_next(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path) as folder:
+        folder.tokens.mkdir()
+        (folder.tokens / "ids").write_bytes(b"1")
+    with open_run_folder(tmp_path, replaced=["tokens"]):
+        assert (tmp_path / "tokens" / "ids").read_bytes() == b"1"
+    with open_run_folder(tmp_path, force=True, replaced=["tokens"]):
+        assert os.listdir(tmp_path) == ["run.lock"]
+
+
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"text")
     for force in (False, True):

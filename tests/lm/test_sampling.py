@@ -58,3 +58,11 @@ def test_huge_logits_do_not_overflow() -> None:
 def test_senseless_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(InputError, match=f"{next(iter(options))} is"):
         sampler(**options)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-320])
+def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = np.array([-3, 60, 59.999], np.float32)
+    ids, probabilities = sampler(temperature=temperature, top_k=0).candidates(logits)
+    assert ids.tolist() == [1, 2, 0]
+    assert probabilities.tolist() == [1, 0, 0]

@@ -1,0 +1,26 @@
+"""What ``llmgpu train --help`` and ``llmgpu generate --help`` list, and in which order."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli.conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train", "--vocab --output --resume --preset --dim --steps --batch-size --lr --min-lr "
+         "--log-interval --keep --limit --device --json"),
+        ("generate", "--prompt --max-new-tokens --temperature --top-k --top-p --seed --device"),
+    ],
+)  # fmt: skip
+def test_what_is_needed_first_is_listed_first(llmgpu: Run, command: str, expected: str) -> None:
+    done = llmgpu(command, "--help")
+    assert done.returncode == 0
+    options = done.stdout.decode().split("Options:")[1]
+    listed = re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", options, re.MULTILINE)
+    positions = [listed.index(option) for option in expected.split()]
+    assert positions == sorted(positions)

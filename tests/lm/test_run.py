@@ -1,0 +1,64 @@
+"""Runs in this process: what callers are told on the way and at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmgpu.backend import NUMPY
+from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.data import open_tokens
+from llmgpu.lm.records import StepRecord
+from llmgpu.lm.run import Intervals, TrainingRun, prepare_run
+from llmgpu.lm.run_folder import RunFolder, open_run_folder
+from llmgpu.lm.settings import new_settings
+from tests.lm.vocabularies import sample_text, sample_vocabulary
+
+SIZES = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "seq_len": 8}
+OPTIONS = {"preset": "tiny", "batch_size": 2, "learning_rate": 1e-3, "min_learning_rate": 0.0}
+
+
+def prepared(
+    folder: RunFolder, heard: list[Any], checkpoint: Checkpoint | None = None, **asked: Any
+) -> TrainingRun:
+    """A run on a sample text; `heard` gets each record with the seconds that are left."""
+    text = folder.path.parent / "text.txt"
+    if not text.exists():
+        text.write_bytes(sample_text())
+    vocabulary = sample_vocabulary()
+    source = open_tokens([str(text)], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
+    return prepare_run(
+        folder,
+        new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size),
+        NUMPY,
+        source,
+        vocabulary,
+        Intervals(log=2),
+        checkpoint,
+        on_record=lambda record, left: heard.append((record, left)),
+        note=heard.append,
+    )
+
+
+def test_the_time_left_is_of_this_process(tmp_path: Path) -> None:
+    heard: list[tuple[StepRecord, float]] = []
+    with open_run_folder(tmp_path / "run") as folder:
+        prepared(folder, heard, steps=4).run()
+        first = heard[-1][0]
+        prepared(folder, heard, load_checkpoint(folder.path), steps=10).run()
+    assert [record.step for record, _ in heard] == [2, 4, 6, 8, 10]
+    assert heard[1][1] == heard[-1][1] == 0
+    record, left = heard[2]
+    assert left == pytest.approx((record.seconds - first.seconds) / 2 * 4)
+
+
+def test_a_summary_is_json_whatever_the_losses_are(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, [], steps=6, learning_rate=100.0, warmup_steps=0, grad_clip=1.0)
+        summary = run.run()
+    assert summary["validation_loss"] > 710  # e to that is more than a float can be
+    assert summary["perplexity"] is None
+    json.dumps(summary, allow_nan=False)

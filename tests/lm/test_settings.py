@@ -1,0 +1,58 @@
+"""What a run is to be: defaults that follow from others, and what may change when it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.lm.run import Intervals
+from llmgpu.lm.settings import RunSettings, new_settings, resumed_settings
+
+NOTHING_GIVEN = {"preset": "tiny", "steps": None, "learning_rate": 6e-4, "warmup_steps": None}
+
+
+def new(**asked: Any) -> RunSettings:
+    return new_settings(NOTHING_GIVEN | asked, vocab_size=300)
+
+
+def test_steps_are_those_of_the_preset_unless_given() -> None:
+    assert new().options.steps == 500
+    assert new(preset="small").options.steps == 1000
+    assert new(steps=1000).options.steps == 1000
+    assert new(preset="small", steps=500).options.steps == 500
+    assert new().options.warmup_steps == 50
+
+
+def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
+    with pytest.raises(LlmgpuError, match=r"goes from 0\.0006 to 1\.0"):
+        new(min_learning_rate=1.0)
+
+
+def resume(settings: RunSettings, **asked: Any) -> RunSettings:
+    """Go on with a run of these settings; only what a checkpoint says of them is needed."""
+    state = SimpleNamespace(options=asdict(settings.options), step=3)
+    checkpoint: Any = SimpleNamespace(
+        state=state, config=settings.config, folder=Path("run/step-00000003")
+    )
+    return resumed_settings(checkpoint, asked)
+
+
+def test_a_preset_that_is_another_model_is_refused_when_a_run_goes_on() -> None:
+    begun = new(preset="small", layers=2, heads=12)
+    assert resume(begun) == begun
+    assert resume(begun, preset="small", layers=2, heads=12) == begun
+    with pytest.raises(InputError, match="dim of preset gpt2 is 768, the run in run has 384"):
+        resume(begun, preset="gpt2", layers=2, heads=12)
+    with pytest.raises(InputError, match="layers is 3"):
+        resume(begun, preset="small", layers=3, heads=12)
+
+
+def test_room_for_results_is_what_is_taken_between_two_readings() -> None:
+    assert Intervals().unread_steps(1000) == 10
+    assert Intervals(log=10**12).unread_steps(1000) == 100
+    assert Intervals(log=10**12, evaluation=10**12, save=10**12).unread_steps(7) == 7
