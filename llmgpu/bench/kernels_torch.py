@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernel_cases import Array, KernelCase
-from llmgpu.bench.training_steps import torch_device
+from llmgpu.bench.torch_device import torch_device
 
 CACHE_BYTES = 256 << 20  # more than any cache holds
 WARM_UPS = 3

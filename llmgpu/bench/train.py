@@ -20,13 +20,13 @@ from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import has_timestamps
 from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.bench.times import summarize
+from llmgpu.bench.torch_device import torch_device
 from llmgpu.bench.training_steps import (
     OwnSteps,
     StepJob,
     Steps,
     TorchSteps,
     choose_job,
-    torch_device,
 )
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.options import Precision

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.machine import package_version
 from llmgpu.bench.peers_torch import TorchLlama
 from llmgpu.bench.times import timed
 from llmgpu.lm.batches import Batch
@@ -193,18 +192,3 @@ class TorchSteps:
         batch = self._batches[self._step % len(self._batches)]
         self._step += 1
         return self._model.train_step(self._optimizer, self._options, [batch], LEARNING_RATE)
-
-
-def torch_device(engine: Engine) -> tuple[str, str]:
-    """Return torch's device to compare an engine with, and what tables call torch there.
-
-    That is cuda where torch has it and the engine is an NVIDIA GPU, else the CPU.
-
-    Raises:
-        ImportError: torch is not installed.
-    """
-    torch = importlib.import_module("torch")
-    version = package_version("torch")
-    if "NVIDIA" in engine.name and torch.cuda.is_available():
-        return "cuda", f"torch {version} ({torch.cuda.get_device_name()})"
-    return "cpu", f"torch {version} (cpu)"
