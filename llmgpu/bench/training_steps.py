@@ -159,17 +159,20 @@ class OwnSteps:
 
 
 class TorchSteps:
-    """torch, eagerly in float32 without tf32."""
+    """torch, eagerly in float32 without tf32.
+
+    device: of torch's, "cpu" or "cuda".
+    """
 
     def __init__(self, job: StepJob, device: str) -> None:
-        """Make the model on a device of torch's, "cpu" or "cuda"."""
+        """Make the model on a device."""
         self._torch = importlib.import_module("torch")
         self._torch.set_float32_matmul_precision("highest")
         self._torch.backends.cudnn.allow_tf32 = False
         self._options = job.options("f32")
         self._model = TorchLlama(job.config, job.weights(), device=device)
         self._optimizer = self._model.optimizer(self._options, fused=device == "cuda")
-        self._device = device
+        self.device = device
         self._batches = job.batches()
         self._step = 0
 
@@ -183,7 +186,7 @@ class TorchSteps:
         def take_all() -> None:
             for _ in range(count):
                 self._take()
-            if self._device == "cuda":
+            if self.device == "cuda":
                 self._torch.cuda.synchronize()
 
         return timed(take_all)[0] / count
