@@ -16,20 +16,15 @@ from typing import Any
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import time_program
-from llmgpu.bench.kernel_cases import (
-    Array,
-    KernelCase,
-    Sizes,
-    Tensors,
+from llmgpu.bench.kernel_cases import Array, KernelCase, Sizes, Tensors
+from llmgpu.bench.kernel_cases_layers import (
     activation_cases,
-    attention_cases,
-    cache_cases,
     cast_cases,
     embedding_cases,
-    linear_cases,
     loss_cases,
     norm_cases,
 )
+from llmgpu.bench.kernel_cases_products import attention_cases, cache_cases, linear_cases
 from llmgpu.bench.kernel_cases_updates import (
     adamw_8bit_cases,
     adamw_cases,
