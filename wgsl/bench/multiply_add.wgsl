@@ -1,0 +1,42 @@
+// Fused multiply-adds in registers, the most arithmetic that a kernel gets out of a device; what
+// others compute is stated as a share of it.
+//!include lm/elements.wgsl
+
+override ROUNDS: u32 = 1024u;
+
+// multiply_add
+// binding 0  values   read_write  (threads,) replaced by the sum of 16 chains that begin at
+//                                 value, value + 1, ... value + 15, each 4 * ROUNDS times x = x * m + s
+// binding 1  factors  uniform     m, s
+// dispatch: one thread a value; 64 multiply-adds a round
+@group(0) @binding(0) var<storage, read_write> values: array<f32>;
+@group(0) @binding(1) var<uniform> factors: vec4<f32>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn multiply_add(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let i = flat_element(workgroup, workgroups, local_index);
+    if (i >= arrayLength(&values)) {
+        return;
+    }
+    let m = vec4<f32>(factors.x);
+    let s = vec4<f32>(factors.y);
+    var a = vec4<f32>(values[i]) + vec4<f32>(0.0, 1.0, 2.0, 3.0);
+    var b = a + 4.0;
+    var c = a + 8.0;
+    var d = a + 12.0;
+    for (var round = 0u; round < ROUNDS; round++) {
+        a = four_times(a, m, s);
+        b = four_times(b, m, s);
+        c = four_times(c, m, s);
+        d = four_times(d, m, s);
+    }
+    values[i] = dot(a + b + c + d, vec4<f32>(1.0));
+}
+
+fn four_times(x: vec4<f32>, m: vec4<f32>, s: vec4<f32>) -> vec4<f32> {
+    return fma(fma(fma(fma(x, m, s), m, s), m, s), m, s);
+}
