@@ -1,4 +1,4 @@
-"""The benchmark as a whole: which engines do which jobs, and the record of it.
+"""The benchmark as a whole: which engines do which parts and jobs, and the record of it.
 
 The recount trainer takes the whole text through the device once a merge, and a software adapter
 computes on the CPU, so these get smaller jobs, which the trainers they stand beside do too. Every
@@ -19,17 +19,16 @@ from llmgpu.bench.bpe_train import Trainer, measure_training
 from llmgpu.bench.corpus import BenchText, load_text
 from llmgpu.bench.engines import ALL, Engine, Job, make_job, open_engines
 from llmgpu.bench.machine import describe_machine
+from llmgpu.bench.record import FORMAT, VERSION
 from llmgpu.bench.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.tokenize import measure_tokenizing
 from llmgpu.bpe.patterns.pattern import get_pattern
-from llmgpu.bpe.training.options import ENGINES
+from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress, no_progress
 
 PARTS = (BPE_TRAIN, TOKENIZE)
-FORMAT = "llmgpu-bench"
-VERSION = 1
 DEFAULT_LIMIT = 20_000_000
 DEFAULT_VOCAB_SIZE = 8192
 DEFAULT_PATTERN = "gpt2"  # which all peers know
@@ -40,6 +39,8 @@ QUICK_RUNS = 2
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
+QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
+RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to measure beside one another
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class BenchOptions:
     Python's standard library. limit: bytes of text at most. pattern: where text is cut.
     runs: measurements of each engine. peers: whether to measure other tokenizers.
     vocabulary: file with which to tokenize, whose size and pattern count then; None trains one.
+    quick: whether to take smaller sizes where no option says any.
 
     Raises:
         LlmgpuError: an option is out of range.
@@ -64,6 +66,7 @@ class BenchOptions:
     runs: int = DEFAULT_RUNS
     peers: bool = True
     vocabulary: str | None = None
+    quick: bool = False
 
     def __post_init__(self) -> None:
         get_pattern(self.pattern)
@@ -128,14 +131,14 @@ def _results(
 ) -> Iterator[dict[str, Any]]:
     job = make_job(text, folder, options.vocab_size, options.pattern, options.runs)
     if BPE_TRAIN in options.parts:
-        for own_job, trainers in _training_jobs(job, engines):
+        for own_job, trainers in _training_jobs(job, engines, options.quick):
             peers = options.peers and own_job == job
             yield from measure_training(own_job, trainers, peers, progress)
     if TOKENIZE in options.parts:
         yield from measure_tokenizing(job, engines, options.peers, progress, vocabulary)
 
 
-def _training_jobs(job: Job, engines: list[Engine]) -> list[tuple[Job, list[Trainer]]]:
+def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:
     """Return the whole job and smaller ones, each with who is to do it."""
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
     software = [engine for engine in engines if engine.is_software_adapter]
@@ -145,7 +148,8 @@ def _training_jobs(job: Job, engines: list[Engine]) -> list[tuple[Job, list[Trai
         recount_job = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
         wanted.append((recount_job, numpy + _both_trainers(hardware)))
     if software:
-        software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, SOFTWARE_TRAIN_VOCAB_SIZE)
+        size = QUICK_SOFTWARE_TRAIN_VOCAB_SIZE if quick else SOFTWARE_TRAIN_VOCAB_SIZE
+        software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, size)
         wanted.append((software_job, numpy + _both_trainers(software)))
     jobs: list[tuple[Job, list[Trainer]]] = []
     for own_job, trainers in wanted:
@@ -158,7 +162,15 @@ def _training_jobs(job: Job, engines: list[Engine]) -> list[tuple[Job, list[Trai
 
 
 def _both_trainers(engines: list[Engine]) -> list[Trainer]:
-    return [Trainer(engine, kind) for engine in engines for kind in ENGINES]
+    """Return the batched trainer of each engine, and the recount trainer with each table."""
+    return [
+        trainer
+        for engine in engines
+        for trainer in (
+            Trainer(engine),
+            *(Trainer(engine, "recount", slots) for slots in RECOUNT_TABLES),
+        )
+    ]
 
 
 def _smaller(job: Job, limit: int, vocab_size: int) -> Job:
