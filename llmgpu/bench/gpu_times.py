@@ -57,7 +57,7 @@ def time_program(
 
 def host_times(function: Callable[[], object], runs: int, budget: float) -> list[float]:
     """Return the seconds of up to `runs` calls; none but the first begins after the budget."""
-    return [timed(function)[0] for _ in _runs_within(runs, budget)]
+    return [timed(function)[0] for _ in runs_within(runs, budget)]
 
 
 def warm_up(function: Callable[[], object]) -> None:
@@ -66,6 +66,15 @@ def warm_up(function: Callable[[], object]) -> None:
     function()
     while time.perf_counter() < end:
         function()
+
+
+def runs_within(runs: int, budget: float) -> Iterator[int]:
+    """Yield 0 to runs - 1, but after the first none once `budget` seconds are over."""
+    end = time.perf_counter() + budget
+    for run in range(runs):
+        if run and time.perf_counter() > end:
+            return
+        yield run
 
 
 def has_timestamps(device: Device) -> bool:
@@ -77,18 +86,10 @@ def _gpu_times(device: Device, run: Callable[[], object], runs: int, budget: flo
     times = ProgramTimes("gpu")
     device.timing = True
     try:
-        for _ in _runs_within(runs, budget):
+        for _ in runs_within(runs, budget):
             device.gpu_seconds.clear()
             run()
             times.add_run(dict(device.gpu_seconds))
     finally:
         device.timing = False
     return times
-
-
-def _runs_within(runs: int, budget: float) -> Iterator[int]:
-    end = time.perf_counter() + budget
-    for run in range(runs):
-        if run and time.perf_counter() > end:
-            return
-        yield run

@@ -366,8 +366,8 @@ def _copy_rows(
 ) -> None:
     """Copy table[rows] to out; where there is no such row, write zeros or `keep` what is there."""
     known = (rows >= 0) & (rows < len(table))
-    if known.all():
-        out[...] = table[rows]
+    if known.all() and table.dtype == out.dtype:
+        np.take(table, rows, axis=0, out=out, mode="clip")  # the one mode that makes no copy first
         return
     out[known] = table[rows[known]]
     if not keep:
