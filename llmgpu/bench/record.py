@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from llmgpu.errors import InputError
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
+KERNELS = "kernels"  # the part whose jobs are single operations
 
 Result = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -46,6 +48,7 @@ _NUMBERS = (
     "merges_per_second?",
     "tokens_per_second?",
     "bytes_per_second?",
+    "output_bytes_per_second?",
     "operations_per_second?",
     "share_of_copy?",
     "share_of_floor?",
@@ -123,12 +126,32 @@ def job_of(result: Result) -> str:
     return line if pattern is None else f"{line}, pattern {pattern}"
 
 
-def by_job(record: Record) -> dict[tuple[str, str], list[Result]]:
-    """Return the results by part and job, both in the order in which they were measured."""
-    jobs: dict[tuple[str, str], list[Result]] = {}
+@dataclass(frozen=True)
+class ResultTable:
+    """Results that stand together: of one job, or all kernels of one engine.
+
+    what: the part. title: the job, or the engine. results: in the order of measuring.
+    """
+
+    what: str
+    title: str
+    results: list[Result]
+
+    def row_name(self, result: Result) -> str:
+        """Return what tells a result apart from the others, for people."""
+        if self.what != KERNELS:
+            return name_of(result)
+        return f"{result.get('variant') or 'kernel'}: {job_of(result)}"
+
+
+def tables_of(record: Record) -> list[ResultTable]:
+    """Return all results as tables, in the order in which they were measured."""
+    tables: dict[tuple[str, str], ResultTable] = {}
     for result in record["results"]:
-        jobs.setdefault((result["what"], job_of(result)), []).append(result)
-    return jobs
+        what = str(result["what"])
+        title = str(result["engine"]) if what == KERNELS else job_of(result)
+        tables.setdefault((what, title), ResultTable(what, title, [])).results.append(result)
+    return list(tables.values())
 
 
 def is_peer(result: Result, record: Record) -> bool:

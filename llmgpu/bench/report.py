@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from llmgpu.bench.record import Record, Result, by_job, name_of
-from llmgpu.bench.report_bars import kernel_bars, result_bars
+from llmgpu.bench.measures import OPERATION_RATE
+from llmgpu.bench.record import (
+    KERNELS,
+    Record,
+    Result,
+    ResultTable,
+    is_peer,
+    job_of,
+    name_of,
+    tables_of,
+)
+from llmgpu.bench.report_bars import kernel_bars, result_bars, share_bars
 from llmgpu.bench.report_roofline import draw_roofline, has_place, intensity
 from llmgpu.bench.report_style import STYLE
-from llmgpu.bench.report_tables import (
-    Column,
-    draw_table,
-    is_wrong,
-    number_columns,
-    result_table,
-)
+from llmgpu.bench.report_tables import Column, draw_table, is_wrong, result_table
 from llmgpu.bench.units import quantity, seconds_text, three_digits
 from llmgpu.charts.markup import escape_text
 
@@ -50,8 +54,8 @@ _PARTS = {
 
 def draw_report(record: Record) -> str:
     """Return the page of a record, as `llmgpu.bench.record.load_record` returns it."""
-    jobs = by_job(record)
-    parts = list(dict.fromkeys(what for what, _ in jobs))
+    tables = tables_of(record)
+    parts = list(dict.fromkeys(table.what for table in tables))
     title = f"llmgpu bench: {record['machine']['cpu']}"
     lines = [
         "<!DOCTYPE html>",
@@ -68,8 +72,7 @@ def draw_report(record: Record) -> str:
         *_contents(parts),
     ]
     for what in parts:
-        groups = {job: results for (part, job), results in jobs.items() if part == what}
-        lines += _part(what, groups, record)
+        lines += _part(what, [table for table in tables if table.what == what], record)
     return "\n".join([*lines, "</body>", "</html>", ""])
 
 
@@ -125,49 +128,72 @@ def _title_of(what: str) -> str:
     return _PARTS[what][0] if what in _PARTS else what
 
 
-def _part(what: str, groups: dict[str, list[Result]], record: Record) -> list[str]:
+def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]:
     lines = [f'<h2 id="{escape_text(what)}">{escape_text(_title_of(what))}</h2>']
     if what in _PARTS:
         lines.append(f"<p>{escape_text(_PARTS[what][1])}</p>")
-    results = [result for group in groups.values() for result in group]
-    lines += _rooflines(results, record)
-    for job, group in groups.items():
-        lines.append(f"<h3>{escape_text(job)}</h3>")
-        lines += result_bars(group, record)
-        lines += result_table(group)
-        for result in group:
+    if what == KERNELS:
+        lines += _beside_peers(tables, record)
+    for table in tables:
+        lines.append(f"<h3>{escape_text(table.title)}</h3>")
+        if what == KERNELS:
+            lines += _engine_charts(table, record)
+        else:
+            lines += result_bars(table.results, record)
+        lines += result_table(table)
+        for result in table.results:
             lines += _details(result)
     return lines
 
 
-def _rooflines(results: Sequence[Result], record: Record) -> list[str]:
-    """Return the roofline of each engine whose limits are known, and what its numbers mean."""
+def _beside_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
+    """Return a chart for each kernel that another program was measured at."""
+    groups: dict[tuple[str, str], dict[str, Result]] = {}
+    for table in tables:
+        for result in table.results:
+            key = (str(result.get("variant")), job_of(result))
+            groups.setdefault(key, {}).setdefault(str(result["engine"]), result)
     lines: list[str] = []
-    for engine, limits in record.get("limits", {}).items():
-        placed = [r for r in results if r["engine"] == engine and has_place(r)]
-        if not placed or not all(limits.values()):
-            continue
-        lines.append(f"<h3>Roofline of {escape_text(engine)}</h3>")
-        lines += draw_roofline(placed, limits, f"{engine}: kernels under the roof")
-        lines += ["<details>", "<summary>What the numbers are</summary>"]
-        lines += draw_table(
+    for (kernel, job), by_engine in groups.items():
+        results = [result for result in by_engine.values() if "seconds" in result]
+        if any(is_peer(result, record) for result in results):
+            lines.append(f"<h4>{escape_text(f'{kernel}: {job}')}</h4>")
+            lines += result_bars([{**result, "variant": None} for result in results], record)
+    return ["<h3>Beside other programs</h3>", *lines] if lines else []
+
+
+def _engine_charts(table: ResultTable, record: Record) -> list[str]:
+    """Return the roofline of an engine whose limits are known, and how near kernels are to it."""
+    lines = share_bars(table)
+    limits = record.get("limits", {}).get(table.title, {"none": 0})
+    if not all(limits.values()):
+        return lines
+    placed = [result for result in table.results if has_place(result)]
+    if not placed:
+        return lines
+    return [
+        *draw_roofline(placed, limits, f"Roofline of {table.title}"),
+        "<details>",
+        "<summary>What the numbers are</summary>",
+        *draw_table(
             [
                 Column("number", "number", [str(k) for k in range(1, len(placed) + 1)]),
-                Column("kernel", "name", [str(r.get("variant") or r["job"]) for r in placed]),
+                Column("kernel", "name", [table.row_name(result) for result in placed]),
                 Column("FLOP per byte", "number", [three_digits(intensity(r)) for r in placed]),
-                *number_columns(placed)[:-1],
+                Column("reached", "number", [OPERATION_RATE.text(r) for r in placed]),
             ]
-        )
-        lines.append("</details>")
-    return lines
+        ),
+        "</details>",
+        *lines,
+    ]
 
 
 def _details(result: Result) -> list[str]:
     """Return the time in kernels as a chart, and start-up and phases."""
     lines: list[str] = []
-    kernels = result.get("kernels")
-    if kernels and kernels["seconds"]:
-        lines += kernel_bars(kernels["seconds"], _kernel_caption(result))
+    kernels = (result.get("kernels") or {}).get("seconds", {})
+    if len(kernels) > 1:
+        lines += kernel_bars(kernels, _kernel_caption(result))
     for name, times in (
         ("start-up", result.get("start_up", {})),
         ("phases", {k: v["median"] for k, v in result.get("phases", {}).items()}),
@@ -179,7 +205,13 @@ def _details(result: Result) -> list[str]:
     if not lines:
         return []
     summary = f"Where the time of {name_of(result)} goes"
-    return ["<details>", f"<summary>{escape_text(summary)}</summary>", *lines, "</details>"]
+    is_open = ' open="open"' if len(kernels) > 1 and result["what"] != KERNELS else ""
+    return [
+        f"<details{is_open}>",
+        f"<summary>{escape_text(summary)}</summary>",
+        *lines,
+        "</details>",
+    ]
 
 
 def _kernel_caption(result: Result) -> str:

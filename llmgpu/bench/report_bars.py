@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from llmgpu.bench.measures import Measure, common_rate
-from llmgpu.bench.record import Record, Result, is_peer
+from llmgpu.bench.measures import SHARE_OF_FLOOR, Measure, common_rate
+from llmgpu.bench.record import Record, Result, ResultTable, is_peer
 from llmgpu.bench.units import seconds_text
 from llmgpu.charts.markup import escape_text
 
@@ -67,6 +67,21 @@ def _bar(result: Result, rate: Measure | None, record: Record) -> Bar:
         value = rate.text(result) if rate else seconds_text(result["seconds"]["median"])
     kind = "peer" if is_peer(result, record) else "own"
     return Bar(str(result["engine"]), kind, value, number, str(result.get("variant") or ""))
+
+
+def share_bars(table: ResultTable) -> list[str]:
+    """Return the chart of how near an engine's kernels are to what it can do."""
+    shares = [(result, result.get(SHARE_OF_FLOOR.key)) for result in table.results]
+    bars = [
+        Bar(table.row_name(result), "own", SHARE_OF_FLOOR.text(result), share)
+        for result, share in shares
+        if share is not None
+    ]
+    if not bars:
+        return []
+    largest = max([1.0, *(bar.number or 0.0 for bar in bars)])
+    caption = "part of what bandwidth or arithmetic allows: more is better"
+    return draw_bars(bars, caption, largest)
 
 
 def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:

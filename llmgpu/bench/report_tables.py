@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmgpu.bench.measures import measures_of
-from llmgpu.bench.record import Result, name_of
+from llmgpu.bench.record import KERNELS, Result, ResultTable
 from llmgpu.bench.units import seconds_text, spread_text
 from llmgpu.charts.markup import escape_text
 
@@ -34,16 +34,13 @@ def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -
     return [*lines, "</tbody>", "</table>"]
 
 
-def result_table(results: Sequence[Result]) -> list[str]:
-    """Return the table of a job."""
-    columns = [Column("engine", "name", [name_of(result) for result in results])]
-    return draw_table([*columns, *number_columns(results)], [is_wrong(r) for r in results])
-
-
-def number_columns(results: Sequence[Result]) -> list[Column]:
-    """Return the columns of times, measures and answers."""
+def result_table(table: ResultTable) -> list[str]:
+    """Return results with times, measures and answers."""
+    results = table.results
     timed = [result.get("seconds") for result in results]
-    return [
+    first = "kernel" if table.what == KERNELS else "engine"
+    columns = [
+        Column(first, "name", [table.row_name(result) for result in results]),
         Column("median", "number", [seconds_text(t["median"]) if t else NOTHING for t in timed]),
         Column("min-max", "number", [spread_text(t) if t else NOTHING for t in timed]),
         *(
@@ -52,6 +49,7 @@ def number_columns(results: Sequence[Result]) -> list[Column]:
         ),
         Column("answer", "", [answer_of(result) for result in results]),
     ]
+    return draw_table(columns, [is_wrong(result) for result in results])
 
 
 def answer_of(result: Result) -> str:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from llmgpu.bench.compare import Change, Comparison
-from llmgpu.bench.measures import measures_of
-from llmgpu.bench.record import Record, Result, by_job, name_of
+from llmgpu.bench.measures import (
+    BYTE_RATE,
+    OPERATION_RATE,
+    SHARE_OF_COPY,
+    SHARE_OF_FLOOR,
+    SPEED_UP,
+    SPEED_UP_OVER_TORCH,
+    TOKEN_RATE,
+    measures_of,
+)
+from llmgpu.bench.record import KERNELS, Record, Result, ResultTable, name_of, tables_of
 from llmgpu.bench.units import seconds_text, spread_text
 
 NARROWEST = 100  # columns; less would break the tables' cells
+# Of parts with more numbers than fit: those that are shown.
+_SHOWN = {
+    "embedding": (BYTE_RATE, SHARE_OF_COPY, SPEED_UP, SPEED_UP_OVER_TORCH),
+    KERNELS: (BYTE_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP),
+    "train": (TOKEN_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP, SPEED_UP_OVER_TORCH),
+}
 
 
 def print_results(record: Record, console: Console) -> None:
@@ -21,12 +36,11 @@ def print_results(record: Record, console: Console) -> None:
     console.width = max(console.width, NARROWEST)
     for line in machine_lines(record):
         console.print(line, markup=False, soft_wrap=True)
-    for (what, job), results in by_job(record).items():
+    for table in tables_of(record):
         console.print()
-        console.print(_job_table(f"{what}: {job}", results))
-        for result in results:
-            for line in _details(result):
-                console.print(line, markup=False, soft_wrap=True)
+        console.print(_table(table))
+        for line in _lines_below(table):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
     if not record["complete"]:
         console.print("\ninterrupted: these are the results up to then")
 
@@ -79,30 +93,44 @@ def _source_lines(record: Record) -> list[str]:
     return lines
 
 
-def _job_table(title: str, results: Sequence[Result]) -> Table:
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("engine")
+def _table(results: ResultTable) -> Table:
+    is_narrow = results.what in _SHOWN  # with so many numbers that answers go below
+    table = Table(title=escape(f"{results.what}: {results.title}"), title_justify="left")
+    table.add_column("kernel" if results.what == KERNELS else "engine")
     columns = _number_columns(results)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("answer")
-    for result in results:
+    for result in results.results:
         numbers = [text_of(result) for text_of in columns.values()]
-        answer = result.get("answer") or result.get("note") or "-"
-        table.add_row(*map(escape, [name_of(result), *numbers, answer]))
+        answer = _verdict(result) if is_narrow else _answer(result)
+        table.add_row(*map(escape, [results.row_name(result), *numbers, answer]))
     return table
 
 
-def _number_columns(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
-    """Return what is in the columns of a job's table, by their titles."""
+def _number_columns(results: ResultTable) -> dict[str, Callable[[Result], str]]:
+    """Return what is in the columns of a table, by their titles."""
     columns: dict[str, Callable[[Result], str]] = {"median": _median, "min-max": _spread}
-    for measure in measures_of(results):
-        columns[measure.title] = measure.text
-    peers = [r["mb_per_second"] for r in results if r.get("peer") and "seconds" in r]
-    if results[0]["what"] == "tokenize":
+    measures = measures_of(results.results)
+    for measure in _SHOWN.get(results.what, measures):
+        if measure in measures:
+            columns[measure.title] = measure.text
+    if results.what == "tokenize":
+        peers = [r.get("mb_per_second") or 0 for r in results.results if r.get("peer")]
         columns["tokens"] = lambda result: f"{result['tokens']:,}" if "tokens" in result else "-"
         columns["vs peers"] = lambda result: _ratio(result, max(peers, default=0))
     return columns
+
+
+def _answer(result: Result) -> str:
+    return str(result.get("answer") or result.get("note") or "-")
+
+
+def _verdict(result: Result) -> str:
+    """Return the answer in a word, or the reason why there is none."""
+    if result["correct"] is None:
+        return _answer(result)
+    return "right" if result["correct"] else "WRONG"
 
 
 def _median(result: Result) -> str:
@@ -115,8 +143,8 @@ def _spread(result: Result) -> str:
 
 def _ratio(result: Result, fastest_peer: float) -> str:
     """Compare a rate with that of the fastest peer, 0 if there is none."""
-    compared = "seconds" in result and fastest_peer
-    return f"{result['mb_per_second'] / fastest_peer:.2f}x" if compared else "-"
+    rate = result.get("mb_per_second")
+    return f"{rate / fastest_peer:.2f}x" if rate and fastest_peer else "-"
 
 
 def _change_row(change: Change, comparison: Comparison) -> list[str]:
@@ -128,19 +156,30 @@ def _change_row(change: Change, comparison: Comparison) -> list[str]:
     return [change.what, change.job, name, *times, words]
 
 
+def _lines_below(results: ResultTable) -> list[str]:
+    """Return lines on what answers were, on notes, and on where the time goes."""
+    if results.what not in _SHOWN:
+        return [line for result in results.results for line in _details(result)]
+    answered = [result for result in results.results if result["correct"] is not None]
+    said = [
+        str(result[key]) for key in ("answer", "note") for result in answered if result.get(key)
+    ]
+    lines = [f"answers: {'; '.join(dict.fromkeys(said))}"] if said else []
+    if results.what == KERNELS:
+        return lines
+    return lines + [line for result in results.results for line in _details(result)]
+
+
 def _details(result: Result) -> list[str]:
-    """Return lines on start-up, phases, kernels and notes, as far as there are any."""
-    start_up = ", ".join(
-        f"{k} {seconds_text(v)}" for k, v in result.get("start_up", {}).items() if v
-    )
+    """Return lines on start-up, phases and kernels, as far as there are any."""
+    start_up = result.get("start_up", {}).items()
     phases = result.get("phases", {}).items()
     parts = {
-        "start-up": start_up,
-        "phases": ", ".join(f"{k} {seconds_text(v['median'])}" for k, v in phases),
+        "start-up": ", ".join(f"{name} {seconds_text(spent)}" for name, spent in start_up if spent),
+        "phases": ", ".join(f"{name} {seconds_text(times['median'])}" for name, times in phases),
         "kernels": _kernel_text(result),
-        "note": result["note"] if result.get("note") and result.get("answer") else "",
     }
-    return [f"  {name_of(result)}, {name}: {text}" for name, text in parts.items() if text]
+    return [f"{name_of(result)}, {name}: {text}" for name, text in parts.items() if text]
 
 
 def _kernel_text(result: Result) -> str:
