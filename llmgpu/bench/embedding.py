@@ -8,13 +8,14 @@ laboratory exercise that this follows counts the output alone, which is given be
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmgpu.bench.bandwidth import measured_bandwidth
 from llmgpu.bench.embedding_job import JOBS, KINDS, EmbeddingData, EmbeddingJob
-from llmgpu.bench.embedding_torch import TORCH_WAYS, TorchEmbedding
+from llmgpu.bench.embedding_torch import TORCH_WAYS, TorchEmbedding, free_torch_memory
 from llmgpu.bench.embedding_variants import GPU_VARIANTS, NUMPY_VARIANTS, Place, Variant
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import ProgramTimes, time_program
@@ -90,6 +91,7 @@ class EmbeddingBench:
             for number, (kind, way) in enumerate(TORCH_WAYS):
                 self.progress(f"{WHAT}: {name}", number, len(TORCH_WAYS))
                 yield self._measure_torch(device, name, kind, way)
+            free_torch_memory(device)
 
     def _measure(self, engine: Engine, place: Place, variant: Variant) -> dict[str, Any]:
         result = self._begin(engine.name, variant.name)
@@ -174,24 +176,35 @@ class EmbeddingBench:
 def _jobs(
     engines: Sequence[Engine], options: PartOptions
 ) -> list[tuple[EmbeddingJob, list[Engine]]]:
-    """Return jobs, as large as engines suit, with the engines that do each.
-
-    A software adapter gets smaller ones than GPUs do, and NumPy does both.
-    """
+    """Return jobs with the engines that do each; NumPy does them all."""
     free = free_memory()
-    largest = max(job.table_bytes for job in JOBS) if free is None else free // TABLE_COPIES
-    hardware = min(largest, QUICK_TABLE_BYTES) if options.quick else largest
-    software = QUICK_SOFTWARE_TABLE_BYTES if options.quick else SOFTWARE_TABLE_BYTES
+    host = sys.maxsize if free is None else free // TABLE_COPIES
     jobs: dict[EmbeddingJob, list[Engine]] = {}
     for job in JOBS[:1] if options.quick else JOBS:
         for engine in engines:
-            if not engine.is_software_adapter:
-                jobs.setdefault(job.scaled_to(hardware), []).append(engine)
-        if any(engine.is_software_adapter for engine in engines):
-            own = jobs.setdefault(job.scaled_to(software), [])
-            on_cpu = [e for e in engines if e.backend.is_software]
-            own += [engine for engine in on_cpu if engine not in own]
+            for own in _suited(job, engine, host, options.quick):
+                jobs.setdefault(own, []).append(engine)
+    for doing in jobs.values():
+        doing += [e for e in engines if e.backend.device is None and e not in doing]
     return list(jobs.items())
+
+
+def _suited(job: EmbeddingJob, engine: Engine, host: int, quick: bool) -> list[EmbeddingJob]:
+    """Return a job as large as suits an engine, and one for ways that take no table in parts.
+
+    host: bytes of a table that the host has the memory for.
+    """
+    largest = host
+    if quick:
+        software = engine.is_software_adapter
+        largest = min(host, QUICK_SOFTWARE_TABLE_BYTES if software else QUICK_TABLE_BYTES)
+    elif engine.is_software_adapter:
+        largest = min(host, SOFTWARE_TABLE_BYTES)
+    own = job.scaled_to(largest)
+    device = engine.backend.device
+    if device is None or own.table_bytes <= device.max_binding_bytes:
+        return [own]
+    return [own, job.scaled_to(device.max_binding_bytes)]
 
 
 def _why_not(place: Place, variant: Variant) -> str | None:

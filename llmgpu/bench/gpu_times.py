@@ -38,11 +38,16 @@ class ProgramTimes:
 
 
 def time_program(
-    operations: Operations, program: Program[Any], runs: int, budget: float
+    operations: Operations,
+    program: Program[Any],
+    runs: int,
+    budget: float,
+    before: Callable[[], object] | None = None,
 ) -> ProgramTimes:
     """Run a program recorded by `operations` several times, after a warm-up.
 
     runs: timed runs at most. budget: seconds after which no further run begins; one always does.
+    before: what to do before each run of a GPU that has timestamps, in no time that counts.
     """
 
     def run() -> None:
@@ -51,7 +56,7 @@ def time_program(
 
     warm_up(run)
     if isinstance(operations, GpuOperations) and has_timestamps(operations.device):
-        return _gpu_times(operations.device, run, runs, budget)
+        return _gpu_times(operations.device, run, runs, budget, before)
     return ProgramTimes("host", host_times(run, runs, budget))
 
 
@@ -82,11 +87,19 @@ def has_timestamps(device: Device) -> bool:
     return "timestamp-query" in device.features
 
 
-def _gpu_times(device: Device, run: Callable[[], object], runs: int, budget: float) -> ProgramTimes:
+def _gpu_times(
+    device: Device,
+    run: Callable[[], object],
+    runs: int,
+    budget: float,
+    before: Callable[[], object] | None,
+) -> ProgramTimes:
     times = ProgramTimes("gpu")
     device.timing = True
     try:
         for _ in runs_within(runs, budget):
+            if before is not None:
+                before()
             device.gpu_seconds.clear()
             run()
             times.add_run(dict(device.gpu_seconds))

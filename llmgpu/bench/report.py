@@ -14,7 +14,6 @@ from llmgpu.bench.record import (
     Result,
     ResultTable,
     is_peer,
-    job_of,
     name_of,
     tables_of,
 )
@@ -139,7 +138,7 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
         if what == KERNELS:
             lines += _engine_charts(table, record)
         else:
-            lines += result_bars(table.results, record)
+            lines += result_bars(table, record)
         lines += result_table(table)
         for result in table.results:
             lines += _details(result)
@@ -148,17 +147,17 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
 
 def _beside_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
     """Return a chart for each kernel that another program was measured at."""
-    groups: dict[tuple[str, str], dict[str, Result]] = {}
+    kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
         for result in table.results:
-            key = (str(result.get("variant")), job_of(result))
-            groups.setdefault(key, {}).setdefault(str(result["engine"]), result)
+            by_engine = kernels.setdefault(table.row_name(result), {})
+            by_engine.setdefault(str(result["engine"]), {**result, "variant": None})
     lines: list[str] = []
-    for (kernel, job), by_engine in groups.items():
+    for title, by_engine in kernels.items():
         results = [result for result in by_engine.values() if "seconds" in result]
         if any(is_peer(result, record) for result in results):
-            lines.append(f"<h4>{escape_text(f'{kernel}: {job}')}</h4>")
-            lines += result_bars([{**result, "variant": None} for result in results], record)
+            lines.append(f"<h4>{escape_text(title)}</h4>")
+            lines += result_bars(ResultTable(KERNELS, title, results), record)
     return ["<h3>Beside other programs</h3>", *lines] if lines else []
 
 

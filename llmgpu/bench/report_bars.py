@@ -49,16 +49,17 @@ def draw_bars(bars: Sequence[Bar], caption: str, largest: float | None = None) -
     return [*lines, "</div>", "</figure>"]
 
 
-def result_bars(results: Sequence[Result], record: Record) -> list[str]:
+def result_bars(table: ResultTable, record: Record) -> list[str]:
     """Return the chart of a job: who is how fast at it, by a rate or else by time."""
+    results = table.results
     if not any("seconds" in result for result in results):
         return []
     rate = common_rate(results)
     what = f"{rate.title} a second: more is better" if rate else "median time: less is better"
-    return draw_bars([_bar(result, rate, record) for result in results], what)
+    return draw_bars([_bar(result, table.way(result), rate, record) for result in results], what)
 
 
-def _bar(result: Result, rate: Measure | None, record: Record) -> Bar:
+def _bar(result: Result, way: str, rate: Measure | None, record: Record) -> Bar:
     """Return the row of a result, by a rate or, without one, by its median."""
     number: float | None = None
     value = str(result.get("note") or result.get("answer") or "not measured")
@@ -66,7 +67,7 @@ def _bar(result: Result, rate: Measure | None, record: Record) -> Bar:
         number = result[rate.key] if rate else result["seconds"]["median"]
         value = rate.text(result) if rate else seconds_text(result["seconds"]["median"])
     kind = "peer" if is_peer(result, record) else "own"
-    return Bar(str(result["engine"]), kind, value, number, str(result.get("variant") or ""))
+    return Bar(str(result["engine"]), kind, value, number, way)
 
 
 def share_bars(table: ResultTable) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmgpu.bench.measures import measures_of
-from llmgpu.bench.record import KERNELS, Result, ResultTable
+from llmgpu.bench.record import KERNELS, Result, ResultTable, answers_of, verdict_of
 from llmgpu.bench.units import seconds_text, spread_text
 from llmgpu.charts.markup import escape_text
 
@@ -47,15 +47,11 @@ def result_table(table: ResultTable) -> list[str]:
             Column(measure.title, "number", [measure.text(result) for result in results])
             for measure in measures_of(results)
         ),
-        Column("answer", "", [answer_of(result) for result in results]),
+        Column("answer", "", [verdict_of(result) for result in results]),
     ]
-    return draw_table(columns, [is_wrong(result) for result in results])
-
-
-def answer_of(result: Result) -> str:
-    """Return what the answer was compared with, and the note."""
-    said = [result.get("answer"), result.get("note")]
-    return "; ".join(str(text) for text in said if text) or NOTHING
+    said = answers_of(results)
+    below = [f'<p class="small">answers: {escape_text(said)}</p>'] if said else []
+    return [*draw_table(columns, [is_wrong(result) for result in results]), *below]
 
 
 def is_wrong(result: Result) -> bool:

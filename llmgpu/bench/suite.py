@@ -22,9 +22,10 @@ from llmgpu.bench.corpus import BenchText, load_text
 from llmgpu.bench.embedding import WHAT as EMBEDDING
 from llmgpu.bench.embedding import measure_embedding
 from llmgpu.bench.engines import ALL, Engine, Job, make_job, open_engines
+from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.machine import describe_machine
 from llmgpu.bench.part import PartOptions
-from llmgpu.bench.record import FORMAT, VERSION
+from llmgpu.bench.record import FORMAT, KERNELS, VERSION
 from llmgpu.bench.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.tokenize import measure_tokenizing
 from llmgpu.bench.train import WHAT as TRAIN
@@ -39,6 +40,7 @@ from llmgpu.progress import Progress, no_progress
 TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
 MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Iterator[Any]]] = {
     EMBEDDING: measure_embedding,
+    KERNELS: measure_kernels,
     TRAIN: measure_train,
 }
 PARTS = (*TEXT_PARTS, *MODEL_PARTS)

@@ -37,7 +37,7 @@ TOLERANCE = 1e-3  # of a loss, relative
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "half-precision weights"}
 RUN_SECONDS = 0.5  # that a run takes at least, if a step is shorter
 RUN_STEPS = 10  # of a run at most
-ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 30.0, 4.0  # after which no further run begins
+ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run begins
 
 Result = dict[str, Any]
 
@@ -142,7 +142,7 @@ class TrainBench:
             self.numpy_seconds[str(job)] = median
         elif str(job) in self.numpy_seconds:
             result["speed_up"] = self.numpy_seconds[str(job)] / median
-        result["share_of_floor"] = result["operations_per_second"] / measured_rate(engine)
+        result["share_of_floor"] = result["operations_per_second"] / float(measured_rate(engine))
         result["kernels"] = _time_kernels(engine, own)
         if theirs and peer_result is not None:
             peer_result |= {"correct": True, "answer": f"the losses of {engine.name}"}
@@ -212,5 +212,6 @@ def _time_kernels(engine: Engine, own: OwnSteps) -> dict[str, Any] | None:
         own.time(1)
     finally:
         device.timing = False
-    seconds = dict(sorted(device.gpu_seconds.items(), key=lambda item: -item[1]))
+    longest_first = sorted(device.gpu_seconds.items(), key=lambda item: -item[1])
+    seconds = {label: float(spent) for label, spent in longest_first}
     return {"seconds": seconds, "total": sum(seconds.values())}

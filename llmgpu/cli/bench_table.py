@@ -19,15 +19,26 @@ from llmgpu.bench.measures import (
     TOKEN_RATE,
     measures_of,
 )
-from llmgpu.bench.record import KERNELS, Record, Result, ResultTable, name_of, tables_of
+from llmgpu.bench.record import (
+    KERNELS,
+    Record,
+    Result,
+    ResultTable,
+    answer_of,
+    answers_of,
+    name_of,
+    tables_of,
+    verdict_of,
+)
 from llmgpu.bench.units import seconds_text, spread_text
 
 NARROWEST = 100  # columns; less would break the tables' cells
+_NAME_WIDTH = 20
 # Of parts with more numbers than fit: those that are shown.
 _SHOWN = {
     "embedding": (BYTE_RATE, SHARE_OF_COPY, SPEED_UP, SPEED_UP_OVER_TORCH),
     KERNELS: (BYTE_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP),
-    "train": (TOKEN_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP, SPEED_UP_OVER_TORCH),
+    "train": (TOKEN_RATE, SHARE_OF_FLOOR, SPEED_UP, SPEED_UP_OVER_TORCH),
 }
 
 
@@ -96,14 +107,14 @@ def _source_lines(record: Record) -> list[str]:
 def _table(results: ResultTable) -> Table:
     is_narrow = results.what in _SHOWN  # with so many numbers that answers go below
     table = Table(title=escape(f"{results.what}: {results.title}"), title_justify="left")
-    table.add_column("kernel" if results.what == KERNELS else "engine")
+    table.add_column("kernel" if results.what == KERNELS else "engine", min_width=_NAME_WIDTH)
     columns = _number_columns(results)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("answer")
     for result in results.results:
         numbers = [text_of(result) for text_of in columns.values()]
-        answer = _verdict(result) if is_narrow else _answer(result)
+        answer = verdict_of(result) if is_narrow else answer_of(result)
         table.add_row(*map(escape, [results.row_name(result), *numbers, answer]))
     return table
 
@@ -120,17 +131,6 @@ def _number_columns(results: ResultTable) -> dict[str, Callable[[Result], str]]:
         columns["tokens"] = lambda result: f"{result['tokens']:,}" if "tokens" in result else "-"
         columns["vs peers"] = lambda result: _ratio(result, max(peers, default=0))
     return columns
-
-
-def _answer(result: Result) -> str:
-    return str(result.get("answer") or result.get("note") or "-")
-
-
-def _verdict(result: Result) -> str:
-    """Return the answer in a word, or the reason why there is none."""
-    if result["correct"] is None:
-        return _answer(result)
-    return "right" if result["correct"] else "WRONG"
 
 
 def _median(result: Result) -> str:
@@ -160,11 +160,8 @@ def _lines_below(results: ResultTable) -> list[str]:
     """Return lines on what answers were, on notes, and on where the time goes."""
     if results.what not in _SHOWN:
         return [line for result in results.results for line in _details(result)]
-    answered = [result for result in results.results if result["correct"] is not None]
-    said = [
-        str(result[key]) for key in ("answer", "note") for result in answered if result.get(key)
-    ]
-    lines = [f"answers: {'; '.join(dict.fromkeys(said))}"] if said else []
+    said = answers_of(results.results)
+    lines = [f"answers: {said}"] if said else []
     if results.what == KERNELS:
         return lines
     return lines + [line for result in results.results for line in _details(result)]
