@@ -29,8 +29,13 @@ class _Number:
     """Stands for a finite number in what follows."""
 
 
+class _Positive:
+    """Stands for a finite number that others can be divided by."""
+
+
 # Types of values; of a dict, a key with "?" may be missing, and "*" stands for all other keys.
 _TIMES = {"median": _Number, "min": _Number, "max": _Number}
+_RUNS = {"median": _Positive, "min": _Positive, "max": _Positive}
 _KERNELS = {
     "seconds": {"*": _Number},
     "total": _Number,
@@ -61,7 +66,7 @@ _RESULT = {
     "engine": str,
     "correct": (bool, None),
     "peer?": bool,
-    "seconds?": _TIMES,
+    "seconds?": _RUNS,
     "start_up?": {"*": _Number},
     "phases?": {"*": _TIMES},
     "kernels?": (_KERNELS, None),
@@ -88,7 +93,7 @@ _RECORD = {
     "text?": {"source": str, "bytes": _Number, "sha256": str},
     "vocabulary?": {"source": str, "fingerprint": str},
     "missing_peers?": {"*": str},
-    "limits?": {"*": {"bytes_per_second": _Number, "operations_per_second": _Number}},
+    "limits?": {"*": {"bytes_per_second": _Positive, "operations_per_second": _Positive}},
 }
 
 
@@ -216,6 +221,8 @@ def _fault(value: Any, shape: Any, place: str) -> str | None:
         return next(filter(None, faults), None)
     if shape is _Number:
         return None if _is_number(value) else f"{place} is not a number"
+    if shape is _Positive:
+        return None if _is_number(value) and value > 0 else f"{place} is no number above 0"
     return None if isinstance(value, shape) else f"{place} is not of type {shape.__name__}"
 
 

@@ -41,8 +41,9 @@ _PARTS = {
     ),
     "kernels": (
         "Kernels of a language model",
-        "One operation at a time. Outputs are compared first. The limit is the time that the "
-        "measured bandwidth or the measured arithmetic allows.",
+        "One operation at a time. Outputs are compared first. The limit is what the measured "
+        "bandwidth or the measured arithmetic allows; small sizes, which fit into caches, may be "
+        "faster than memory.",
     ),
     "train": (
         "Training a language model",
@@ -97,7 +98,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     for name, limits in record.get("limits", {}).items():
         bandwidth = quantity(limits["bytes_per_second"], "B/s")
         rate = quantity(limits["operations_per_second"], "FLOP/s")
-        yield f"measured limits of {name}", f"{bandwidth} copying, {rate} in float32"
+        yield "limits", f"{name}: {bandwidth} copying, {rate} in float32, both measured"
     commit = f" ({machine['commit'][:12]})" if machine.get("commit") else ""
     versions = [f"{name} {machine[name]}" for name in ("numpy", "wgpu") if machine.get(name)]
     yield (
@@ -164,11 +165,9 @@ def _beside_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:
     """Return the roofline of an engine whose limits are known, and how near kernels are to it."""
     lines = share_bars(table)
-    limits = record.get("limits", {}).get(table.title, {"none": 0})
-    if not all(limits.values()):
-        return lines
+    limits = record.get("limits", {}).get(table.title)
     placed = [result for result in table.results if has_place(result)]
-    if not placed:
+    if limits is None or not placed:
         return lines
     return [
         *draw_roofline(placed, limits, f"Roofline of {table.title}"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llmgpu.bench.measures import SHARE_OF_FLOOR, Measure, common_rate
-from llmgpu.bench.record import Record, Result, ResultTable, is_peer
+from llmgpu.bench.record import Record, Result, ResultTable, is_peer, job_of
 from llmgpu.bench.units import seconds_text
 from llmgpu.charts.markup import escape_text
 
@@ -74,7 +74,13 @@ def share_bars(table: ResultTable) -> list[str]:
     """Return the chart of how near an engine's kernels are to what it can do."""
     shares = [(result, result.get(SHARE_OF_FLOOR.key)) for result in table.results]
     bars = [
-        Bar(table.row_name(result), "own", SHARE_OF_FLOOR.text(result), share)
+        Bar(
+            str(result.get("variant") or "kernel"),
+            "own",
+            SHARE_OF_FLOOR.text(result),
+            share,
+            job_of(result),
+        )
         for result, share in shares
         if share is not None
     ]

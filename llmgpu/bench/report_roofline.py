@@ -7,7 +7,6 @@ measured on the engine. Places across are in per cent of the width that there is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -115,8 +114,6 @@ def _dots(results: Sequence[Result], x: Axis, y: Axis) -> list[str]:
     for number, result in enumerate(results, 1):
         across = _at(x, intensity(result))
         up = _at(y, result["operations_per_second"] / _GIGA)
-        if not (math.isfinite(across) and math.isfinite(up)):
-            continue
         lines.append(f'<circle cx="{across:.2f}%" cy="{up:.1f}" r="8.5"/>')
         lines.append(f'<text class="number" x="{across:.2f}%" y="{up + 3.5:.1f}">{number}</text>')
     return lines

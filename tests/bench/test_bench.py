@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
+import itertools
 import json
 import random
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,21 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench import bpe_train, peers, tokenize
+from llmgpu.bench import bpe_train, peers, suite, tokenize
 from llmgpu.bench.corpus import load_text, standard_library_files
 from llmgpu.bench.engines import Engine, make_job, open_engines
 from llmgpu.bench.machine import describe_machine, git_commit
 from llmgpu.bench.peers import EXPRESSIBLE, pieces
 from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
 from llmgpu.bench.peers_training import TRAINING_PEERS
-from llmgpu.bench.suite import BenchOptions, all_correct, run_benchmark
+from llmgpu.bench.suite import (
+    MODEL_PARTS,
+    PARTS,
+    TEXT_PARTS,
+    BenchOptions,
+    all_correct,
+    run_benchmark,
+)
 from llmgpu.bench.times import summarize
 from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
@@ -53,6 +63,7 @@ ENDS = ["a", "\n", "  ", "\n\n", "\n  ", " \n ", "\r\n  ", "1\n", "\u3000\n\u200
 
 def small(**changes: Any) -> BenchOptions:
     values: dict[str, Any] = {"limit": LIMIT, "vocab_size": VOCAB_SIZE, "runs": 2}
+    values |= {"parts": TEXT_PARTS, "quick": True}
     return BenchOptions(**(values | changes))
 
 
@@ -424,14 +435,65 @@ def test_bad_options(changes: dict[str, Any]) -> None:
         small(**changes)
 
 
+def test_all_parts_on_numpy() -> None:
+    record: dict[str, Any] = {}
+    run_benchmark(small(parts=PARTS, devices=("cpu",), runs=1, peers=False), record)
+    assert record["complete"]
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert set(record["limits"]) == {"NumPy"}
+    assert list(dict.fromkeys(result["what"] for result in record["results"])) == list(PARTS)
+    for result in record["results"]:
+        assert result["correct"] is True or result["note"], result
+        assert ("seconds" in result) == (result["correct"] is True)
+
+
+def test_parts_about_models_read_no_text() -> None:
+    record: dict[str, Any] = {}
+    options = small(parts=("train",), devices=("cpu",), runs=1, peers=False, corpus=("missing",))
+    run_benchmark(options, record)
+    assert "text" not in record
+    assert all_correct(record)
+
+
+def test_missing_torch_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    record: dict[str, Any] = {}
+    run_benchmark(small(parts=tuple(MODEL_PARTS), devices=("cpu",), runs=1), record)
+    assert record["complete"]
+    assert all_correct(record)
+    assert record["missing_peers"] == {"torch": "not installed: pip install torch"}
+
+
+def test_interrupted_command_hands_over_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> Iterator[dict[str, Any]]:
+        yield from itertools.islice(MODEL_PARTS["train"](*arguments), 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(suite.MODEL_PARTS, "embedding", interrupted)
+    paths = [tmp_path / "results.json", tmp_path / "report.html"]
+    arguments = ["embedding", "--device", "cpu", "--quick", "--runs", "1", "--no-peers"]
+    outputs = ["-o", str(paths[0]), "--report", str(paths[1])]
+    result = CliRunner().invoke(bench, [*arguments, *outputs])
+    assert result.exit_code == 1
+    record = json.loads(paths[0].read_text())
+    assert (len(record["results"]), record["complete"]) == (1, False)
+    assert "interrupted" in result.stdout
+    assert "Interrupted" in paths[1].read_text()
+
+
 def test_command(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--limit", "20KB", "--vocab-size", "300", "--runs", "1"]
+    arguments += ["--quick", "--no-peers"]
     output = tmp_path / "results.json"
     result = CliRunner().invoke(bench, [*arguments, "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert "KB of text, 300 ids, pattern gpt2" in result.stdout
-    assert json.loads(output.read_text())["complete"]
-    more = ["--pattern", "class", "--corpus", "generated", "--no-peers", "--json"]
+    record = json.loads(output.read_text())
+    assert record["complete"]
+    assert {result["what"] for result in record["results"]} == set(PARTS)  # all by default
+    more = ["--pattern", "class", "--corpus", "generated", "--json"]
     result = CliRunner().invoke(bench, ["tokenize", *arguments, *more])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
