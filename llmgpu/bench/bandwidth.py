@@ -32,7 +32,7 @@ OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
 FACTORS = (0.999, 0.001)  # values stay between 0 and what they begin as
 PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
 WORKGROUP_SIZE = 256
-VECTORS_A_THREAD = 4
+VECTORS_A_THREAD = 8
 RUNS = 10
 BUDGET = 1.0
 

@@ -32,7 +32,7 @@ TABLE_COPIES = 8  # how many tables' memory the host needs at most
 SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
 QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
-BUDGET = 1.0  # seconds for a way
+BUDGET = 0.5  # seconds for a way
 QUICK_BUDGET = 0.1
 
 

@@ -5,7 +5,7 @@
 // binding 0  source          read        (vectors,)
 // binding 1  target_vectors  read_write  (vectors,)
 // binding 2  copy_dims       uniform     vectors of 16 bytes
-// dispatch: one thread four vectors, those of a workgroup next to each other
+// dispatch: one thread eight vectors, those of a workgroup next to each other
 @group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> target_vectors: array<vec4<f32>>;
 @group(0) @binding(2) var<uniform> copy_dims: vec4<u32>;
@@ -16,15 +16,23 @@ fn copy(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let i = 4u * WORKGROUP_SIZE * flat_group(workgroup, workgroups) + local_index;
-    let first = source_vector(i); // four loads under way before anything is stored
+    let i = 8u * WORKGROUP_SIZE * flat_group(workgroup, workgroups) + local_index;
+    let first = source_vector(i); // eight loads under way before anything is stored
     let second = source_vector(i + WORKGROUP_SIZE);
     let third = source_vector(i + 2u * WORKGROUP_SIZE);
     let fourth = source_vector(i + 3u * WORKGROUP_SIZE);
+    let fifth = source_vector(i + 4u * WORKGROUP_SIZE);
+    let sixth = source_vector(i + 5u * WORKGROUP_SIZE);
+    let seventh = source_vector(i + 6u * WORKGROUP_SIZE);
+    let eighth = source_vector(i + 7u * WORKGROUP_SIZE);
     write_vector(i, first);
     write_vector(i + WORKGROUP_SIZE, second);
     write_vector(i + 2u * WORKGROUP_SIZE, third);
     write_vector(i + 3u * WORKGROUP_SIZE, fourth);
+    write_vector(i + 4u * WORKGROUP_SIZE, fifth);
+    write_vector(i + 5u * WORKGROUP_SIZE, sixth);
+    write_vector(i + 6u * WORKGROUP_SIZE, seventh);
+    write_vector(i + 7u * WORKGROUP_SIZE, eighth);
 }
 
 fn source_vector(i: u32) -> vec4<f32> {
