@@ -15,13 +15,13 @@ from typing import Any
 
 from llmgpu.bench.bandwidth import measured_bandwidth
 from llmgpu.bench.embedding_job import JOBS, KINDS, EmbeddingData, EmbeddingJob
-from llmgpu.bench.embedding_torch import TORCH_WAYS, TorchEmbedding, free_torch_memory
+from llmgpu.bench.embedding_torch import TORCH_WAYS, TorchEmbedding
 from llmgpu.bench.embedding_variants import GPU_VARIANTS, NUMPY_VARIANTS, Place, Variant
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import ProgramTimes, time_program
 from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.bench.times import summarize
-from llmgpu.bench.torch_device import torch_device
+from llmgpu.bench.torch_device import free_torch_memory, torch_device
 from llmgpu.errors import DeviceError
 from llmgpu.lm.memory import free_memory
 from llmgpu.lm.ops.operations import open_operations

@@ -93,9 +93,3 @@ class TorchEmbedding:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
-
-
-def free_torch_memory(device: str) -> None:
-    """Give back the memory of a device that torch keeps for later."""
-    if device != "cpu":
-        importlib.import_module("torch").cuda.empty_cache()

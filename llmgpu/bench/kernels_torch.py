@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernel_cases import Array, KernelCase
-from llmgpu.bench.training_steps import torch_device
+from llmgpu.bench.torch_device import torch_device
 
 CACHE_BYTES = 256 << 20  # more than any cache holds
 WARM_UPS = 3
@@ -44,14 +44,14 @@ class TorchProducts:
         return found
 
     def seconds(self, case: KernelCase, arrays: dict[str, Array], runs: int) -> list[float]:
-        """Return the seconds of several runs, by the GPU's clock, with empty caches."""
+        """Return the seconds of several runs by the GPU's clock, with nothing of it in caches."""
         torch, tensors = self.torch, self._tensors(arrays)
-        cache = torch.empty(CACHE_BYTES // 4, device="cuda")
+        cache = torch.zeros(CACHE_BYTES // 4, device="cuda")
         for _ in range(WARM_UPS):
             self._call(case, tensors)
         spent = []
         for _ in range(runs):
-            cache.zero_()
+            cache.sum()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             self._call(case, tensors)

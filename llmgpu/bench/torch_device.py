@@ -1,4 +1,4 @@
-"""Which of torch's devices stands beside an engine."""
+"""Which of torch's devices stands beside an engine, and its memory."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def torch_device(engine: Engine) -> tuple[str, str]:
     if "NVIDIA" in engine.name and torch.cuda.is_available():
         return "cuda", f"torch {version} ({torch.cuda.get_device_name()})"
     return "cpu", f"torch {version} (cpu)"
+
+
+def free_torch_memory(device: str) -> None:
+    """Give back the memory of a device that torch keeps for later."""
+    if device != "cpu":
+        importlib.import_module("torch").cuda.empty_cache()

@@ -20,13 +20,13 @@ from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import has_timestamps
 from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.bench.times import summarize
+from llmgpu.bench.torch_device import free_torch_memory, torch_device
 from llmgpu.bench.training_steps import (
     OwnSteps,
     StepJob,
     Steps,
     TorchSteps,
     choose_job,
-    torch_device,
 )
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.options import Precision
@@ -40,6 +40,25 @@ RUN_STEPS = 10  # of a run at most
 ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run begins
 
 Result = dict[str, Any]
+
+
+@dataclass
+class TorchSide:
+    """torch beside an engine: its result, and who takes the steps unless the result says why not.
+
+    losses: of the first steps.
+    """
+
+    result: Result
+    steps: TorchSteps | None = None
+    losses: list[float] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        if self.steps is not None:
+            device = self.steps.device
+            self.steps = None
+            free_torch_memory(device)
 
 
 @dataclass
@@ -60,65 +79,66 @@ class TrainBench:
         """Yield an engine's result, and that of torch on the same job if there is none yet."""
         job = choose_job(engine, quick=self.options.quick)
         result = begin_part_result(WHAT, engine.name, str(job)) | {"variant": VARIANTS[precision]}
-        peer, peer_result = self._open_torch(engine, job)
+        self.progress(f"{WHAT}: {engine.name}, comparing", 0, 1)
+        torch = self._open_torch(engine, job) if self.options.peers else None
         try:
             own = OwnSteps(engine, job, precision)
-            if self._compare(result, engine, precision, own, peer):
-                self._measure(result, peer_result, engine, own, peer, job)
+            result["losses"] = own.losses()
+            self._compare(result, engine, precision, job, torch)
+            if result["correct"]:
+                self._measure(result, engine, job, own, torch)
         except LlmgpuError as error:
             result["note"] = str(error)
         yield result
-        if peer_result is not None and (peer_result["engine"], str(job)) not in self.reported:
-            self.reported.add((peer_result["engine"], str(job)))
-            yield peer_result
+        if torch is not None:
+            torch.close()
+            if (torch.result["engine"], str(job)) not in self.reported:
+                self.reported.add((torch.result["engine"], str(job)))
+                yield torch.result
 
-    def _open_torch(self, engine: Engine, job: StepJob) -> tuple[TorchSteps | None, Result | None]:
-        """Return torch on a job and the beginning of its result, which may only say why not."""
-        if not self.options.peers:
-            return None, None
+    def _open_torch(self, engine: Engine, job: StepJob) -> TorchSide:
+        """Let torch take the first steps of a job; its result says why if it can't."""
         try:
             device, name = torch_device(engine)
         except ImportError:
             result = begin_part_result(WHAT, "torch", str(job)) | {"peer": True}
-            return None, result | {"note": "not installed: pip install torch"}
+            return TorchSide(result | {"note": "not installed: pip install torch"})
         result = begin_part_result(WHAT, name, str(job)) | {"peer": True, "variant": "float32"}
         if device == "cpu" and not job.is_small:
-            return None, result | {
-                "note": "left out: it has no cuda here, and a CPU takes too long"
-            }
-        return TorchSteps(job, device), result
+            return TorchSide(result | {"note": "left out: no cuda here, and a CPU takes too long"})
+        try:
+            steps = TorchSteps(job, device)
+            return TorchSide(result, steps, steps.losses())
+        except RuntimeError as error:  # no memory
+            return TorchSide(result | {"note": str(error).partition("\n")[0]})
 
     def _compare(
         self,
         result: Result,
         engine: Engine,
         precision: Precision,
-        own: OwnSteps,
-        peer: TorchSteps | None,
-    ) -> bool:
+        job: StepJob,
+        torch: TorchSide | None,
+    ) -> None:
         """Compare an engine's losses with NumPy's and torch's; say in the result how it went."""
-        job = choose_job(engine, quick=self.options.quick)
-        self.progress(f"{WHAT}: {engine.name}, comparing", 0, 1)
-        losses = own.losses()
+        losses = result["losses"]
         compared: list[tuple[str, list[float], list[float]]] = []
         if engine.backend is not NUMPY:
             cut = job.cut()
             found = losses if cut == job else OwnSteps(engine, cut, precision).losses()
             name = "NumPy" if cut == job else f"NumPy ({cut})"
             compared.append((name, found, self._numpy_losses(cut)))
-        if peer is not None:
-            compared.append(("torch", losses, peer.losses()))
+        if torch is not None and torch.steps is not None:
+            compared.append(("torch", losses, torch.losses))
         wrong = [name for name, found, wanted in compared if not losses_agree(found, wanted)]
-        result["losses"] = losses
+        names = " and ".join(wrong or [name for name, _, _ in compared])
         result["correct"] = not wrong and bool(np.isfinite(losses).all())
         if wrong:
-            result["answer"] = f"NOT the losses of {' and '.join(wrong)}"
+            result["answer"] = f"NOT the losses of {names}"
         elif compared:
-            names = " and ".join(name for name, _, _ in compared)
             result["answer"] = f"the losses of {names}, within {TOLERANCE:g}"
         else:
             result["answer"] = "the reference"
-        return bool(result["correct"])
 
     def _numpy_losses(self, job: StepJob) -> list[float]:
         if str(job) not in self.numpy_losses:
@@ -127,16 +147,11 @@ class TrainBench:
         return self.numpy_losses[str(job)]
 
     def _measure(
-        self,
-        result: Result,
-        peer_result: Result | None,
-        engine: Engine,
-        own: OwnSteps,
-        peer: TorchSteps | None,
-        job: StepJob,
+        self, result: Result, engine: Engine, job: StepJob, own: OwnSteps, torch: TorchSide | None
     ) -> None:
-        ours, theirs = self._take_turns(engine.name, own, peer)
-        _add_times(result, job, ours)
+        theirs = None if torch is None else torch.steps
+        seconds, torch_seconds = self._take_turns(engine.name, own, theirs)
+        _add_times(result, job, seconds)
         median = result["seconds"]["median"]
         if engine.backend is NUMPY:
             self.numpy_seconds[str(job)] = median
@@ -144,10 +159,10 @@ class TrainBench:
             result["speed_up"] = self.numpy_seconds[str(job)] / median
         result["share_of_floor"] = result["operations_per_second"] / float(measured_rate(engine))
         result["kernels"] = _time_kernels(engine, own)
-        if theirs and peer_result is not None:
-            peer_result |= {"correct": True, "answer": f"the losses of {engine.name}"}
-            _add_times(peer_result, job, theirs)
-            result["speed_up_over_torch"] = peer_result["seconds"]["median"] / median
+        if torch is not None and torch_seconds:
+            torch.result |= {"correct": True, "answer": f"the losses of {engine.name}"}
+            _add_times(torch.result, job, torch_seconds)
+            result["speed_up_over_torch"] = torch.result["seconds"]["median"] / median
 
     def _take_turns(
         self, name: str, own: Steps, peer: Steps | None

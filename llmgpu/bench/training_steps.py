@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.machine import package_version
 from llmgpu.bench.peers_torch import TorchLlama
 from llmgpu.bench.times import timed
 from llmgpu.lm.batches import Batch
@@ -160,17 +159,20 @@ class OwnSteps:
 
 
 class TorchSteps:
-    """torch, eagerly in float32 without tf32."""
+    """torch, eagerly in float32 without tf32.
+
+    device: of torch's, "cpu" or "cuda".
+    """
 
     def __init__(self, job: StepJob, device: str) -> None:
-        """Make the model on a device of torch's, "cpu" or "cuda"."""
+        """Make the model on a device."""
         self._torch = importlib.import_module("torch")
         self._torch.set_float32_matmul_precision("highest")
         self._torch.backends.cudnn.allow_tf32 = False
         self._options = job.options("f32")
         self._model = TorchLlama(job.config, job.weights(), device=device)
         self._optimizer = self._model.optimizer(self._options, fused=device == "cuda")
-        self._device = device
+        self.device = device
         self._batches = job.batches()
         self._step = 0
 
@@ -184,7 +186,7 @@ class TorchSteps:
         def take_all() -> None:
             for _ in range(count):
                 self._take()
-            if self._device == "cuda":
+            if self.device == "cuda":
                 self._torch.cuda.synchronize()
 
         return timed(take_all)[0] / count
@@ -193,18 +195,3 @@ class TorchSteps:
         batch = self._batches[self._step % len(self._batches)]
         self._step += 1
         return self._model.train_step(self._optimizer, self._options, [batch], LEARNING_RATE)
-
-
-def torch_device(engine: Engine) -> tuple[str, str]:
-    """Return torch's device to compare an engine with, and what tables call torch there.
-
-    That is cuda where torch has it and the engine is an NVIDIA GPU, else the CPU.
-
-    Raises:
-        ImportError: torch is not installed.
-    """
-    torch = importlib.import_module("torch")
-    version = package_version("torch")
-    if "NVIDIA" in engine.name and torch.cuda.is_available():
-        return "cuda", f"torch {version} ({torch.cuda.get_device_name()})"
-    return "cpu", f"torch {version} (cpu)"

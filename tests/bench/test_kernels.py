@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,6 +97,20 @@ def test_kernels_of_tokenizers(results: list[dict[str, Any]], device: Device) ->
     variants = {r["variant"]: r["answer"] for r in results if "share_of_kernels" in r}
     assert variants["batched_select_batch"] == "the merges of NumPy"
     assert variants["encode_merge"] == "the ids of NumPy"
+
+
+def test_every_kernel_of_a_model_is_there(results: list[dict[str, Any]], device: Device) -> None:
+    if not has_timestamps(device) or "shader-f16" not in device.features:
+        pytest.skip("kernels are not told apart, or not all there")
+    timed = {label for r in results if "kernels" in r for label in r["kernels"]["seconds"]}
+    folder = Path(__file__).parents[2] / "wgsl" / "lm"
+    texts = "\n".join(path.read_text() for path in folder.glob("*.wgsl"))
+    written = set(re.findall(r"@compute\s+@workgroup_size\([^)]*\)\s*fn (\w+)", texts))
+    assert len(written) > 40
+    # The embedding's own comparison has these; partial sums are for products of other shapes.
+    elsewhere = {"embed_lookup", "embed_lookup_w16", "embed_backward", "embed_backward_rows"}
+    elsewhere |= {"embed_lookup_2d", "embed_lookup_token", "embed_lookup_rows_scalar"}
+    assert written - timed - elsewhere - {"add_partials"} == set()
 
 
 def test_both_ways_to_update_mirrors(results: list[dict[str, Any]]) -> None:
