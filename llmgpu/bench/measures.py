@@ -16,13 +16,23 @@ class Measure:
     """A number of a result.
 
     key: its name in a result. title: of a column. unit: after a number with a prefix; "%" is a
-    share, "x" a ratio. scale: what the number is multiplied by before it has that unit.
+    share, "x" a ratio; without one the title says it. scale: what the number is multiplied by
+    before it has that unit.
     """
 
     key: str
     title: str
     unit: str
     scale: float = 1.0
+
+    @property
+    def meaning(self) -> str:
+        """What a rate is, in words."""
+        return self.title if not self.unit else f"{self.title} a second"
+
+    def full_text(self, result: Result) -> str:
+        """Return the result's number with its unit, whatever the title is."""
+        return self.text(result) if self.unit else f"{self.text(result)} {self.title}"
 
     def text(self, result: Result) -> str:
         """Return the result's number for people, "-" if it has none."""
@@ -37,8 +47,8 @@ class Measure:
 
 
 TEXT_RATE = Measure("mb_per_second", "text", "B/s", 1e6)
-MERGE_RATE = Measure("merges_per_second", "merges", "/s")
-TOKEN_RATE = Measure("tokens_per_second", "tokens", "/s")
+MERGE_RATE = Measure("merges_per_second", "merges/s", "")
+TOKEN_RATE = Measure("tokens_per_second", "tokens/s", "")
 BYTE_RATE = Measure("bytes_per_second", "memory", "B/s")
 OUTPUT_RATE = Measure("output_bytes_per_second", "output", "B/s")
 OPERATION_RATE = Measure("operations_per_second", "arithmetic", "FLOP/s")

@@ -42,7 +42,7 @@ def draw_bars(bars: Sequence[Bar], caption: str, largest: float | None = None) -
     if largest is None:
         largest = max((bar.number or 0.0 for bar in bars), default=0.0)
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
-    said = f"<figcaption>{escape_text(caption)}{keys}</figcaption>"
+    said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"
     lines = ["<figure>", said, '<div class="bars">']
     for bar in bars:
         lines += _row(bar, largest or 1.0)
@@ -55,7 +55,7 @@ def result_bars(table: ResultTable, record: Record) -> list[str]:
     if not any("seconds" in result for result in results):
         return []
     rate = common_rate(results)
-    what = f"{rate.title} a second: more is better" if rate else "median time: less is better"
+    what = f"{rate.meaning}: more is better" if rate else "median time: less is better"
     return draw_bars([_bar(result, table.way(result), rate, record) for result in results], what)
 
 
@@ -65,7 +65,7 @@ def _bar(result: Result, way: str, rate: Measure | None, record: Record) -> Bar:
     value = str(result.get("note") or result.get("answer") or "not measured")
     if "seconds" in result:
         number = result[rate.key] if rate else result["seconds"]["median"]
-        value = rate.text(result) if rate else seconds_text(result["seconds"]["median"])
+        value = rate.full_text(result) if rate else seconds_text(result["seconds"]["median"])
     kind = "peer" if is_peer(result, record) else "own"
     return Bar(str(result["engine"]), kind, value, number, way)
 

@@ -17,7 +17,7 @@ STYLE = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 body {
-  margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 62rem; overflow-wrap: anywhere;
+  margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 68rem; overflow-wrap: anywhere;
   background: var(--surface); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
 }
 h1, h2, h3, h4, th, dt, summary { color: var(--ink); }
@@ -37,7 +37,10 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1rem; m
 dt { font-weight: 600; }
 dd { margin: 0; }
 figure { margin: 0.5rem 0 1rem; }
-figcaption { margin-bottom: 0.4rem; }
+figcaption {
+  display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem;
+  margin-bottom: 0.4rem;
+}
 
 .bars {
   display: grid; gap: 0.3rem 0.75rem;
@@ -58,7 +61,7 @@ figcaption { margin-bottom: 0.4rem; }
 }
 .key.own { background: var(--own); }
 .key.peer { background: var(--peer); margin-left: 1em; }
-.keys { float: right; }
+.keys { white-space: nowrap; }
 
 .plot { display: flex; padding-right: 1.5rem; }
 .plot .across { flex: 1 1 0; min-width: 0; overflow: visible; }
@@ -73,6 +76,7 @@ figcaption { margin-bottom: 0.4rem; }
 .plot .number { text-anchor: middle; font-size: 10px; font-weight: 600; fill: var(--ink); }
 
 table { width: 100%; border-collapse: collapse; font-size: 0.88rem; margin: 0.75rem 0; }
+th { overflow-wrap: normal; }
 th, td {
   text-align: left; vertical-align: top; padding: 0.3rem 0.6rem 0.3rem 0;
   border-bottom: 1px solid var(--line);
@@ -86,16 +90,7 @@ details { margin: 0.5rem 0; }
 summary { cursor: pointer; font-size: 0.92rem; }
 details > *:not(summary) { margin-left: 1rem; }
 
-@media (max-width: 640px) {
-  body { padding: 1.25rem 0.9rem 3rem; }
-  h1 { font-size: 1.4rem; }
-  dl { grid-template-columns: 1fr; }
-  dd { margin-bottom: 0.4rem; }
-  .bars { grid-template-columns: 1fr max-content; gap: 0.1rem 0.6rem; }
-  .bars .name { grid-column: 1 / 3; margin-top: 0.45rem; }
-  .bars .no-bar { grid-column: 1 / 3; }
-  .plot { padding-right: 0.9rem; }
-  details > *:not(summary) { margin-left: 0; }
+@media (max-width: 1000px) {
   thead { display: none; }
   table, tbody, tr, td { display: block; }
   tr { border-bottom: 1px solid var(--line); padding: 0.45rem 0; }
@@ -106,5 +101,16 @@ details > *:not(summary) { margin-left: 1rem; }
   td.name::before { content: none; }
   td.none { display: none; }
 }
-@media print { body { max-width: none; } details > * { display: block; } }
+@media (max-width: 640px) {
+  body { padding: 1.25rem 0.9rem 3rem; }
+  h1 { font-size: 1.4rem; }
+  dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: 0.4rem; }
+  .bars { grid-template-columns: 1fr max-content; gap: 0.1rem 0.6rem; }
+  .bars .name { grid-column: 1 / 3; margin-top: 0.45rem; }
+  .bars .no-bar { grid-column: 1 / 3; }
+  .plot { padding-right: 0.9rem; }
+  details > *:not(summary) { margin-left: 0; }
+}
+@media print { body { max-width: none; } }
 """

@@ -16,11 +16,11 @@ def three_digits(number: float) -> str:
 
 
 def quantity(number: float, unit: str) -> str:
-    """Return a number of things with a prefix of powers of 1000: 1.23 GB/s."""
+    """Return a number with a prefix of powers of 1000: 1.23 GB/s, without a unit 1.23 G."""
     power = 0
     while abs(number) >= _HIGHEST and power < len(_LARGE) - 1:
         number, power = number / 1000, power + 1
-    return f"{three_digits(number)} {_LARGE[power]}{unit}"
+    return f"{three_digits(number)} {_LARGE[power]}{unit}".rstrip()
 
 
 def seconds_text(seconds: float) -> str:

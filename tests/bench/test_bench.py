@@ -435,14 +435,12 @@ def test_bad_options(changes: dict[str, Any]) -> None:
         small(**changes)
 
 
-def test_all_parts_on_numpy() -> None:
-    record: dict[str, Any] = {}
-    run_benchmark(small(parts=PARTS, devices=("cpu",), runs=1, peers=False), record)
-    assert record["complete"]
-    assert json.loads(json.dumps(record, allow_nan=False)) == record
-    assert set(record["limits"]) == {"NumPy"}
-    assert list(dict.fromkeys(result["what"] for result in record["results"])) == list(PARTS)
-    for result in record["results"]:
+def test_all_parts_on_numpy(measured: dict[str, Any]) -> None:
+    assert measured["complete"]
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
+    assert set(measured["limits"]) == {"NumPy"}
+    assert list(dict.fromkeys(result["what"] for result in measured["results"])) == list(PARTS)
+    for result in measured["results"]:
         assert result["correct"] is True or result["note"], result
         assert ("seconds" in result) == (result["correct"] is True)
 
@@ -485,14 +483,12 @@ def test_interrupted_command_hands_over_what_it_has(
 
 def test_command(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--limit", "20KB", "--vocab-size", "300", "--runs", "1"]
-    arguments += ["--quick", "--no-peers"]
+    arguments += ["--no-peers"]
     output = tmp_path / "results.json"
-    result = CliRunner().invoke(bench, [*arguments, "-o", str(output)])
+    result = CliRunner().invoke(bench, [*TEXT_PARTS, *arguments, "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert "KB of text, 300 ids, pattern gpt2" in result.stdout
-    record = json.loads(output.read_text())
-    assert record["complete"]
-    assert {result["what"] for result in record["results"]} == set(PARTS)  # all by default
+    assert json.loads(output.read_text())["complete"]
     more = ["--pattern", "class", "--corpus", "generated", "--json"]
     result = CliRunner().invoke(bench, ["tokenize", *arguments, *more])
     assert result.exit_code == 0, result.output
@@ -500,6 +496,22 @@ def test_command(tmp_path: Path) -> None:
     assert [(item["engine"], item["pattern"]) for item in found["results"]] == [("NumPy", "class")]
     assert found["text"]["source"] == "generated"
     assert "NumPy" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "what, parts",
+    [([], PARTS), (["all"], PARTS), (["train", "all"], PARTS), (["train"] * 2, ("train",))],
+    ids=str,
+)
+def test_parts_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, what: list[str], parts: tuple[str, ...]
+) -> None:
+    asked: list[BenchOptions] = []
+    monkeypatch.setattr(suite, "run_benchmark", lambda options, *_: asked.append(options))
+    monkeypatch.setattr(suite, "all_correct", lambda record: True)
+    result = CliRunner().invoke(bench, [*what, "--quick"])
+    assert result.exit_code == 0, result.output
+    assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, suite.QUICK_RUNS)
 
 
 def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:

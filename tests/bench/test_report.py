@@ -19,14 +19,14 @@ from llmgpu.bench import report_roofline
 from llmgpu.bench.record import load_record
 from llmgpu.bench.report import draw_report
 from llmgpu.bench.report_bars import MOST_KERNELS
-from llmgpu.bench.suite import PARTS, BenchOptions, run_benchmark
+from llmgpu.bench.suite import PARTS
 from llmgpu.cli.bench import bench
 from tests.bench.test_compare import record, result
 
 HTML = "{http://www.w3.org/1999/xhtml}"
 RECORDED = sorted((Path(report_roofline.__file__).parent / "recorded").glob("*.json"))
 NASTY = "</style><script>alert('1')</script>&amp;\"\0\ud800\N{SNOWMAN} " + "long" * 60
-WIDTHS = (380, 760, 1280)
+WIDTHS = (380, 760, 1020, 1280)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -65,15 +65,6 @@ def kernel(number: int = 1, **more: Any) -> Any:
 
 
 LIMITS = {"NumPy": {"bytes_per_second": 2e9, "operations_per_second": 8e9}}
-
-
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    measured: dict[str, Any] = {}
-    sizes: dict[str, Any] = {"limit": 20_000, "vocab_size": 300, "runs": 1, "quick": True}
-    options = BenchOptions(parts=PARTS, devices=("cpu",), peers=False, **sizes)
-    run_benchmark(options, measured)
-    return measured
 
 
 def test_page_of_a_run_is_valid_and_whole(measured: dict[str, Any]) -> None:
