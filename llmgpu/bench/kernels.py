@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmgpu.backend import NUMPY
+from llmgpu.bench.clocks import raise_clocks
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import time_program
 from llmgpu.bench.kernel_cases import Array, KernelCase, Sizes, Tensors
@@ -157,6 +158,7 @@ class KernelBench:
         return True
 
     def _time(self, result: Result, case: KernelCase, prepared: Prepared) -> None:
+        raise_clocks(self._engine)
         times = time_program(
             prepared.operations,
             prepared.program,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench.clocks import raise_clocks
 from llmgpu.bench.corpus import load_text
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import has_timestamps
@@ -27,9 +28,6 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress
-
-if TYPE_CHECKING:
-    from llmgpu.gpu import Device
 
 PATTERN = "gpt2"
 VOCAB_SIZE = 512
@@ -89,7 +87,7 @@ def measure_bpe_kernels(
             progress(f"{WHAT}: {engine.name}, {name}", 0, 1)
             text = f"{name}, {len(job.data) / 1e6:,.2f} MB of text, pattern {PATTERN}"
             begun = begin_part_result(WHAT, engine.name, text)
-            yield from _measure_job(begun, engine.backend, device, work, answer, options.runs)
+            yield from _measure_job(begun, engine, work, answer, options.runs)
 
 
 def text_bytes(engine: Engine, *, quick: bool) -> int:
@@ -101,19 +99,17 @@ def text_bytes(engine: Engine, *, quick: bool) -> int:
 
 def _measure_job(
     begun: Result,
-    backend: Backend,
-    device: Device,
+    engine: Engine,
     work: Callable[[Backend], bool],
     answer: str,
     runs: int,
 ) -> Iterator[Result]:
     """Do a job once to compare its answer, which also compiles, then with timestamps."""
     try:
-        correct = work(backend)
-        if not correct:
+        if not work(engine.backend):
             yield begun | {"correct": False, "answer": f"NOT {answer}"}
             return
-        seconds = [_timed_job(backend, device, work) for _ in range(runs)]
+        seconds = [_timed_job(engine, work) for _ in range(runs)]
     except LlmgpuError as error:
         yield begun | {"note": str(error)}
         return
@@ -136,13 +132,14 @@ def _measure_job(
         }
 
 
-def _timed_job(
-    backend: Backend, device: Device, work: Callable[[Backend], bool]
-) -> dict[str, float]:
+def _timed_job(engine: Engine, work: Callable[[Backend], bool]) -> dict[str, float]:
+    device = engine.backend.device
+    assert device is not None
+    raise_clocks(engine)
     device.gpu_seconds.clear()
     device.timing = True
     try:
-        work(backend)
+        work(engine.backend)
     finally:
         device.timing = False
     return dict(device.gpu_seconds)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bench.clocks import raise_clocks
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import host_times, time_program
 from llmgpu.bench.kernel_cases import TOLERANCE, Array, Sizes, Tensors
@@ -169,6 +170,7 @@ def _measure(result: Result, update: ModelUpdate, engine: Engine, options: PartO
             operations.run(program)
             operations.wait_for_runs(0)
 
+        raise_clocks(engine)
         times = time_program(operations, program, options.runs, budget)
         if prefix:
             result["separate_seconds"] = summarize([float(spent) for spent in times.seconds])

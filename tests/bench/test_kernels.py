@@ -15,6 +15,7 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import gpu_times, kernel_costs, kernel_results, kernels, kernels_bpe
 from llmgpu.bench import kernels_mirror as mirror
+from llmgpu.bench.clocks import keep_busy, raise_clocks
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import has_timestamps
 from llmgpu.bench.kernel_cases import KernelCase, Sizes
@@ -204,6 +205,19 @@ def test_sizes_where_a_cpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, note = choose_sizes(engine_of(None), quick=False)
     assert sizes.rows == 512
     assert note
+
+
+def test_a_device_is_kept_busy_until_the_time_is_over(device: Device) -> None:
+    operations = open_operations(device)
+    device.timing = True
+    device.gpu_seconds.clear()
+    try:
+        keep_busy(operations, threads=256, rounds=4, seconds=0.01)
+        raise_clocks(engine_of(None))
+    finally:
+        device.timing = False
+    if has_timestamps(device):
+        assert device.gpu_seconds["multiply_add"] > 0
 
 
 def test_torch_is_for_nvidia_only(device: Device) -> None:
