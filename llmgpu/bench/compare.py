@@ -61,7 +61,7 @@ class Comparison:
 
 
 def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
-    """Compare two records as `llmgpu.bench.record.load_record` returns them."""
+    """Compare two records as `load_record` returns them."""
     differences = _machine_differences(old["machine"], new["machine"])
     if differences:
         return Comparison([], [f"another machine: {line}" for line in differences], [], threshold)

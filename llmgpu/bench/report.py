@@ -53,7 +53,7 @@ _PARTS = {
 
 
 def draw_report(record: Record) -> str:
-    """Return the page of a record, as `llmgpu.bench.record.load_record` returns it."""
+    """Return the page of a record, as `load_record` returns it."""
     tables = tables_of(record)
     parts = list(dict.fromkeys(table.what for table in tables))
     title = f"llmgpu bench: {record['machine']['cpu']}"

@@ -15,7 +15,7 @@ from llmgpu.bench import suite
 from llmgpu.bench.compare import DEFAULT_THRESHOLD, compare_records
 from llmgpu.bench.corpus import text_blocks
 from llmgpu.bench.engines import ALL
-from llmgpu.bench.record import load_record
+from llmgpu.bench.record_file import load_record
 from llmgpu.bench.report import draw_report
 from llmgpu.bpe.patterns.pattern import PATTERNS
 from llmgpu.cli.bench_table import print_comparison, print_results

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmgpu.bench.compare import Comparison, compare_records
-from llmgpu.bench.record import load_record
+from llmgpu.bench.record_file import load_record
 from llmgpu.cli.bench import bench
 from llmgpu.errors import InputError
 

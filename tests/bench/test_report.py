@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmgpu.bench import report_roofline
-from llmgpu.bench.record import load_record
+from llmgpu.bench.record_file import load_record
 from llmgpu.bench.report import draw_report
 from llmgpu.bench.report_bars import MOST_KERNELS
 from llmgpu.bench.suite import PARTS
