@@ -68,14 +68,19 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
     changes: list[Change] = []
     not_compared: list[str] = []
     old_results, new_results = _by_key(old), _by_key(new)
+    not_compared += _parts_of_one(old, new)
+    both = {key[0] for key in old_results} & {key[0] for key in new_results}
     for key, result in new_results.items():
+        if key[0] not in both:
+            continue
         reason = _why_not(key, result, old, new, old_results)
         if reason is not None:
             not_compared.append(f"{_line(result)}: {reason}")
         elif "seconds" in result and "seconds" in old_results[key]:
             changes.append(_change(old_results[key], result, new))
     for key, result in old_results.items():
-        if key not in new_results and "seconds" in result and not _other_sizes(key, new_results):
+        is_lost = key[0] in both and key not in new_results and "seconds" in result
+        if is_lost and not _other_sizes(key, new_results):
             not_compared.append(f"{_line(result)}: only the old record has it")
     return Comparison(changes, not_compared, list(_notes(old, new)), threshold)
 
@@ -86,6 +91,17 @@ def _by_key(record: Record) -> dict[_Key, Result]:
         key = (result["what"], job_of(result), result["engine"], result.get("variant"))
         results.setdefault(key, result)
     return results
+
+
+def _parts_of_one(old: Record, new: Record) -> Iterator[str]:
+    """Yield a line for each part that one of the records doesn't have."""
+    before, now = ({result["what"]: 0 for result in record["results"]} for record in (old, new))
+    for what in now:
+        if what not in before:
+            yield f"{what}: only the new record has it"
+    for what in before:
+        if what not in now:
+            yield f"{what}: only the old record has it"
 
 
 def _change(old: Result, new: Result, record: Record) -> Change:

@@ -71,7 +71,7 @@ class Outputs:
 @click.argument(
     "what",
     nargs=-1,
-    metavar=f"[{'|'.join((*suite.PARTS, ALL_PARTS))}]...",
+    metavar="[WHAT]...",
     type=click.Choice((*suite.PARTS, ALL_PARTS)),
 )
 @click.option(
@@ -159,6 +159,9 @@ def bench(
     debug: bool,
 ) -> None:
     """Measure this machine: median and spread, end to end, by phase and by kernel.
+
+    WHAT is bpe-train, tokenize, embedding, kernels, train or all, which is the default: training
+    tokenizers, using them, and of language models looking up embeddings, each kernel, and training.
 
     Answers are compared before any time is given. An interrupted run shows what it measured. Peers
     are Hugging Face's tokenizers, rustbpe, gigatoken, tiktoken and torch, those that are installed.

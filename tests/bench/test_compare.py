@@ -96,9 +96,17 @@ def test_other_sizes_are_not_compared() -> None:
 
 
 def test_what_one_record_has_alone_is_said() -> None:
-    one, both = record(), record(result())
-    assert "only the new record" in only_line(compare_records(one, both))
-    assert "only the old record" in only_line(compare_records(both, one))
+    parts = compare_records(record(result("train")), record(result("kernels")))
+    assert parts.not_compared == [
+        "kernels: only the new record has it",
+        "train: only the old record has it",
+    ]
+    more = result(variant="more")
+    one, both = record(result()), record(result(), more)
+    added, lost = compare_records(one, both), compare_records(both, one)
+    assert added.not_compared == ["train: NumPy, more, a job: only the new record has it"]
+    assert lost.not_compared == ["train: NumPy, more, a job: only the old record has it"]
+    assert len(added.changes) == len(lost.changes) == 1
 
 
 def test_lost_times_are_said() -> None:
