@@ -94,7 +94,8 @@ details > *:not(summary) { margin-left: 1rem; }
   thead { display: none; }
   table, tbody, tr, td { display: block; }
   tr { border-bottom: 1px solid var(--line); padding: 0.45rem 0; }
-  td { border: 0; padding: 0.05rem 0; display: flex; gap: 1rem; justify-content: space-between; }
+  td { border: 0; padding: 0.05rem 0; max-width: 30rem; }
+  td { display: flex; gap: 1rem; justify-content: space-between; }
   td::before { content: attr(data-title); color: var(--text); flex: none; }
   td.number, td { text-align: right; }
   td.name { font-weight: 600; text-align: left; }
