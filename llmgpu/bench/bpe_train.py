@@ -20,7 +20,7 @@ from llmgpu.bench.engines import Engine, Job, begin_result
 from llmgpu.bench.peers_training import TRAINING_PEERS, TrainingPeer
 from llmgpu.bench.times import summarize, timed
 from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
 from llmgpu.bpe.training.result import TrainingResult
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -34,15 +34,24 @@ FIRST_RUN_BYTES = 1000
 
 @dataclass(frozen=True)
 class Trainer:
-    """An engine and which trainer it runs, of `llmgpu.bpe.training.options.ENGINES`."""
+    """An engine and which trainer it runs, of `llmgpu.bpe.training.options.ENGINES`.
+
+    recount_slots: as `TrainingOptions` has it, for the recount trainer.
+    """
 
     engine: Engine
     kind: str = "batched"
+    recount_slots: int = RECOUNT_SLOTS
 
     @property
     def name(self) -> str:
         """What tables call it."""
         return self.engine.name if self.kind == "batched" else f"{self.kind} on {self.engine.name}"
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What it changes of TrainingOptions."""
+        return {"engine": self.kind, "recount_slots": self.recount_slots}
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class TrainingBench:
     def measure_trainer(self, trainer: Trainer) -> dict[str, Any]:
         """Measure one of llmgpu's trainers; one that can't do the job says why."""
         result = begin_result(WHAT, trainer.name, self.job)
+        if trainer.kind == "recount":
+            result["variant"] = f"{trainer.recount_slots:,} slots in workgroup memory"
         try:
             start_up = self._start_up(trainer)
             seconds, phases = self._runs(trainer, result)
@@ -73,7 +84,7 @@ class TrainingBench:
         if backend.device is None:
             return {}
         corpus = corpus_from_bytes(self.job.text.data[:FIRST_RUN_BYTES])
-        options = TrainingOptions(258, self.job.pattern, engine=trainer.kind)
+        options = TrainingOptions(258, self.job.pattern, **trainer.changes)
         first, _ = timed(lambda: train_vocabulary(corpus, options, backend))
         return {"open device": trainer.engine.open_seconds, "compile, first 1 KB": first}
 
@@ -94,7 +105,7 @@ class TrainingBench:
         return seconds, phases
 
     def _train_to_file(self, trainer: Trainer) -> TrainingResult:
-        result = train_file(self.job, trainer.engine.backend, engine=trainer.kind)
+        result = train_file(self.job, trainer.engine.backend, **trainer.changes)
         result.vocabulary.save(self.job.folder / "v.bin")
         return result
 
@@ -122,7 +133,7 @@ class TrainingBench:
         device.gpu_seconds.clear()
         device.timing = True
         try:
-            trained = train_file(self.job, backend, vocab_size=vocab_size, engine=trainer.kind)
+            trained = train_file(self.job, backend, vocab_size=vocab_size, **trainer.changes)
         finally:
             device.timing = False
         merges = len(trained.vocabulary.merges)
@@ -131,7 +142,7 @@ class TrainingBench:
 
     def measure_peer(self, peer: TrainingPeer) -> dict[str, Any]:
         """Measure a peer; one that can't do the job says why."""
-        result = begin_result(WHAT, peer.name, self.job)
+        result = begin_result(WHAT, peer.name, self.job) | {"peer": True}
         reason = peer.why_not(self.job)
         if reason is not None:
             result["note"] = reason

@@ -13,7 +13,7 @@ import llmgpu
 from llmgpu.backend import Backend
 from llmgpu.processors import usable_processors
 
-_PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken")
+_PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
 
 
 def describe_machine(backends: Sequence[Backend]) -> dict[str, Any]:

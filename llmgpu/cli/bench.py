@@ -1,26 +1,79 @@
-"""``llmgpu bench``: how fast this machine trains and tokenizes, with and beside its peers."""
+"""``llmgpu bench``: how fast this machine does each part of the work, and its peers beside."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from llmgpu.bench import suite
+from llmgpu.bench.compare import DEFAULT_THRESHOLD, compare_records
 from llmgpu.bench.corpus import text_blocks
 from llmgpu.bench.engines import ALL
+from llmgpu.bench.record_file import load_record
+from llmgpu.bench.report import draw_report
 from llmgpu.bpe.patterns.pattern import PATTERNS
-from llmgpu.cli.bench_table import print_results
+from llmgpu.cli.bench_table import print_comparison, print_results
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import ByteSize, output_options
+from llmgpu.cli.options import ByteSize, Percentage, output_options
 from llmgpu.errors import LlmgpuError
-from llmgpu.files import atomic_output
+from llmgpu.files import STANDARD_OUTPUT, atomic_output
+
+ALL_PARTS = "all"
+# Options that say what to do with a record, however it came to be; all others say what to measure.
+_FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a record goes: files of JSON and HTML, JSON on stdout, a table unless it is taken."""
+
+    json_path: str | None
+    report_path: str | None
+    as_json: bool
+    quiet: bool
+
+    @property
+    def takes_stdout(self) -> bool:
+        """Whether a file goes to standard output, which has no place for anything else then."""
+        return STANDARD_OUTPUT in (self.json_path, self.report_path)
+
+    @property
+    def shows_tables(self) -> bool:
+        """Whether people are to see tables."""
+        return not (self.as_json and self.quiet) and not self.takes_stdout
+
+    @property
+    def console(self) -> Console:
+        """Where they see them."""
+        return Console(stderr=self.as_json, highlight=False)
+
+    def hand_over(self, record: dict[str, Any]) -> None:
+        """Write the files, print the tables, print the JSON: whatever of it is wanted."""
+        if self.json_path is not None:
+            with atomic_output(self.json_path) as file:
+                file.write(json.dumps(record, indent=1).encode() + b"\n")
+        if self.report_path is not None:
+            with atomic_output(self.report_path) as file:
+                file.write(draw_report(record).encode())
+        if self.shows_tables:
+            print_results(record, self.console)
+        if self.as_json:
+            print_json(record, to_stderr=self.takes_stdout)
 
 
 @click.command()
-@click.argument("what", nargs=-1, metavar="[bpe-train|tokenize]...", type=click.Choice(suite.PARTS))
+@click.argument(
+    "what",
+    nargs=-1,
+    metavar="[WHAT]...",
+    type=click.Choice((*suite.PARTS, ALL_PARTS)),
+)
 @click.option(
     "--device",
     "devices",
@@ -51,16 +104,38 @@ from llmgpu.files import atomic_output
     help="Tokenize with this vocabulary, whatever its size and pattern, not with one trained here.",
 )
 @click.option("--runs", type=int, help=f"Runs of each.  [default: {suite.DEFAULT_RUNS}]")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other programs.")
 @click.option(
-    "--peers/--no-peers", default=True, show_default=True, help="Measure other tokenizers."
+    "--quick",
+    is_flag=True,
+    help="Smaller sizes: 1MB, 1024 ids and 2 runs where nothing else is said.",
 )
-@click.option("--quick", is_flag=True, help="1MB, 1024 ids and 2 runs where nothing else is said.")
 @click.option(
     "--write-corpus",
     metavar="FILE",
     help="Write the text that would be measured on, and measure nothing.",
 )
+@click.option(
+    "--from",
+    "record_path",
+    metavar="FILE",
+    help="Measure nothing: take the results that -o has written.",
+)
 @click.option("--output", "-o", metavar="FILE", help="Write all results as JSON.")
+@click.option("--report", metavar="FILE", help="Write a page with charts and tables (HTML).")
+@click.option(
+    "--compare",
+    metavar="FILE",
+    help="Say what is slower or faster than in results that -o has written; exit code 1 if "
+    "anything of llmgpu's is slower by more than the threshold.",
+)
+@click.option(
+    "--threshold",
+    type=Percentage(),
+    default=DEFAULT_THRESHOLD,
+    metavar="PERCENT",
+    help="By how much a median may grow with --compare.  [default: 10%]",
+)
 @output_options
 def bench(
     what: tuple[str, ...],
@@ -74,15 +149,25 @@ def bench(
     peers: bool,
     quick: bool,
     write_corpus: str | None,
+    record_path: str | None,
     output: str | None,
+    report: str | None,
+    compare: str | None,
+    threshold: float,
     as_json: bool,
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Measure training and tokenizing: median and spread, end to end, by phase and by kernel.
+    """Measure this machine: median and spread, end to end, by phase and by kernel.
+
+    WHAT is bpe-train, tokenize, embedding, kernels, train or all, which is the default: training
+    tokenizers, using them, and of language models looking up embeddings, each kernel, and training.
 
     Answers are compared before any time is given. An interrupted run shows what it measured. Peers
-    are Hugging Face's tokenizers, rustbpe, gigatoken and tiktoken, those that are installed.
+    are Hugging Face's tokenizers, rustbpe, gigatoken, tiktoken and torch, those that are installed.
+
+    With --compare the exit code is 1 if the median of anything that llmgpu does grew by more than
+    the threshold, else 0; results of other machines or sizes are not compared, which is said.
 
     \b
     Example:
@@ -90,33 +175,87 @@ def bench(
       llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
       llmgpu bench tokenize --vocab cl100k.bin --corpus text.txt
       llmgpu bench bpe-train --vocab-size 32768 --no-peers --json
-      llmgpu bench bpe-train --corpus generated --limit 2GB
+      llmgpu bench --report report.html --compare yesterday.json --threshold 20%
+      llmgpu bench --from results.json --report report.html
       llmgpu bench --corpus generated --limit 10GB --write-corpus 10GB.txt
     """
-    options = suite.BenchOptions(
-        parts=what or suite.PARTS,
-        devices=devices,
-        corpus=corpus,
-        limit=limit or (suite.QUICK_LIMIT if quick else suite.DEFAULT_LIMIT),
-        vocab_size=_first(vocab_size, quick, suite.QUICK_VOCAB_SIZE, suite.DEFAULT_VOCAB_SIZE),
-        runs=_first(runs, quick, suite.QUICK_RUNS, suite.DEFAULT_RUNS),
-        pattern=pattern,
-        peers=peers,
-        vocabulary=vocab,
-    )
-    if write_corpus is not None:
-        _write_corpus(options, write_corpus)
-        return
+    if record_path is not None:
+        _check_measures_nothing()
+    baseline = None if compare is None else load_record(compare)
+    outputs = Outputs(output, report, as_json, quiet)
+    if record_path is not None:
+        record = load_record(record_path)
+        outputs.hand_over(record)
+    else:
+        options = suite.BenchOptions(
+            parts=_parts(what),
+            devices=devices,
+            corpus=corpus,
+            limit=limit or (suite.QUICK_LIMIT if quick else suite.DEFAULT_LIMIT),
+            vocab_size=_first(vocab_size, quick, suite.QUICK_VOCAB_SIZE, suite.DEFAULT_VOCAB_SIZE),
+            runs=_first(runs, quick, suite.QUICK_RUNS, suite.DEFAULT_RUNS),
+            pattern=pattern,
+            peers=peers,
+            vocabulary=vocab,
+            quick=quick,
+        )
+        if write_corpus is not None:
+            _write_corpus(options, write_corpus)
+            return
+        record = _measure(options, outputs)
+    if baseline is not None and compare is not None:
+        _compare(baseline, compare, record, threshold, outputs)
+    if not suite.all_correct(record):
+        raise LlmgpuError("an engine gave a wrong answer; see the results")
+
+
+def _measure(options: suite.BenchOptions, outputs: Outputs) -> dict[str, Any]:
+    """Return the record of a run, handed over even if the run is interrupted."""
     record: dict[str, Any] = {}
-    report = Reporter(quiet=quiet)
+    report = Reporter(quiet=outputs.quiet)
     try:
         suite.run_benchmark(options, record, report)
     finally:
         report.close()
         if record.get("results"):
-            _hand_over(record, output, as_json, quiet)
-    if not suite.all_correct(record):
-        raise LlmgpuError("an engine gave a wrong answer; see the results")
+            outputs.hand_over(record)
+    return record
+
+
+def _compare(
+    old: dict[str, Any], path: str, new: dict[str, Any], threshold: float, outputs: Outputs
+) -> None:
+    """Say what changed; LlmgpuError if something got slower."""
+    comparison = compare_records(old, new, threshold)
+    console = Console(stderr=True, highlight=False) if outputs.takes_stdout else outputs.console
+    if not (outputs.quiet and outputs.as_json):
+        print_comparison(comparison, path, console)
+    slower = comparison.slower
+    if slower:
+        most = slower[0]
+        raise LlmgpuError(
+            f"{len(slower)} of {len(comparison.changes)} medians grew by more than "
+            f"{100 * threshold:g} % since {path}; most of all {most.what}, {most.name}: "
+            f"{100 * most.relative:+.1f} %"
+        )
+
+
+def _check_measures_nothing() -> None:
+    """Raise UsageError for options that say what to measure beside --from."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if given and name not in (*_FOR_RECORDS, "as_json", "quiet", "debug"):
+            called = parameter.opts[0] if isinstance(parameter, click.Option) else "WHAT"
+            raise click.UsageError(f"{called} is for measuring; --from FILE measures nothing")
+
+
+def _parts(what: Sequence[str]) -> tuple[str, ...]:
+    """Return the parts that are asked for, each once: all if none is."""
+    if not what or ALL_PARTS in what:
+        return suite.PARTS
+    return tuple(dict.fromkeys(what))
 
 
 def _write_corpus(options: suite.BenchOptions, path: str) -> None:
@@ -129,14 +268,3 @@ def _first(given: int | None, quick: bool, quick_value: int, default: int) -> in
     if given is not None:
         return given
     return quick_value if quick else default
-
-
-def _hand_over(record: dict[str, Any], output: str | None, as_json: bool, quiet: bool) -> None:
-    """Write the file, print the table, print the JSON: whatever of it is wanted."""
-    if output is not None:
-        with atomic_output(output) as file:
-            file.write(json.dumps(record, indent=1).encode() + b"\n")
-    if not (as_json and quiet) and output != "-":
-        print_results(record, Console(stderr=as_json, highlight=False))
-    if as_json:
-        print_json(record, to_stderr=output == "-")

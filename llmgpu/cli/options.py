@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -45,6 +46,26 @@ class ByteSize(click.ParamType[int]):
         if size < 1:
             self.fail(f"{value!r} is less than one byte", param, ctx)
         return size
+
+
+class Percentage(click.ParamType[float]):
+    """A share of 0 or more: 10%, or 10 for the same."""
+
+    name = "percentage"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse a percentage, into a part of one."""
+        if isinstance(value, float):
+            return value
+        try:
+            percent = float(str(value).strip().removesuffix("%"))
+        except ValueError:
+            percent = math.nan
+        if not 0 <= percent < math.inf:
+            self.fail(f"{value!r} is no percentage of 0 or more; write 10%", param, ctx)
+        return percent / 100
 
 
 class TokenCount(click.ParamType[int]):

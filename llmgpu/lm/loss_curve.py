@@ -8,16 +8,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.charts.axes import Axis, step_axis, tick_labels, value_axis
+from llmgpu.charts.markup import escape_text
 from llmgpu.files import atomic_output
-from llmgpu.lm.loss_axes import Axis, step_axis, tick_labels, value_axis
 from llmgpu.lm.records import StepRecord
 
 WIDTH, HEIGHT = 860, 480
@@ -27,7 +26,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # of the area with the lines
 _LARGEST = 1e30
 _SMOOTHED_PART = 0.02  # of the points, averaged from either side into one of the smoothed line
 _LEAST_SMOOTHED = 10  # points; the average of fewer says nothing
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 # Colours are written out in each rule: many viewers know no variables of CSS, or no media queries.
 _STYLE = """
@@ -71,7 +69,7 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     training = _points([(record.step, record.loss) for record in records])
     validation = _points([(record.step, record.validation_loss) for record in records])
     everything = np.concatenate([training, validation])
-    parts = [f'<text class="title" x="{_LEFT}" y="34">{_text(title)}</text>']
+    parts = [f'<text class="title" x="{_LEFT}" y="34">{escape_text(title)}</text>']
     if len(everything):
         parts += _chart(_thin(training), _thin(validation), everything)
         parts.append(f'<text x="{_LEFT}" y="56">{_summary(training, validation)}</text>')
@@ -81,7 +79,7 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
             f'width="{WIDTH}" height="{HEIGHT}" role="img">',
-            f"<title>{_text(title)}</title>",
+            f"<title>{escape_text(title)}</title>",
             f"<style>{_STYLE}</style>",
             f'<rect class="surface" width="{WIDTH}" height="{HEIGHT}"/>',
             *parts,
@@ -202,8 +200,3 @@ def _summary(training: Points, validation: Points) -> str:
             step, loss = points[-1]
             said.append(f"{name} loss {loss:,.4g} at step {step:,.0f}")
     return ", ".join(said)
-
-
-def _text(text: str) -> str:
-    """Return any text as XML may hold it."""
-    return escape(_NOT_XML.sub("\ufffd", text))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
+import itertools
 import json
 import random
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +21,21 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench import bpe_train, peers, tokenize
+from llmgpu.bench import bpe_train, peers, suite, tokenize
 from llmgpu.bench.corpus import load_text, standard_library_files
 from llmgpu.bench.engines import Engine, make_job, open_engines
 from llmgpu.bench.machine import describe_machine, git_commit
 from llmgpu.bench.peers import EXPRESSIBLE, pieces
 from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
 from llmgpu.bench.peers_training import TRAINING_PEERS
-from llmgpu.bench.suite import BenchOptions, all_correct, run_benchmark
+from llmgpu.bench.suite import (
+    MODEL_PARTS,
+    PARTS,
+    TEXT_PARTS,
+    BenchOptions,
+    all_correct,
+    run_benchmark,
+)
 from llmgpu.bench.times import summarize
 from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
@@ -53,6 +63,7 @@ ENDS = ["a", "\n", "  ", "\n\n", "\n  ", " \n ", "\r\n  ", "1\n", "\u3000\n\u200
 
 def small(**changes: Any) -> BenchOptions:
     values: dict[str, Any] = {"limit": LIMIT, "vocab_size": VOCAB_SIZE, "runs": 2}
+    values |= {"parts": TEXT_PARTS, "quick": True}
     return BenchOptions(**(values | changes))
 
 
@@ -78,7 +89,7 @@ def test_record_is_json_and_complete(record: dict[str, Any]) -> None:
     assert record["complete"]
     assert all_correct(record)
     assert record["text"]["bytes"] <= LIMIT
-    done = [(result["what"], result["engine"]) for result in record["results"]]
+    done = [(r["what"], r["engine"], r.get("variant")) for r in record["results"]]
     assert len(set(done)) == len(done)  # so small a text is one job for all
 
 
@@ -102,9 +113,11 @@ def test_adapters_report_start_up_and_kernels(record: dict[str, Any]) -> None:
     if "timestamp-query" in list_adapters()[0].features:
         assert trained["kernels"]["seconds"].keys() >= {"count_look_up", "batched_link"}
         assert encoded["kernels"]["seconds"].keys() >= {"encode_look_up"}
-    recounted = of(record, "bpe-train", f"recount on {name}")
-    assert recounted["correct"] is True
-    assert recounted["text_bytes"] == trained["text_bytes"]
+    recounted = [r for r in record["results"] if r["engine"] == f"recount on {name}"]
+    assert [r["variant"].split()[0] for r in recounted] == ["1,024", "2,048"]
+    for result in recounted:
+        assert result["correct"] is True
+        assert result["text_bytes"] == trained["text_bytes"]
 
 
 def test_peers_are_measured(record: dict[str, Any]) -> None:
@@ -422,20 +435,83 @@ def test_bad_options(changes: dict[str, Any]) -> None:
         small(**changes)
 
 
+def test_all_parts_on_numpy(measured: dict[str, Any]) -> None:
+    assert measured["complete"]
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
+    assert set(measured["limits"]) == {"NumPy"}
+    assert list(dict.fromkeys(result["what"] for result in measured["results"])) == list(PARTS)
+    for result in measured["results"]:
+        assert result["correct"] is True or result["note"], result
+        assert ("seconds" in result) == (result["correct"] is True)
+
+
+def test_parts_about_models_read_no_text() -> None:
+    record: dict[str, Any] = {}
+    options = small(parts=("train",), devices=("cpu",), runs=1, peers=False, corpus=("missing",))
+    run_benchmark(options, record)
+    assert "text" not in record
+    assert all_correct(record)
+
+
+def test_missing_torch_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    record: dict[str, Any] = {}
+    run_benchmark(small(parts=tuple(MODEL_PARTS), devices=("cpu",), runs=1), record)
+    assert record["complete"]
+    assert all_correct(record)
+    assert record["missing_peers"] == {"torch": "not installed: pip install torch"}
+
+
+def test_interrupted_command_hands_over_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> Iterator[dict[str, Any]]:
+        yield from itertools.islice(MODEL_PARTS["train"](*arguments), 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(suite.MODEL_PARTS, "embedding", interrupted)
+    paths = [tmp_path / "results.json", tmp_path / "report.html"]
+    arguments = ["embedding", "--device", "cpu", "--quick", "--runs", "1", "--no-peers"]
+    outputs = ["-o", str(paths[0]), "--report", str(paths[1])]
+    result = CliRunner().invoke(bench, [*arguments, *outputs])
+    assert result.exit_code == 1
+    record = json.loads(paths[0].read_text())
+    assert (len(record["results"]), record["complete"]) == (1, False)
+    assert "interrupted" in result.stdout
+    assert "Interrupted" in paths[1].read_text()
+
+
 def test_command(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--limit", "20KB", "--vocab-size", "300", "--runs", "1"]
+    arguments += ["--no-peers"]
     output = tmp_path / "results.json"
-    result = CliRunner().invoke(bench, [*arguments, "-o", str(output)])
+    result = CliRunner().invoke(bench, [*TEXT_PARTS, *arguments, "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert "KB of text, 300 ids, pattern gpt2" in result.stdout
     assert json.loads(output.read_text())["complete"]
-    more = ["--pattern", "class", "--corpus", "generated", "--no-peers", "--json"]
+    more = ["--pattern", "class", "--corpus", "generated", "--json"]
     result = CliRunner().invoke(bench, ["tokenize", *arguments, *more])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(item["engine"], item["pattern"]) for item in found["results"]] == [("NumPy", "class")]
     assert found["text"]["source"] == "generated"
     assert "NumPy" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "what, parts",
+    [([], PARTS), (["all"], PARTS), (["train", "all"], PARTS), (["train"] * 2, ("train",))],
+    ids=str,
+)
+def test_parts_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, what: list[str], parts: tuple[str, ...]
+) -> None:
+    asked: list[BenchOptions] = []
+    monkeypatch.setattr(suite, "run_benchmark", lambda options, *_: asked.append(options))
+    monkeypatch.setattr(suite, "all_correct", lambda record: True)
+    result = CliRunner().invoke(bench, [*what, "--quick"])
+    assert result.exit_code == 0, result.output
+    assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, suite.QUICK_RUNS)
 
 
 def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:

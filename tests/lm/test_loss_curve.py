@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmgpu.charts.axes import step_axis, tick_labels, value_axis
 from llmgpu.errors import OutputError
-from llmgpu.lm.loss_axes import step_axis, tick_labels, value_axis
 from llmgpu.lm.loss_curve import HEIGHT, MOST_POINTS, WIDTH, draw_loss_curve, write_loss_curve
 from llmgpu.lm.records import StepRecord
 from tests.lm.test_records import record_of

@@ -15,6 +15,7 @@ from llmgpu.errors import LlmgpuError
 
 MAX_VOCABULARY = 1 << 20
 ENGINES = ("batched", "recount")
+RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class TrainingOptions:
         rule must be those above.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
         text again for each merge, on a GPU.
+    recount_slots: of the table in workgroup memory in which the recount engine counts first, a
+        power of two. It changes no merge, only how fast they are found.
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
@@ -47,6 +50,7 @@ class TrainingOptions:
     smaller_sizes: tuple[int, ...] = ()
     seed: Vocabulary | None = None
     engine: str = "batched"
+    recount_slots: int = RECOUNT_SLOTS
 
     def __post_init__(self) -> None:
         get_pattern(self.pattern)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.patterns.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.text.slices import Slice
 from llmgpu.bpe.training.merges import TrainedMerges
+from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import MAX_TIMED, BoundKernel, Commands, Device, Download, Kernel
 from llmgpu.progress import Progress, no_progress
@@ -68,11 +69,13 @@ def train(
     progress: Progress = no_progress,
     workgroup_size: int = 256,
     table_slots: int = FIRST_TABLE_SLOTS,
+    workgroup_slots: int = RECOUNT_SLOTS,
 ) -> TrainedMerges:
     """Train on `text`, uint8 (n,), whose documents start at `document_starts`.
 
     byte_ranks: uint32 (256,), the order of bytes under the tie rule.
     table_slots: size of the first pair table, a power of two.
+    workgroup_slots: size of the pair table in workgroup memory, a power of two.
 
     Raises:
         LlmgpuError: more tokens than 16 bits number.
@@ -83,7 +86,7 @@ def train(
             f"the recount engine numbers tokens with 16 bits: {merges + 256} tokens asked for, "
             f"{MAX_TOKENS} at most; ask for fewer or use --device cpu"
         )
-    loop = _RecountLoop(device, len(text), pattern, workgroup_size, table_slots)
+    loop = _RecountLoop(device, len(text), pattern, workgroup_size, table_slots, workgroup_slots)
     # No pair occurs as often as 32 bits count, so a larger minimum means the same.
     frequency = min(max(min_frequency, 1), 0xFFFFFFFF)
     loop.load(text, document_starts, byte_ranks, merges, frequency)
@@ -109,13 +112,19 @@ class _RecountLoop:
     """Buffers and bound kernels of a training run."""
 
     def __init__(
-        self, device: Device, text_bytes: int, pattern: str, workgroup_size: int, table_slots: int
+        self,
+        device: Device,
+        text_bytes: int,
+        pattern: str,
+        workgroup_size: int,
+        table_slots: int,
+        workgroup_slots: int,
     ) -> None:
         check_fits(device, text_bytes)
         self._device = device
         self._size = text_bytes
         self._wg = workgroup_size
-        self._compile()
+        self._compile(workgroup_slots)
         self._pattern = pattern
         blocks = -(-text_bytes // workgroup_size)
         self._symbols = [device.pool.get(f"symbols {k}", 4 * text_bytes) for k in range(2)]
@@ -129,13 +138,14 @@ class _RecountLoop:
         self._best = device.pool.get("best pair", 8)
         self._table_slots = table_slots
 
-    def _compile(self) -> None:
+    def _compile(self, workgroup_slots: int) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
         count, scan = {"COUNT_TILE": COUNT_TILE}, {"SCAN_TILE": SCAN_TILE}
+        local = {"LOCAL_TABLE_SIZE": workgroup_slots}
         requests: list[tuple[str, dict[str, int]]] = [
             ("recount/00_word_boundary.wgsl", size),
             ("recount/01_clear_table.wgsl", size | count | scan),
-            ("recount/02_pair_count.wgsl", size | count),
+            ("recount/02_pair_count.wgsl", size | count | local),
             ("recount/03_find_max.wgsl", size),
             ("recount/04_find_max_final.wgsl", size),
             ("recount/05_setup_merge.wgsl", {}),

@@ -247,6 +247,7 @@ def _recount(corpus: Corpus, run: _Run) -> Trained:
             byte_ranks=byte_ranks(options.tie),
             min_frequency=options.min_frequency,
             progress=run.progress,
+            workgroup_slots=options.recount_slots,
         )
     count = len(trained.merges)
     merges = np.column_stack([trained.merges, np.arange(256, 256 + count)]).astype(np.uint32)

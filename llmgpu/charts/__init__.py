@@ -1,0 +1,1 @@
+"""What pictures have in common: axes, and text as XML may hold it. No plotting library."""
