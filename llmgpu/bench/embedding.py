@@ -23,8 +23,8 @@ from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.bench.times import summarize
 from llmgpu.bench.torch_device import free_torch_memory, torch_device
 from llmgpu.errors import DeviceError
-from llmgpu.lm.memory import free_memory
 from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.runs.memory import free_memory
 from llmgpu.progress import Progress
 
 WHAT = "embedding"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers_torch import TorchLlama
 from llmgpu.bench.times import timed
-from llmgpu.lm.batches import Batch
 from llmgpu.lm.config import ModelConfig, preset
+from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.model import initial_values
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.options import Precision, TrainOptions

@@ -16,11 +16,11 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import Decorated, add_options, device_option, output_options
 from llmgpu.errors import InputError
-from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
-from llmgpu.lm.generator import Generator
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import open_operations
-from llmgpu.lm.sampling import Sampler, SamplingOptions
 from llmgpu.tokenizer import Tokenizer
 
 _DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}

@@ -21,15 +21,15 @@ from llmgpu.cli.options import (
     make_corpus_options,
     output_options,
 )
-from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.checkpoints.step_folders import list_checkpoints
 from llmgpu.lm.config import PRESETS
-from llmgpu.lm.data import default_separator, open_tokens
+from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.options import OPTIMIZERS, PRECISIONS, TrainOptions
-from llmgpu.lm.records import StepRecord
-from llmgpu.lm.run import Intervals, prepare_run
-from llmgpu.lm.run_folder import RunFolder, open_run_folder
-from llmgpu.lm.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
-from llmgpu.lm.step_folders import list_checkpoints
+from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.run import Intervals, prepare_run
+from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
+from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 
 REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # by --force
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from llmgpu.errors import InputError
-from llmgpu.lm.schedule import LearningRate
+from llmgpu.lm.runs.schedule import LearningRate
 
 Precision = Literal["f32", "f16"]
 OptimizerName = Literal["adamw", "adamw-8bit"]

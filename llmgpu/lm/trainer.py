@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import TrainingError
-from llmgpu.lm.batches import Batch
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.safetensors_file import TensorSource
 from llmgpu.lm.updates import Updates
 
 QUEUED_STEPS = 2  # steps given to the device ahead of the one that is awaited

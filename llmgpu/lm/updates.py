@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.batches import IGNORED_TARGET, Batch
+from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.model import EMBEDDING, Model
 from llmgpu.lm.moments import CodedMoments, FloatMoments, Moments, RowMoments, Updated
 from llmgpu.lm.ops.hyper import HYPER, AdamW, hyper_parameters

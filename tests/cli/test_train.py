@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.lm.checkpoint import load_checkpoint
-from llmgpu.lm.records import read_log
-from llmgpu.lm.run_folder import open_run_folder
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
+from llmgpu.lm.runs.records import read_log
+from llmgpu.lm.runs.run_folder import open_run_folder
 from tests.cli.conftest import Run, environment
 from tests.cli.test_bpe_train import fails
 

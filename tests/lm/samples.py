@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
-from llmgpu.lm.checkpoint import TrainingState, save_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.safetensors_file import TensorSource
 
 END = "<|end|>"
 

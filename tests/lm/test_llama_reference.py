@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmgpu.lm.checkpoint import load_checkpoint, save_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from llmgpu.lm.config import ModelConfig
 from tests.lm.samples import random_weights, small_config, small_vocabulary, sources, state_of
 from tests.reference.lm.llama import Llama, loss

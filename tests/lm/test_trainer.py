@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import DeviceError
-from llmgpu.lm.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations

@@ -36,7 +36,7 @@ from llmgpu.bpe.tokens.shards import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.lm.token_source import TokenSource, open_token_files
+from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.progress import Progress, no_progress
 
 SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work

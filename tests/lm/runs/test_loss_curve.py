@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from llmgpu.charts.axes import step_axis, tick_labels, value_axis
 from llmgpu.errors import OutputError
-from llmgpu.lm.loss_curve import HEIGHT, MOST_POINTS, WIDTH, draw_loss_curve, write_loss_curve
-from llmgpu.lm.records import StepRecord
-from tests.lm.test_records import record_of
+from llmgpu.lm.runs.loss_curve import HEIGHT, MOST_POINTS, WIDTH, draw_loss_curve, write_loss_curve
+from llmgpu.lm.runs.records import StepRecord
+from tests.lm.runs.test_records import record_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 Point = tuple[float, float]

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from llmgpu.bpe.tokens.files import open_writer
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.batches import IGNORED_TARGET, Batches, token_bytes
-from llmgpu.lm.permutation import ROUNDS, permute
-from llmgpu.lm.token_source import TokenSource, open_token_files
+from llmgpu.lm.data.batches import IGNORED_TARGET, Batches, token_bytes
+from llmgpu.lm.data.permutation import ROUNDS, permute
+from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from tests.lm.vocabularies import sample_vocabulary
 
 VOCABULARY = sample_vocabulary()

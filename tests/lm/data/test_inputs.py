@@ -25,9 +25,9 @@ from llmgpu.bpe.tokens.files import open_writer
 from llmgpu.bpe.tokens.shards import ShardWriter
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.lm import token_source
-from llmgpu.lm.data import default_separator, open_tokens
-from llmgpu.lm.token_source import TokenSource
+from llmgpu.lm.data import token_source
+from llmgpu.lm.data.inputs import default_separator, open_tokens
+from llmgpu.lm.data.token_source import TokenSource
 from tests.cli.conftest import environment
 from tests.lm.vocabularies import END, sample_text, sample_vocabulary
 
@@ -349,7 +349,7 @@ import sys
 from pathlib import Path
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.lm.data import open_tokens
+from llmgpu.lm.data.inputs import open_tokens
 v, text, folder, resume = sys.argv[1:]
 source = open_tokens([text], Vocabulary.load(v), v, Path(folder), backend=NUMPY,
     separator="<|endoftext|>", resume=resume == "resume", shard_tokens=1000)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from llmgpu.errors import InputError, OutputError
-from llmgpu.lm.run_folder import open_run_folder
+from llmgpu.lm.runs.run_folder import open_run_folder
 from tests.cli.conftest import environment
 
 HOLDING = """
 import sys
 from llmgpu.errors import LlmgpuError
-from llmgpu.lm.run_folder import open_run_folder
+from llmgpu.lm.runs.run_folder import open_run_folder
 try:
     folder = open_run_folder(sys.argv[1], force=True)
 except LlmgpuError as error:

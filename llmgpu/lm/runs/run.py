@@ -21,19 +21,19 @@ from llmgpu.bpe.run_facts import check_same_run
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
-from llmgpu.lm.batches import Batch, Batches, token_bytes
-from llmgpu.lm.checkpoint import Checkpoint, TrainingState, save_checkpoint
-from llmgpu.lm.evaluation_totals import EvaluationTotals
-from llmgpu.lm.loss_curve import write_loss_curve
-from llmgpu.lm.memory import SMALLER, training_memory
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint, TrainingState, save_checkpoint
+from llmgpu.lm.checkpoints.step_folders import prepare_step_folders, step_folder_name
+from llmgpu.lm.data.batches import Batch, Batches, token_bytes
+from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.operations import open_operations
-from llmgpu.lm.records import RunLog, StepRecord, read_log
-from llmgpu.lm.run_folder import RunFolder
-from llmgpu.lm.schedule import learning_rate
-from llmgpu.lm.settings import RunSettings
-from llmgpu.lm.step_folders import prepare_step_folders, step_folder_name
-from llmgpu.lm.stopping import StopRequest
-from llmgpu.lm.token_source import TokenSource
+from llmgpu.lm.runs.evaluation_totals import EvaluationTotals
+from llmgpu.lm.runs.loss_curve import write_loss_curve
+from llmgpu.lm.runs.memory import SMALLER, training_memory
+from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
+from llmgpu.lm.runs.run_folder import RunFolder
+from llmgpu.lm.runs.schedule import learning_rate
+from llmgpu.lm.runs.settings import RunSettings
+from llmgpu.lm.runs.stopping import StopRequest
 from llmgpu.lm.trainer import Trainer
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record

@@ -15,7 +15,7 @@ from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.operations import NumpyOperations
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.settings import RunSettings
+from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmgpu.charts.axes import Axis, step_axis, tick_labels, value_axis
 from llmgpu.charts.markup import escape_text
 from llmgpu.files import atomic_output
-from llmgpu.lm.records import StepRecord
+from llmgpu.lm.runs.records import StepRecord
 
 WIDTH, HEIGHT = 860, 480
 MOST_POINTS = 1_000  # of a line: more can't be told apart

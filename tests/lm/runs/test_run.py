@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from llmgpu.backend import NUMPY
-from llmgpu.lm.checkpoint import Checkpoint, load_checkpoint
-from llmgpu.lm.data import open_tokens
-from llmgpu.lm.records import StepRecord
-from llmgpu.lm.run import Intervals, TrainingRun, prepare_run
-from llmgpu.lm.run_folder import RunFolder, open_run_folder
-from llmgpu.lm.settings import new_settings
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.data.inputs import open_tokens
+from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.run import Intervals, TrainingRun, prepare_run
+from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
+from llmgpu.lm.runs.settings import new_settings
 from tests.lm.vocabularies import sample_text, sample_vocabulary
 
 SIZES = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "seq_len": 8}

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import token_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.permutation import ROUNDS, permute
-from llmgpu.lm.token_source import TokenSource
+from llmgpu.lm.data.permutation import ROUNDS, permute
+from llmgpu.lm.data.token_source import TokenSource
 
 IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
 EVALUATION_FRACTION = 0.01

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Self
 from llmgpu.bpe.text.jsonl import parse_json_object
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.lm.evaluation_totals import perplexity
+from llmgpu.lm.runs.evaluation_totals import perplexity
 
 FORMAT = "llmgpu-training-log"
 VERSION = 1

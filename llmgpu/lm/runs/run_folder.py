@@ -41,17 +41,17 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """The log, see `llmgpu.lm.records`."""
+        """The log, see `llmgpu.lm.runs.records`."""
         return self.path / "log.jsonl"
 
     @property
     def loss_curve(self) -> Path:
-        """The picture of the losses, see `llmgpu.lm.loss_curve`."""
+        """The picture of the losses, see `llmgpu.lm.runs.loss_curve`."""
         return self.path / "loss.svg"
 
     @property
     def tokens(self) -> Path:
-        """The folder with the tokens of texts, see `llmgpu.lm.data`."""
+        """The folder with the tokens of texts, see `llmgpu.lm.data.inputs`."""
         return self.path / TOKENS_NAME
 
     def close(self) -> None:

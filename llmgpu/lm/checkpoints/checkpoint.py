@@ -5,7 +5,7 @@
   can't hold has no tokenizer files, and the caller is told.
 - vocabulary.bin, optimizer.safetensors, training.json: what those have no place for. training.json
   has the SHA-256 of all that is read again, itself included, so that damage is found.
-- A folder is complete or not there, see `llmgpu.lm.step_folders`.
+- A folder is complete or not there, see `llmgpu.lm.checkpoints.step_folders`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from llmgpu.bpe.interchange.notes import Note, no_notes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.huggingface import (
+from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
@@ -36,14 +35,20 @@ from llmgpu.lm.huggingface import (
     read_model,
     read_token_id,
 )
-from llmgpu.lm.safetensors_file import TensorFile, TensorSource, read_tensors, write_tensors
-from llmgpu.lm.step_folders import (
+from llmgpu.lm.checkpoints.safetensors_file import (
+    TensorFile,
+    TensorSource,
+    read_tensors,
+    write_tensors,
+)
+from llmgpu.lm.checkpoints.step_folders import (
     is_step_folder_name,
     list_checkpoints,
     new_checkpoint,
     remove_old_checkpoints,
     step_folder_name,
 )
+from llmgpu.lm.config import ModelConfig
 
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1

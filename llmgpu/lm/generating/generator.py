@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
+from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.sampling import Sampler
 
 PROMPT_ROWS = 64  # ids of a prompt that go through at a time
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from llmgpu.errors import CheckpointError
-from llmgpu.lm.checkpoint import save_checkpoint
-from llmgpu.lm.config import PRESETS, ModelConfig
-from llmgpu.lm.huggingface import (
+from llmgpu.lm.checkpoints.checkpoint import save_checkpoint
+from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
@@ -20,6 +19,7 @@ from llmgpu.lm.huggingface import (
     read_model,
     read_token_id,
 )
+from llmgpu.lm.config import PRESETS, ModelConfig
 from tests.lm.samples import END, random_weights, small_config, small_vocabulary, sources, state_of
 
 CONFIGS = [

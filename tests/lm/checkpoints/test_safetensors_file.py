@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.errors import CheckpointError, OutputError
-from llmgpu.lm.safetensors_file import (
+from llmgpu.lm.checkpoints.safetensors_file import (
     MAX_HEADER_BYTES,
     TensorFile,
     TensorSource,

@@ -18,9 +18,9 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError
-from llmgpu.lm.checkpoint import load_checkpoint, save_checkpoint
-from llmgpu.lm.safetensors_file import TensorSource
-from llmgpu.lm.step_folders import list_checkpoints, prepare_step_folders
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
+from llmgpu.lm.checkpoints.step_folders import list_checkpoints, prepare_step_folders
 from llmgpu.tokenizer import Tokenizer
 from tests.lm.samples import (
     END,
@@ -174,7 +174,7 @@ def test_a_save_that_fails_leaves_what_was(tmp_path: Path, error: BaseException)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
 def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.lm.killed_saves", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parents[2])
+    subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parents[3])
     found: list[list[int]] = []
     left_over = 0
     runs = sorted(tmp_path.glob("run-*"), key=lambda path: int(path.name.split("-")[1]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from llmgpu.errors import CheckpointError, InputError
-from llmgpu.lm.checkpoint import Checkpoint
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.options import TrainOptions
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError, OutputError
-from llmgpu.lm.batches import IGNORED_TARGET, token_bytes
-from llmgpu.lm.evaluation_totals import EvaluationTotals, perplexity
-from llmgpu.lm.records import RunLog, StepRecord, read_log
+from llmgpu.lm.data.batches import IGNORED_TARGET, token_bytes
+from llmgpu.lm.runs.evaluation_totals import EvaluationTotals, perplexity
+from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
 from tests.lm.vocabularies import sample_vocabulary
 
 FACTS = {"configuration": {"dim": 64, "name": "tïny"}, "device": "cpu"}

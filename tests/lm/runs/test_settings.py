@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmgpu.errors import InputError, LlmgpuError
-from llmgpu.lm.run import Intervals
-from llmgpu.lm.settings import RunSettings, new_settings, resumed_settings
+from llmgpu.lm.runs.run import Intervals
+from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
 
 NOTHING_GIVEN = {"preset": "tiny", "steps": None, "learning_rate": 6e-4, "warmup_steps": None}
 

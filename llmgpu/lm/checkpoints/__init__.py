@@ -1,0 +1,1 @@
+"""Checkpoints, which Hugging Face transformers opens: folders of safetensors and JSON."""

@@ -1,0 +1,1 @@
+"""A training run: its settings, its folder, its log and picture, from first to last step."""
