@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -56,21 +57,65 @@ def test_examples_run_and_print_what_they_show(tmp_path: Path) -> None:
 
 
 def test_numbers_are_those_of_the_recorded_runs() -> None:
-    text = README.read_text(encoding="utf-8")
     records = sorted((README.parent / "llmgpu" / "bench" / "recorded").glob("*.json"))
-    expected = {
-        (
-            result["what"],
-            result["engine"].split(" (")[0],
-            f"{result['text_bytes'] / 1e6:.1f}",
-            str(result["vocab_size"]),
-            f"{result['seconds']['median']:.3f}",
-            f"{result['mb_per_second']:.2f}",
-        )
-        for record in records
-        for result in json.loads(record.read_text())["results"]
-        if "seconds" in result
-    }
-    rows = [line.strip("| ").split(" | ")[1:] for line in text.splitlines() if line.count("|") == 8]
     assert len(records) == 2
-    assert {tuple(row) for row in rows[2:]} == expected
+    results = [
+        result
+        for record in records
+        for result in json.loads(record.read_text(encoding="utf-8"))["results"]
+        if "seconds" in result
+    ]
+    text = [r for r in results if r["what"] in ("bpe-train", "tokenize")]
+    assert {tuple(row[1:]) for row in table_rows(7)} == {text_row(r) for r in text}
+    training = {training_row(r) for r in results if r["what"] == "train"}
+    embedding = {embedding_row(r) for r in results if r["what"] == "embedding"}
+    shown = table_rows(5)
+    steps = {tuple(row[1:]) for row in shown if "cores" in row[0]}
+    assert steps == training
+    rows = {tuple(row) for row in shown if "cores" not in row[0]}
+    assert rows and rows <= embedding
+
+
+def table_rows(columns: int) -> list[list[str]]:
+    """Return the rows of all tables with so many columns, without their heads."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    numbers = [i for i, line in enumerate(lines) if line.count("|") == columns + 1]
+    heads = {i - 1 for i in numbers if lines[i].startswith("| ---")}
+    rules = {i + 1 for i in heads}
+    return [lines[i].strip("| ").split(" | ") for i in numbers if i not in heads | rules]
+
+
+def engine_name(result: dict[str, Any]) -> str:
+    name: str = result["engine"].split(" (")[0]
+    return name
+
+
+def text_row(result: dict[str, Any]) -> tuple[str, ...]:
+    slots = f", {result['variant'].split()[0]} slots" if "variant" in result else ""
+    return (
+        result["what"],
+        engine_name(result) + slots,
+        f"{result['text_bytes'] / 1e6:.1f}",
+        str(result["vocab_size"]),
+        f"{result['seconds']['median']:.3f}",
+        f"{result['mb_per_second']:.2f}",
+    )
+
+
+def training_row(result: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        result["job"].split(":")[0],
+        f"{engine_name(result)}, {result['variant']}",
+        f"{result['seconds']['median'] * 1e3:.1f}",
+        f"{result['tokens_per_second']:.0f}",
+    )
+
+
+def embedding_row(result: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        result["job"].split(":")[0],
+        result["variant"],
+        engine_name(result),
+        f"{result['seconds']['median'] * 1e6:.1f}",
+        f"{result['bytes_per_second'] / 1e12:.2f}",
+    )

@@ -14,22 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
+from llmgpu.bench.clocks import raise_clocks
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import time_program
+from llmgpu.bench.multiply_add import (
+    HARDWARE_ROUNDS,
+    HARDWARE_THREADS,
+    OPERATIONS_A_ROUND,
+    SOFTWARE_ROUNDS,
+    SOFTWARE_THREADS,
+    multiply_add_kernel,
+)
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.operations import GpuOperations, NumpyOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import Program, dims
 from llmgpu.lm.ops.tensor import Tensor
 
 COPY = "bench/copy.wgsl"
-MULTIPLY_ADD = "bench/multiply_add.wgsl"
 HARDWARE_COPY_BYTES = 1 << 30  # far beyond caches
 CPU_COPY_BYTES = 128 << 20
 SMALLEST_COPY_BYTES = 1 << 20
-HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024  # of multiply_add
-SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
-OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
-FACTORS = (0.999, 0.001)  # values stay between 0 and what they begin as
 PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
 WORKGROUP_SIZE = 256
 VECTORS_A_THREAD = 8
@@ -68,20 +72,10 @@ def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> No
     )
 
 
-def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
-    """Replace values by what the kernel's header says; float32, (N,)."""
-    operations.dispatch(
-        MULTIPLY_ADD,
-        -(-values.size // WORKGROUP_SIZE),
-        {"ROUNDS": rounds},
-        values=values,
-        factors=np.array([*FACTORS, 0, 0], np.float32),
-    )
-
-
 def _once(engine: Engine, what: str, measure: Callable[[], float]) -> float:
     figures = _measured.setdefault(engine.backend, {})
     if what not in figures:
+        raise_clocks(engine)
         figures[what] = measure()
     return figures[what]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from llmgpu.bench.bandwidth import HARDWARE_ROUNDS, HARDWARE_THREADS, multiply_add_kernel
 from llmgpu.bench.engines import Engine
+from llmgpu.bench.multiply_add import HARDWARE_ROUNDS, HARDWARE_THREADS, multiply_add_kernel
 from llmgpu.lm.ops.operations import GpuOperations
 
 BUSY_SECONDS = 0.3

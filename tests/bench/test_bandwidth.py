@@ -9,15 +9,10 @@ import pytest
 
 from llmgpu.backend import Backend
 from llmgpu.bench import bandwidth
-from llmgpu.bench.bandwidth import (
-    FACTORS,
-    copy_kernel,
-    measured_bandwidth,
-    measured_rate,
-    multiply_add_kernel,
-)
+from llmgpu.bench.bandwidth import copy_kernel, measured_bandwidth, measured_rate
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.gpu_times import host_times, time_program
+from llmgpu.bench.multiply_add import FACTORS, multiply_add_kernel
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.lm.ops.operations import GpuOperations, NumpyOperations
