@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmgpu.bench import report_roofline
+from llmgpu.bench.record import is_peer
 from llmgpu.bench.record_file import load_record
 from llmgpu.bench.report import draw_report
 from llmgpu.bench.report_bars import MOST_KERNELS
@@ -85,12 +86,15 @@ def test_recorded_runs_have_pages(path: Path, tmp_path: Path) -> None:
     answered = CliRunner().invoke(bench, ["--from", str(path), "--report", str(output)])
     assert answered.exit_code == 0, answered.output
     page = Page(output.read_text())
-    results = json.loads(path.read_text())["results"]
-    timed = [found["engine"] for found in results if "seconds" in found]
-    own = [name for name in timed if not name.startswith(("tok", "tik", "rust", "giga"))]
-    assert all(name in page.text for name in timed)
-    assert len(page.all("rect", "own")) == len(own)
-    assert len(page.all("rect", "peer")) == len(timed) - len(own)
+    record = json.loads(path.read_text())
+    results = record["results"]
+    timed = [found for found in results if "seconds" in found]
+    assert all(found["engine"] in page.text for found in timed)
+    # Bars of kernels are shares of what was measured as limits, which a record may be without.
+    others = [found for found in timed if found["what"] != "kernels"]
+    peers = [found for found in others if is_peer(found, record)]
+    assert len(page.all("rect", "own")) >= len(others) - len(peers) > 0
+    assert len(page.all("rect", "peer")) >= len(peers) > 0
 
 
 def test_page_needs_nothing_else(measured: dict[str, Any]) -> None:
