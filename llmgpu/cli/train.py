@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, human_count, human_time, print_json
+from llmgpu.cli.console import Reporter, human_bytes, human_count, human_time, print_json
 from llmgpu.cli.options import (
     Decorated,
     add_options,
@@ -26,6 +26,7 @@ from llmgpu.lm.checkpoints.step_folders import list_checkpoints
 from llmgpu.lm.config import PRESETS
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.options import OPTIMIZERS, PRECISIONS, TrainOptions
+from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, prepare_run
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
@@ -185,7 +186,9 @@ def train(
             report.line(f"going on from {checkpoint.folder}")
         elif resume:
             report.line(f"{output} has no checkpoint yet: beginning at the first step")
+        use = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         report.line(_description(asked, backend))
+        report.line(f"needs up to about {human_bytes(use.total)} of memory")
         separator = default_separator(vocabulary) if eos is None else eos
         try:
             source = open_tokens(
@@ -209,6 +212,7 @@ def train(
             vocabulary,
             intervals,
             checkpoint,
+            use,
             eos_id=None if separator is None else token_id(vocabulary, separator),
             on_record=partial(_print_record, report, asked.options.steps),
             note=report.line,

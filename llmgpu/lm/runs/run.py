@@ -28,7 +28,7 @@ from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.runs.evaluation_totals import EvaluationTotals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
-from llmgpu.lm.runs.memory import SMALLER, training_memory
+from llmgpu.lm.runs.memory import SMALLER, MemoryUse
 from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.schedule import learning_rate
@@ -271,11 +271,13 @@ def prepare_run(
     vocabulary: Vocabulary,
     intervals: Intervals,
     checkpoint: Checkpoint | None,
+    use: MemoryUse,
     **callbacks: Any,
 ) -> TrainingRun:
     """Make everything that a run needs in memory and return the run, begun or gone on with.
 
-    checkpoint: the one to go on from, if any. callbacks: those of `TrainingRun`, and its eos_id.
+    checkpoint: the one to go on from, if any. use: what `training_memory` says that it takes.
+    callbacks: those of `TrainingRun`, and its eos_id.
 
     Raises:
         InputError: too little text. DeviceError: too little memory. CheckpointError: a checkpoint
@@ -290,7 +292,6 @@ def prepare_run(
         evaluation_fraction=options.evaluation_fraction,
     )
     slots = intervals.unread_steps(options.steps)
-    use = training_memory(settings, backend, slots)
     step = 0 if checkpoint is None else checkpoint.state.step
     prepare_step_folders(folder.path, step)
     try:

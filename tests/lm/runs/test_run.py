@@ -11,6 +11,7 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
+from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, TrainingRun, prepare_run
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
@@ -30,14 +31,17 @@ def prepared(
         text.write_bytes(sample_text())
     vocabulary = sample_vocabulary()
     source = open_tokens([str(text)], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
+    settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
+    intervals = Intervals(log=2)
     return prepare_run(
         folder,
-        new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size),
+        settings,
         NUMPY,
         source,
         vocabulary,
-        Intervals(log=2),
+        intervals,
         checkpoint,
+        training_memory(settings, NUMPY, intervals.unread_steps(settings.options.steps)),
         on_record=lambda record, left: heard.append((record, left)),
         note=heard.append,
     )
