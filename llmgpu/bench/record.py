@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmgpu.bench.units import quantity
+from llmgpu.bench.reports.units import quantity
 
 FORMAT = "llmgpu-bench"
 VERSION = 2

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.bandwidth import measured_bandwidth, measured_rate
-from llmgpu.bench.bpe_train import WHAT as BPE_TRAIN
-from llmgpu.bench.bpe_train import Trainer, measure_training
-from llmgpu.bench.corpus import BenchText, load_text
-from llmgpu.bench.embedding import WHAT as EMBEDDING
-from llmgpu.bench.embedding import measure_embedding
-from llmgpu.bench.engines import ALL, Engine, Job, make_job, open_engines
-from llmgpu.bench.kernels import measure_kernels
-from llmgpu.bench.machine import describe_machine
+from llmgpu.bench.measuring.bandwidth import measured_bandwidth, measured_rate
+from llmgpu.bench.measuring.engines import ALL, Engine, Job, make_job, open_engines
+from llmgpu.bench.measuring.machine import describe_machine
+from llmgpu.bench.models.embedding import WHAT as EMBEDDING
+from llmgpu.bench.models.embedding import measure_embedding
+from llmgpu.bench.models.kernels import measure_kernels
+from llmgpu.bench.models.train import WHAT as TRAIN
+from llmgpu.bench.models.train import measure_train
 from llmgpu.bench.part import PartOptions
 from llmgpu.bench.record import FORMAT, KERNELS, VERSION
-from llmgpu.bench.tokenize import WHAT as TOKENIZE
-from llmgpu.bench.tokenize import measure_tokenizing
-from llmgpu.bench.train import WHAT as TRAIN
-from llmgpu.bench.train import measure_train
+from llmgpu.bench.text.bpe_train import WHAT as BPE_TRAIN
+from llmgpu.bench.text.bpe_train import Trainer, measure_training
+from llmgpu.bench.text.corpus import BenchText, load_text
+from llmgpu.bench.text.tokenize import WHAT as TOKENIZE
+from llmgpu.bench.text.tokenize import measure_tokenizing
 from llmgpu.bpe.patterns.pattern import get_pattern
 from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -12,11 +12,11 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from llmgpu.bench import suite
-from llmgpu.bench.compare import DEFAULT_THRESHOLD, compare_records
-from llmgpu.bench.corpus import text_blocks
-from llmgpu.bench.engines import ALL
+from llmgpu.bench.measuring.engines import ALL
 from llmgpu.bench.record_file import load_record
-from llmgpu.bench.report import draw_report
+from llmgpu.bench.reports.compare import DEFAULT_THRESHOLD, compare_records
+from llmgpu.bench.reports.page import draw_report
+from llmgpu.bench.text.corpus import text_blocks
 from llmgpu.bpe.patterns.pattern import PATTERNS
 from llmgpu.cli.bench_table import print_comparison, print_results
 from llmgpu.cli.console import Reporter, print_json

@@ -8,17 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from llmgpu.bench.compare import Change, Comparison
-from llmgpu.bench.measures import (
-    BYTE_RATE,
-    OPERATION_RATE,
-    SHARE_OF_COPY,
-    SHARE_OF_FLOOR,
-    SPEED_UP,
-    SPEED_UP_OVER_TORCH,
-    TOKEN_RATE,
-    measures_of,
-)
 from llmgpu.bench.record import (
     KERNELS,
     Record,
@@ -30,7 +19,18 @@ from llmgpu.bench.record import (
     tables_of,
     verdict_of,
 )
-from llmgpu.bench.units import seconds_text, spread_text
+from llmgpu.bench.reports.compare import Change, Comparison
+from llmgpu.bench.reports.measures import (
+    BYTE_RATE,
+    OPERATION_RATE,
+    SHARE_OF_COPY,
+    SHARE_OF_FLOOR,
+    SPEED_UP,
+    SPEED_UP_OVER_TORCH,
+    TOKEN_RATE,
+    measures_of,
+)
+from llmgpu.bench.reports.units import seconds_text, spread_text
 
 NARROWEST = 100  # columns; less would break the tables' cells
 _NAME_WIDTH = 20

@@ -21,13 +21,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench import bpe_train, peers, suite, tokenize
-from llmgpu.bench.corpus import load_text, standard_library_files
-from llmgpu.bench.engines import Engine, make_job, open_engines
-from llmgpu.bench.machine import describe_machine, git_commit
-from llmgpu.bench.peers import EXPRESSIBLE, pieces
-from llmgpu.bench.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
-from llmgpu.bench.peers_training import TRAINING_PEERS
+from llmgpu.bench import suite
+from llmgpu.bench.measuring.engines import Engine, make_job, open_engines
+from llmgpu.bench.measuring.machine import describe_machine, git_commit
+from llmgpu.bench.measuring.times import summarize
 from llmgpu.bench.suite import (
     MODEL_PARTS,
     PARTS,
@@ -36,7 +33,11 @@ from llmgpu.bench.suite import (
     all_correct,
     run_benchmark,
 )
-from llmgpu.bench.times import summarize
+from llmgpu.bench.text import bpe_train, peers, tokenize
+from llmgpu.bench.text.corpus import load_text, standard_library_files
+from llmgpu.bench.text.peers import EXPRESSIBLE, pieces
+from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
+from llmgpu.bench.text.peers_training import TRAINING_PEERS
 from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
@@ -319,7 +320,7 @@ def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
 
 
 def test_records_of_other_versions_are_printed() -> None:
-    records = sorted((Path(tokenize.__file__).parent / "recorded").glob("*.json"))
+    records = sorted((Path(suite.__file__).parent / "recorded").glob("*.json"))
     assert records
     for path in records:
         file = io.StringIO()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench.corpus import load_text
+from llmgpu.bench.text.corpus import load_text
 from llmgpu.bpe.patterns.pattern import PATTERNS
 from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.training.options import TrainingOptions

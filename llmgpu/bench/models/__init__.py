@@ -1,0 +1,1 @@
+"""Embedding lookups, kernels and training steps of language models, beside PyTorch."""

@@ -1,0 +1,197 @@
+"""Who takes training steps in a benchmark: llmgpu on an engine, or torch, both on the same job.
+
+A job fixes the model, its first weights and the batches, so that losses can be compared. Ids are
+random, but as unevenly frequent as words are.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bench.measuring.engines import Engine
+from llmgpu.bench.measuring.times import timed
+from llmgpu.bench.models.peers_torch import TorchLlama
+from llmgpu.lm.config import ModelConfig, preset
+from llmgpu.lm.data.batches import Batch
+from llmgpu.lm.model import initial_values
+from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.options import Precision, TrainOptions
+from llmgpu.lm.trainer import Trainer
+
+SEED = 1
+CHECKED_STEPS = 3
+LEARNING_RATE = 1e-4
+SMALL_OPERATIONS = 50e9  # of a step that NumPy and torch take on a CPU in a moment
+CUT_LAYERS, CUT_TOKENS = 2, 64  # of a larger job, for a comparison with NumPy
+
+
+@dataclass(frozen=True)
+class StepJob:
+    """Training steps: the same weights and the same batches for all who take them.
+
+    name: of the preset. sequences: in a batch, of which a step takes one.
+    """
+
+    name: str
+    config: ModelConfig
+    sequences: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.sequences * self.config.seq_len
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications of a step, forward and backward."""
+        return self.config.training_operations(self.tokens)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a CPU takes a step in a moment."""
+        return self.operations <= SMALL_OPERATIONS
+
+    def options(self, precision: Precision) -> TrainOptions:
+        """Return what a trainer is asked for."""
+        return TrainOptions(
+            batch_size=self.sequences, learning_rate=LEARNING_RATE, precision=precision, seed=SEED
+        )
+
+    def batches(self) -> list[Batch]:
+        """Return the batches of the first steps: ids and the ids that follow them."""
+        generator = np.random.default_rng(SEED)
+        shape = (CHECKED_STEPS, self.sequences, self.config.seq_len + 1)
+        ids = uneven_ids(generator, self.config.vocab_size, shape)
+        return [(step[:, :-1].copy(), step[:, 1:].copy()) for step in ids]
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return the first weights, those of `Model.initialise`."""
+        return {
+            weight.name: initial_values(SEED, index, weight.shape, weight.deviation)
+            for index, weight in enumerate(self.config.weights())
+        }
+
+    def cut(self) -> StepJob:
+        """Return the same with few layers and tokens, which NumPy can do; itself if it is small."""
+        if self.is_small:
+            return self
+        layers = min(self.config.layers, CUT_LAYERS)
+        seq_len = min(self.config.seq_len, CUT_TOKENS)
+        return StepJob(self.name, replace(self.config, layers=layers, seq_len=seq_len), 1)
+
+    def __str__(self) -> str:
+        """Say the sizes."""
+        config = self.config
+        return (
+            f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({config.layers} layers, "
+            f"{config.dim} wide, {config.vocab_size:,} ids), {self.sequences} x "
+            f"{config.seq_len:,} tokens"
+        )
+
+
+def uneven_ids(
+    generator: np.random.Generator, vocab_size: int, shape: tuple[int, ...]
+) -> NDArray[np.uint32]:
+    """Return random ids, id k about as often as 1 / (k + 3), as words of a text are."""
+    weights = 1 / (np.arange(vocab_size) + 3.0)
+    ends = np.cumsum(weights)
+    drawn = np.searchsorted(ends, generator.random(shape) * ends[-1], side="right")
+    ids: NDArray[np.uint32] = np.minimum(drawn, vocab_size - 1).astype(np.uint32)
+    return ids
+
+
+def choose_job(engine: Engine, *, quick: bool) -> StepJob:
+    """Return the steps for an engine: GPT-2 small on a GPU, a tiny model where a CPU computes."""
+    if not engine.backend.is_software:
+        if quick:
+            return StepJob("small", preset("small", 8192), 4)
+        return StepJob("gpt2", preset("gpt2", 50_257), 8)
+    if quick:
+        return StepJob("tiny", preset("tiny", 512, layers=2, seq_len=32), 2)
+    return StepJob("tiny", preset("tiny", 512), 8)
+
+
+class Steps(Protocol):
+    """Someone who takes the steps of a job, beginning with the first weights."""
+
+    def losses(self) -> list[float]:
+        """Take the first CHECKED_STEPS steps; return their losses."""
+
+    def time(self, count: int) -> float:
+        """Take `count` more steps; return the seconds for each."""
+
+
+class OwnSteps:
+    """llmgpu on an engine."""
+
+    def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
+        """Make the model.
+
+        Raises:
+            DeviceError: the engine has no memory for it, or no half precision.
+        """
+        self._operations: Any = open_operations(engine.backend.device)
+        self._trainer = Trainer(
+            self._operations, job.config, job.options(precision), slots=CHECKED_STEPS
+        )
+        self._trainer.model.initialise(SEED)
+        self._batches = job.batches()
+
+    def losses(self) -> list[float]:
+        """Take the first CHECKED_STEPS steps; return their losses."""
+        self._take(CHECKED_STEPS)
+        return [result.loss for result in self._trainer.results(CHECKED_STEPS)]
+
+    def time(self, count: int) -> float:
+        """Take `count` more steps; return the seconds for each."""
+        return timed(lambda: self._take(count))[0] / count
+
+    def _take(self, count: int) -> None:
+        for _ in range(count):
+            batch = self._batches[self._trainer.step % len(self._batches)]
+            self._trainer.take_step([batch], LEARNING_RATE)
+        self._operations.wait_for_runs(0)
+
+
+class TorchSteps:
+    """torch, eagerly in float32 without tf32.
+
+    device: of torch's, "cpu" or "cuda".
+    """
+
+    def __init__(self, job: StepJob, device: str) -> None:
+        """Make the model on a device."""
+        self._torch = importlib.import_module("torch")
+        self._torch.set_float32_matmul_precision("highest")
+        self._torch.backends.cudnn.allow_tf32 = False
+        self._options = job.options("f32")
+        self._model = TorchLlama(job.config, job.weights(), device=device)
+        self._optimizer = self._model.optimizer(self._options, fused=device == "cuda")
+        self.device = device
+        self._batches = job.batches()
+        self._step = 0
+
+    def losses(self) -> list[float]:
+        """Take the first CHECKED_STEPS steps; return their losses."""
+        return [float(self._take()) for _ in range(CHECKED_STEPS)]
+
+    def time(self, count: int) -> float:
+        """Take `count` more steps; return the seconds for each."""
+
+        def take_all() -> None:
+            for _ in range(count):
+                self._take()
+            if self.device == "cuda":
+                self._torch.cuda.synchronize()
+
+        return timed(take_all)[0] / count
+
+    def _take(self) -> Any:
+        batch = self._batches[self._step % len(self._batches)]
+        self._step += 1
+        return self._model.train_step(self._optimizer, self._options, [batch], LEARNING_RATE)

@@ -1,0 +1,1 @@
+"""What becomes of a record: a page with charts, a comparison with another record."""

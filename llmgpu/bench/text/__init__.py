@@ -1,0 +1,1 @@
+"""Training tokenizers and tokenizing, beside the tools that do the same."""

@@ -1,0 +1,125 @@
+"""Training steps as a benchmark: what is compared before a time is given, and with whom."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench.measuring.engines import Engine
+from llmgpu.bench.models import train, training_steps
+from llmgpu.bench.models.train import losses_agree, measure_train
+from llmgpu.bench.models.training_steps import OwnSteps, StepJob, choose_job, uneven_ids
+from llmgpu.bench.part import PartOptions
+from llmgpu.gpu import Device
+from llmgpu.lm.config import preset
+from llmgpu.progress import no_progress
+
+NUMPY_ENGINE = Engine(NUMPY, 0.0)
+SMALL = StepJob("small", preset("tiny", 96, layers=1, seq_len=16), 2)
+QUICK = PartOptions(runs=2, peers=False, quick=True)
+
+
+@pytest.fixture(autouse=True)
+def small_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all engines take steps that take no time."""
+    monkeypatch.setattr(train, "choose_job", lambda engine, quick: SMALL)
+    monkeypatch.setattr(train, "RUN_SECONDS", 0.01)
+    monkeypatch.setattr(train, "measured_rate", lambda engine: 1e9)
+
+
+def engines_with(device: Device) -> list[Engine]:
+    return [NUMPY_ENGINE, Engine(Backend(device, device.name), 0.0)]
+
+
+def test_engines_are_compared_and_measured(device: Device) -> None:
+    results = list(measure_train(engines_with(device), QUICK, no_progress))
+    assert json.loads(json.dumps(results, allow_nan=False)) == results
+    assert [r["engine"] for r in results if r["variant"] == "float32"] == ["NumPy", device.name]
+    for result in results:
+        assert result["what"] == "train"
+        assert result["correct"] is True
+        assert len(result["seconds"]["runs"]) == 2
+        assert result["tokens_per_second"] > 0
+        assert result["operations"] == SMALL.config.training_operations(2 * 16)
+    assert results[0]["answer"] == "the reference"
+    assert results[1]["answer"] == "the losses of NumPy, within 0.001"
+    if "timestamp-query" in device.features:
+        assert results[1]["kernels"]["seconds"].keys() >= {"linear", "attention", "adamw_update"}
+
+
+def test_torch_takes_the_same_steps() -> None:
+    pytest.importorskip("torch")
+    engines = [NUMPY_ENGINE, NUMPY_ENGINE]
+    results = list(measure_train(engines, PartOptions(runs=1, quick=True), no_progress))
+    assert [result["engine"].split()[0] for result in results] == ["NumPy", "torch", "NumPy"]
+    assert [result["correct"] for result in results] == [True] * 3
+    assert results[0]["answer"] == "the losses of torch, within 0.001"
+    assert results[1]["peer"]
+    assert results[1]["tokens_per_second"] > 0
+    assert results[0]["speed_up_over_torch"] > 0
+
+
+def test_torch_that_is_missing_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(engine: Engine) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(train, "torch_device", missing)
+    ours, torch = measure_train([NUMPY_ENGINE], PartOptions(runs=1, quick=True), no_progress)
+    assert ours["correct"] is True
+    assert torch["note"] == "not installed: pip install torch"
+    assert "seconds" not in torch
+
+
+def test_wrong_losses_have_no_times(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train.TrainBench, "_numpy_losses", lambda self, job: [0.0, 0.0, 0.0])
+    result = next(measure_train(engines_with(device)[1:], QUICK, no_progress))
+    assert result["correct"] is False
+    assert result["answer"] == "NOT the losses of NumPy"
+    assert "seconds" not in result
+
+
+def test_losses_agree_within_the_tolerance() -> None:
+    assert losses_agree([1.0005, 2.0], [1.0, 2.0])
+    assert not losses_agree([1.002, 2.0], [1.0, 2.0])
+    assert not losses_agree([float("nan")], [1.0])
+    assert not losses_agree([float("inf")], [float("inf")])
+
+
+def test_a_large_job_is_cut_for_numpy() -> None:
+    large = StepJob("gpt2", preset("gpt2", 50_257), 8)
+    assert not large.is_small
+    assert 120e6 < large.config.parameters < 130e6
+    cut = large.cut()
+    assert cut.is_small
+    assert (cut.config.dim, cut.config.padded_vocab_size) == (768, 50_304)
+    assert cut.cut() == cut
+    assert SMALL.cut() == SMALL
+
+
+def test_jobs_are_the_same_for_all_who_take_them() -> None:
+    steps = OwnSteps(NUMPY_ENGINE, SMALL, "f32")
+    weights = SMALL.weights()
+    for name, values in steps._trainer.model.read_weights():
+        np.testing.assert_array_equal(values, weights[name])
+    for (tokens, targets), (again, _) in zip(SMALL.batches(), SMALL.batches(), strict=True):
+        np.testing.assert_array_equal(tokens, again)
+        np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
+
+
+def test_where_a_cpu_computes_the_model_is_tiny(device: Device) -> None:
+    for engine in engines_with(device):
+        if engine.backend.is_software:
+            assert choose_job(engine, quick=False).name == "tiny"
+            assert choose_job(engine, quick=True).is_small
+
+
+def test_ids_are_uneven_and_in_range() -> None:
+    ids = uneven_ids(np.random.default_rng(0), 500, (20_000,))
+    counts = np.bincount(ids, minlength=500)
+    assert len(counts) == 500
+    assert counts[0] > 5 * counts[50] > 5 * counts[499]
+    assert len(SMALL.batches()) == training_steps.CHECKED_STEPS
