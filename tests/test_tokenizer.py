@@ -21,8 +21,8 @@ from llmgpu.bpe.interchange import tiktoken as rank_files
 from llmgpu.bpe.text.corpus import CorpusOptions
 from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
 from llmgpu.tokenizer import HOST_BYTES
-from tests.bpe.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
-from tests.bpe.test_train_recount import words
+from tests.bpe.encoding.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
+from tests.bpe.training.test_train_recount import words
 from tests.cli.conftest import ROOT, environment
 from tests.conftest import require_adapter
 

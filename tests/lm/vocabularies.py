@@ -9,7 +9,7 @@ from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from tests.bpe.test_train_recount import words
+from tests.bpe.training.test_train_recount import words
 
 END = "<|endoftext|>"
 

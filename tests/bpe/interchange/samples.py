@@ -13,7 +13,7 @@ import pytest
 
 from llmgpu.bpe.patterns.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
-from tests.bpe.test_train_recount import words
+from tests.bpe.training.test_train_recount import words
 from tests.reference import bpe as reference
 
 ALPHABETS = (

@@ -34,7 +34,7 @@ from tests.bpe.interchange.samples import (
     texts,
     trained,
 )
-from tests.bpe.test_train_recount import words
+from tests.bpe.training.test_train_recount import words
 from tests.reference.bpe import pre_tokens
 from tests.reference.encoding import bpe_encode
 

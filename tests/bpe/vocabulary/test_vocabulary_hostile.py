@@ -14,7 +14,7 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from tests.bpe.test_vocabulary import imported_vocabulary, small_vocabulary
+from tests.bpe.vocabulary.test_vocabulary import imported_vocabulary, small_vocabulary
 
 MULTIPLE = 40  # of the file's size that reading may allocate
 CONSTANT = 16 << 20

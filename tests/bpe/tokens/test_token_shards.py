@@ -20,7 +20,7 @@ from llmgpu.bpe.tokens.readers import read_side_file, read_tokens
 from llmgpu.bpe.tokens.shards import ShardWriter
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError
-from tests.bpe.test_token_files import (
+from tests.bpe.tokens.test_token_files import (
     cuts_strategy,
     documents_strategy,
     ids_of,

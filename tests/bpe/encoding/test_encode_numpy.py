@@ -22,7 +22,7 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
-from tests.bpe.test_pattern import PIECES
+from tests.bpe.patterns.test_pattern import PIECES
 from tests.reference import bpe as reference
 
 BYTES = [bytes([value]) for value in range(256)]

@@ -13,7 +13,7 @@ from llmgpu.bpe.patterns.pattern import last_start, start_mask
 from llmgpu.bpe.patterns.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.text.slices import Slice
 from llmgpu.gpu import BufferPool, Device
-from tests.bpe.test_pattern_families import (
+from tests.bpe.patterns.test_pattern_families import (
     CHARACTERS,
     DOCUMENTS,
     FAMILIES,

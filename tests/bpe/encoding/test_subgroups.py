@@ -19,7 +19,7 @@ from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.gpu import Device
-from tests.bpe.test_train_recount import words
+from tests.bpe.training.test_train_recount import words
 
 device = Device()
 assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size

@@ -24,7 +24,7 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.gpu import Device
-from tests.bpe.test_pattern import ANY_TEXT
+from tests.bpe.patterns.test_pattern import ANY_TEXT
 
 EXPRESSIONS = [r"\w+|\s", r"(?<=a)b|a", r"[\p{Lu}]\p{Ll}*", r".", r"x*", r"\b", r"(?s:.){1,3}"]
 

@@ -12,7 +12,7 @@ import regex
 from llmgpu.bpe.patterns import unicode_classes
 from llmgpu.bpe.patterns.unicode_classes import code_point_classes
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROPERTIES = {
     unicode_classes.UPPERCASE: r"[\p{Lu}\p{Lt}]",
     unicode_classes.LOWERCASE: r"\p{Ll}",

@@ -17,8 +17,8 @@ from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
-from tests.bpe.test_encode_numpy import BYTES, make_vocabulary
-from tests.bpe.test_train_recount import words
+from tests.bpe.encoding.test_encode_numpy import BYTES, make_vocabulary
+from tests.bpe.training.test_train_recount import words
 from tests.reference import bpe as reference
 
 LETTERS = b"abs \n0!'\x00\xe4\xb8"

@@ -24,7 +24,7 @@ from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, Fill, corpus_from_byte
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu import Device
-from tests.bpe.test_encode_numpy import make_vocabulary
+from tests.bpe.encoding.test_encode_numpy import make_vocabulary
 
 # Tokens that end, contain and overlap one another. Which of two that begin with one another counts
 # depends on their hashes in tiktoken; here it is the longer one.

@@ -17,7 +17,7 @@ from llmgpu.bpe.patterns import blocks as pattern_blocks
 from llmgpu.bpe.patterns.pattern import PATTERNS, start_mask
 from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.words.count_numpy import count_words
-from tests.bpe.test_pattern import ANY_TEXT, PIECES
+from tests.bpe.patterns.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
 
 DOCUMENTS = st.lists(ANY_TEXT, max_size=4)

@@ -17,8 +17,8 @@ from llmgpu.bpe.training.train import CountedWords, count_corpus, train_vocabula
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device
-from tests.bpe.test_train_numpy import DOCUMENTS, PATTERNS, TIES
-from tests.bpe.test_train_recount import words
+from tests.bpe.training.test_train_numpy import DOCUMENTS, PATTERNS, TIES
+from tests.bpe.training.test_train_recount import words
 from tests.reference import bpe as reference
 
 

@@ -19,7 +19,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.errors import InputError, OutputError
-from tests.bpe.test_train_numpy import make_text
+from tests.bpe.training.test_train_numpy import make_text
 
 RUN = {"vocabulary sizes": [300], "corpus files": [["a.txt", 10, 123456789]], "limit": None}
 

@@ -20,8 +20,8 @@ from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
-from tests.bpe.test_bpe_matching import merge_vocabularies, rank_vocabularies
-from tests.bpe.test_count_gpu import PARTS
+from tests.bpe.encoding.test_bpe_matching import merge_vocabularies, rank_vocabularies
+from tests.bpe.words.test_count_gpu import PARTS
 from tests.gpu.wgsl import shader_constants
 from tests.reference import encoding as reference
 
@@ -95,7 +95,7 @@ def test_ids_by_ranks(device: Device, vocabulary: Vocabulary, text: bytes) -> No
 
 
 def train(text: bytes) -> Vocabulary:
-    from tests.bpe.test_encode_numpy import train as train_vocabulary
+    from tests.bpe.encoding.test_encode_numpy import train as train_vocabulary
 
     return with_pattern(train_vocabulary([text], 600, "class"), "class")
 

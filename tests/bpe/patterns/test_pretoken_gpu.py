@@ -15,7 +15,7 @@ from llmgpu.bpe.patterns.pretoken_gpu import BLOCK, PARAMS, GpuPretokenizer, pac
 from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.text.slices import Slice, SliceReader
 from llmgpu.gpu import BufferPool, Device
-from tests.bpe.test_pattern import ANY_TEXT, PIECES
+from tests.bpe.patterns.test_pattern import ANY_TEXT, PIECES
 from tests.gpu.wgsl import shader_constants, struct_fields
 from tests.reference import bpe as reference
 
