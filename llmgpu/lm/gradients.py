@@ -65,7 +65,7 @@ class LayerGradients:
         self.k = tensor("keys", config.kv_dim)
         self.v = tensor("values", config.kv_dim)
         self.activated = tensor("the activation", config.ffn_dim)
-        self.gate = tensor("the gate", config.ffn_dim)
+        self.gate = tensor("the gate", config.ffn_dim) if config.activation == "swiglu" else None
         self.up = tensor("up", config.ffn_dim)
 
 
@@ -198,14 +198,14 @@ class LossGraph:
         w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
         ops.linear_backward_weight(g.residual, a.activated, d.down)
         ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
-        if w.gate is None or a.gate is None or d.gate is None:
+        if a.gate is None or g.gate is None or d.gate is None:
             ops.gelu_backward(a.up, g.activated, g.up)
         else:
             ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
             ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
         ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
         ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
-        if w.gate is not None:
+        if w.gate is not None and g.gate is not None:
             ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
         ops.rms_norm_backward(
             a.middle, w.ffn_norm, a.ffn_inverse_rms, g.normed, g.residual, d.ffn_norm
