@@ -22,6 +22,7 @@ from llmgpu.bpe.words.word_table import WordTable
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
 _SPAN = 1 << 17  # words looked up before those that are new are numbered
+_COPIED = 1 << 15  # words whose ids are copied at once
 _FEW_IDS = 4  # that most words have at most
 
 
@@ -38,7 +39,7 @@ class EncodedWords:
 
     def encode(
         self, padded: NDArray[np.uint8], words: Words
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
         """Return the ids of all words in order, and how many each has.
 
         padded: uint8, the words' text with PADDING bytes behind it.
@@ -56,8 +57,8 @@ class _Kept:
     def __init__(self) -> None:
         self._table = WordTable()
         self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
-        self._firsts = GrowableArray(np.int64)
-        self._counts = GrowableArray(np.int64)
+        self._firsts = GrowableArray(np.uint32)
+        self._counts = GrowableArray(np.uint16)
         self._changed = threading.Condition()  # who holds it may change all of these
         self._unmatched: set[int] = set()  # where in the numbers words start that are being matched
         self._error: BaseException | None = None  # why some words will never be
@@ -70,7 +71,7 @@ class _Kept:
 
     def encode(
         self, matcher: Matcher, padded: NDArray[np.uint8], words: Words
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
         """Do what `EncodedWords.encode` says."""
         numbers = np.empty(len(words.starts), np.int64)
         try:
@@ -86,8 +87,7 @@ class _Kept:
             if self._error is not None:
                 raise self._error
             ids, firsts, counts = self._ids.values, self._firsts.values, self._counts.values
-        counts = counts[numbers]
-        return _copy(ids, firsts[numbers], counts), counts
+        return _copy(ids, firsts, counts, numbers)
 
     def _number(
         self, padded: NDArray[np.uint8], words: Words, numbers: NDArray[np.int64]
@@ -104,13 +104,13 @@ class _Kept:
             if len(missing.which):
                 with self._changed:
                     known = len(self._table)
-                    self._table.insert(padded, starts, limits, missing, numbers[span])
+                    self._table.insert(padded, missing, numbers[span])
                     if known < len(self._table):
                         self._unmatched.add(known)
                         new.append((known, len(self._table)))
         with self._changed:
             end = len(self._table)
-            room = np.zeros(end - len(self._firsts), np.int64)
+            room = np.zeros(end - len(self._firsts), np.uint16)
             self._firsts.append(room)
             self._counts.append(room)
         return new, end
@@ -134,18 +134,41 @@ class _Kept:
 
 
 def _copy(
-    ids: NDArray[np.uint32], firsts: NDArray[np.int64], counts: NDArray[np.int64]
-) -> NDArray[np.uint32]:
-    """Return the ids of words, each `counts` from `firsts` on, end to end: most have few."""
-    ends = np.cumsum(counts)
-    result = np.empty(int(ends[-1]) if len(ends) else 0, np.uint32)
-    at = ends - counts
-    result[at] = ids[firsts]
+    ids: NDArray[np.uint32],
+    firsts: NDArray[np.uint32],
+    counts: NDArray[np.uint16],
+    numbers: NDArray[np.int64],
+) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
+    """Return the ids of words by their numbers, end to end, and how many each has."""
+    counts = np.take(counts, numbers, mode="clip")
+    result = np.empty(int(counts.sum(dtype=np.int64)), np.uint32)
+    done = 0
+    # By blocks: what is in between stays in the processor's cache.
+    for first in range(0, len(numbers), _COPIED):
+        block = slice(first, first + _COPIED)
+        done += _copy_block(ids, np.take(firsts, numbers[block]), counts[block], result[done:])
+    return result, counts
+
+
+def _copy_block(
+    ids: NDArray[np.uint32],
+    firsts: NDArray[np.uint32],
+    counts: NDArray[np.uint16],
+    result: NDArray[np.uint32],
+) -> int:
+    """Write the ids of words, each `counts` from `firsts` on; return how many in all.
+
+    Most words have one, and few more than _FEW_IDS.
+    """
+    ends = np.cumsum(counts, dtype=np.int64)
+    total = int(ends[-1])
+    at, source = np.subtract(ends, counts, out=ends), firsts.astype(np.int64)
+    result[at] = np.take(ids, source, mode="clip")
     for done in range(1, _FEW_IDS):
         more = np.flatnonzero(counts > done)
-        at, firsts, counts = at[more], firsts[more], counts[more]
-        result[at + done] = ids[firsts + done]
+        at, source, counts = at[more], source[more], counts[more]
+        result[at + done] = ids[source + done]
     more = np.flatnonzero(counts > _FEW_IDS)
-    left = counts[more] - _FEW_IDS
-    result[ranges(at[more] + _FEW_IDS, left)] = ids[ranges(firsts[more] + _FEW_IDS, left)]
-    return result
+    left = counts[more].astype(np.int64) - _FEW_IDS
+    result[ranges(at[more] + _FEW_IDS, left)] = ids[ranges(source[more] + _FEW_IDS, left)]
+    return total

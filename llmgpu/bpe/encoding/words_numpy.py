@@ -128,16 +128,19 @@ class SliceEncoder:
             closed=piece.closed,
         )
         self._safe_cuts.mark(piece.text, mask)
-        bounds = np.flatnonzero(mask)
-        bounds = np.append(bounds[np.searchsorted(bounds, entry, side="right") :], piece.length)
-        starts = np.concatenate([np.array([entry]), bounds[:-1]])
-        count = int(np.searchsorted(starts, piece.main_end, side="left"))
-        limits = bounds[:count]
-        return Words(starts[:count], np.minimum(limits, piece.main_end), limits)
+        mask[:entry] = False
+        mask[entry : entry + 1] = True
+        bounds = np.append(np.flatnonzero(mask), piece.length)
+        count = int(np.searchsorted(bounds[:-1], piece.main_end, side="left"))
+        starts, limits = bounds[:count], bounds[1 : count + 1]
+        stops = limits
+        if count and limits[-1] > piece.main_end:
+            stops = np.minimum(limits, piece.main_end)
+        return Words(starts, stops, limits)
 
     def _encode_words(
         self, piece: Slice, words: Words
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint16] | NDArray[np.int64], int]:
         """Return the ids of the words, how many each has, and where the last token ends."""
         if len(words.starts) == 0:
             return np.empty(0, np.uint32), np.empty(0, np.int64), 0
@@ -178,8 +181,12 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
     return vocabulary.trie.longest if cut_anywhere else None
 
 
-def _document_starts(piece: Slice, words: Words, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _document_starts(
+    piece: Slice, words: Words, counts: NDArray[np.uint16] | NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Turn a slice's document starts, positions in its text, into positions in its ids."""
+    if len(piece.document_starts) == 0:
+        return np.empty(0, np.int64)
     before = np.zeros(len(counts) + 1, np.int64)  # tokens in front of each word
     np.cumsum(counts, out=before[1:])
     return before[np.searchsorted(words.starts, piece.document_starts, side="left")]

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,15 +43,32 @@ _MASKS = np.array([(1 << 8 * min(n, _LONGEST_PLAIN)) - 1 for n in range(9)], np.
 
 
 @dataclass(frozen=True)
-class _Words:
-    """Words of a text: their keys (uint64), where they start, and their lengths (int64)."""
+class SoughtWords:
+    """Some of the words that are looked up.
 
+    which: int64, which of them. keys: uint64. starts, lengths: int64, in the text.
+    """
+
+    which: NDArray[np.int64]
     keys: NDArray[np.uint64]
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
-    def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> _Words:
-        return _Words(self.keys[which], self.starts[which], self.lengths[which])
+    def take(self, which: NDArray[np.int64] | NDArray[np.bool_] | slice) -> SoughtWords:
+        """Return some of these."""
+        return SoughtWords(
+            self.which[which], self.keys[which], self.starts[which], self.lengths[which]
+        )
+
+    @staticmethod
+    def join(parts: Sequence[SoughtWords]) -> SoughtWords:
+        """Return all words of one or more parts."""
+        return SoughtWords(
+            np.concatenate([part.which for part in parts]),
+            np.concatenate([part.keys for part in parts]),
+            np.concatenate([part.starts for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
 
 
 class _Scratch:
@@ -62,14 +80,6 @@ class _Scratch:
         self.known_keys = np.empty(length, np.uint64)
         self.found = np.empty(length, np.bool_)
         self.narrow = np.empty(length, np.uint32)
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Words that were not found: which of all those looked up (int64), and their keys (uint64)."""
-
-    which: NDArray[np.int64]
-    keys: NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,33 +108,37 @@ class _Known:
     def look_up_block(
         self,
         padded: NDArray[np.uint8],
+        block: slice,
         starts: NDArray[np.int64],
         ends: NDArray[np.int64],
         out: NDArray[np.int64],
         scratch: _Scratch,
-    ) -> NDArray[np.int64]:
+    ) -> tuple[SoughtWords, SoughtWords]:
         """Write the numbers of the words that are where their search begins.
 
-        Returns which words are left: those and all of more than _LONGEST_PAIRED bytes.
+        Returns those of whose search is more left, and those that are not there.
         """
+        starts, ends, out = starts[block], ends[block], out[block]
         count = len(starts)
-        loads = _eight_bytes(padded)
         lengths = np.subtract(ends, starts, out=scratch.lengths[:count])
         masks = np.take(_MASKS, lengths, out=scratch.masks[:count], mode="clip")
-        keys = _plain_keys(loads[starts], masks)
+        keys = _plain_keys(_eight_bytes(padded)[starts], masks)
         longer = np.flatnonzero(lengths > _LONGEST_PLAIN)
         if len(longer):
-            keys[longer] = _paired_keys(loads, starts[longer], lengths[longer])
+            keys[longer] = _longer_keys(_eight_bytes(padded), starts[longer], lengths[longer])
         entries = self._read_slots(self.home(keys, masks), out, scratch)
         known_keys = np.take(self.keys, entries, out=scratch.known_keys[:count], mode="clip")
         found = np.equal(known_keys, keys, out=scratch.found[:count])
         entries -= 1
+        longer = longer[found[longer]]
         if len(longer):
-            found[longer] &= lengths[longer] <= _LONGEST_PAIRED
-            longer = longer[found[longer]]
-            at = self.offsets[entries[longer]]
-            found[longer] = _eight_bytes(self.data)[at] == loads[starts[longer]]
-        return np.flatnonzero(~found)
+            found[longer] = self._same_bytes(
+                padded, starts[longer], lengths[longer], entries[longer]
+            )
+        which = np.flatnonzero(~found)
+        left = SoughtWords(which + block.start, keys[which], starts[which], lengths[which])
+        missing = entries[which] < 0
+        return left.take(~missing), left.take(missing)
 
     def _read_slots(
         self, slots: NDArray[np.int64], out: NDArray[np.int64], scratch: _Scratch
@@ -138,51 +152,47 @@ class _Known:
         return np.minimum(narrow, last, out=out)
 
     def search(
-        self,
-        padded: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        which: NDArray[np.int64],
-        out: NDArray[np.int64],
-    ) -> Missing:
-        """Write the numbers of some words; return those that are not there or in the dictionary."""
-        starts, lengths = starts[which], ends[which] - starts[which]
-        short = np.flatnonzero(lengths <= LONGEST_HASHED)
-        keys = np.zeros(len(which), np.uint64)
-        keys[short] = _word_keys(_eight_bytes(padded), starts[short], lengths[short])
-        words = _Words(keys, starts, lengths).take(short)
-        missing = np.ones(len(which), np.bool_)
+        self, padded: NDArray[np.uint8], words: SoughtWords, out: NDArray[np.int64]
+    ) -> SoughtWords:
+        """Write the numbers of words that are not where their search begins; return the others."""
+        missing = [words.take(slice(0))]
         slots = self.home(words.keys)
-        while len(short):
+        while len(slots):
+            slots = (slots + 1) & (len(self.slots) - 1)
             entries = np.minimum(self.slots[slots], len(self.keys) - 1).astype(np.int64)
             found = self.is_at(padded, words, entries)
-            out[which[short[found]]] = entries[found] - 1
-            missing[short[found]] = False
+            out[words.which[found]] = entries[found] - 1
+            missing.append(words.take(entries == 0))
             more = ~found & (entries > 0)
-            short, words, slots = short[more], words.take(more), slots[more]
-            slots = (slots + 1) & (len(self.slots) - 1)
-        return Missing(which[missing], keys[missing])
+            words, slots = words.take(more), slots[more]
+        return SoughtWords.join(missing)
 
     def is_at(
-        self, padded: NDArray[np.uint8], words: _Words, entries: NDArray[np.int64]
+        self, padded: NDArray[np.uint8], words: SoughtWords, entries: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Tell which words of the text are those of these entries of `keys`."""
         found: NDArray[np.bool_] = self.keys[entries] == words.keys
         longer = np.flatnonzero(found & (words.lengths > _LONGEST_PLAIN))
-        found[longer] = self._same_bytes(padded, words.take(longer), entries[longer] - 1)
+        found[longer] = self._same_bytes(
+            padded, words.starts[longer], words.lengths[longer], entries[longer] - 1
+        )
         return found
 
     def _same_bytes(
-        self, padded: NDArray[np.uint8], words: _Words, numbers: NDArray[np.int64]
+        self,
+        padded: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        numbers: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
         """Compare words of the text, of 8 bytes or more, with those of these numbers and keys."""
         there, here = _eight_bytes(self.data), _eight_bytes(padded)
         at = self.offsets[numbers]
-        same: NDArray[np.bool_] = there[at] == here[words.starts]
-        active = np.flatnonzero(same & (words.lengths > _LONGEST_PAIRED))
-        same[active] = self.offsets[numbers[active] + 1] - at[active] == words.lengths[active]
+        same: NDArray[np.bool_] = there[at] == here[starts]
+        active = np.flatnonzero(same & (lengths > _LONGEST_PAIRED))
+        same[active] = self.offsets[numbers[active] + 1] - at[active] == lengths[active]
         active = active[same[active]]
-        at, starts, last = at[active], words.starts[active], words.lengths[active] - 8
+        at, starts, last = at[active], starts[active], lengths[active] - 8
         step = 8
         while len(active):
             # Eight bytes from `step` on, or the last eight where fewer are left.
@@ -249,51 +259,42 @@ class WordTable:
     ) -> NDArray[np.int64]:
         """Do what `number` does with a text that has PADDING bytes behind its last word."""
         numbers, missing = self.find(padded, starts, ends)
-        self.insert(padded, starts, ends, missing, numbers)
+        self.insert(padded, missing, numbers)
         return numbers
 
     def find(
         self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], Missing]:
+    ) -> tuple[NDArray[np.int64], SoughtWords]:
         """Return the numbers of words as `number_padded` takes them, and those it has not found."""
         known = self._known  # another thread may put a later one in its place
         numbers = np.empty(len(starts), np.int64)
         scratch = _Scratch(min(len(starts), _BLOCK))
-        left = [
-            first + known.look_up_block(padded, starts[block], ends[block], numbers[block], scratch)
-            for first in range(0, len(starts), _BLOCK)
-            for block in (slice(first, first + _BLOCK),)
+        blocks = [slice(first, first + _BLOCK) for first in range(0, max(len(starts), 1), _BLOCK)]
+        looked_up = [
+            known.look_up_block(padded, block, starts, ends, numbers, scratch) for block in blocks
         ]
         # Few words are left, so the many small steps that they take are taken for all together.
-        pending = np.concatenate([np.empty(0, np.int64), *left])
-        missing = [
-            known.search(padded, starts, ends, pending[first : first + _PENDING_BLOCK], numbers)
-            for first in range(0, len(pending), _PENDING_BLOCK)
+        left = SoughtWords.join([words for words, _ in looked_up])
+        missing = [words for _, words in looked_up]
+        missing += [
+            known.search(padded, left.take(slice(first, first + _PENDING_BLOCK)), numbers)
+            for first in range(0, len(left.which), _PENDING_BLOCK)
         ]
-        return numbers, Missing(
-            np.concatenate([np.empty(0, np.int64), *(words.which for words in missing)]),
-            np.concatenate([np.empty(0, np.uint64), *(words.keys for words in missing)]),
-        )
+        return numbers, SoughtWords.join(missing)
 
     def insert(
-        self,
-        padded: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        missing: Missing,
-        numbers: NDArray[np.int64],
+        self, padded: NDArray[np.uint8], missing: SoughtWords, numbers: NDArray[np.int64]
     ) -> None:
         """Number those that `find` has not found, writing to the numbers that it gave."""
         for first in range(0, len(missing.which), _PENDING_BLOCK):
-            which = missing.which[first : first + _PENDING_BLOCK]
-            keys = missing.keys[first : first + _PENDING_BLOCK]
-            words = _Words(keys, starts[which], ends[which] - starts[which])
+            words = missing.take(slice(first, first + _PENDING_BLOCK))
             long = words.lengths > LONGEST_HASHED
-            numbers[which[~long]] = self._find_or_insert(padded, words.take(~long))
-            numbers[which[long]] = [
-                self._number_long(padded[starts[word] : ends[word]])
-                for word in which[long].tolist()
-            ]
+            self._find_or_insert(padded, words.take(~long), numbers)
+            for which, start, length in zip(
+                *(values[long].tolist() for values in (words.which, words.starts, words.lengths)),
+                strict=True,
+            ):
+                numbers[which] = self._number_long(padded[start : start + length])
 
     def _number_long(self, word: NDArray[np.uint8]) -> int:
         number = self._long.setdefault(word.tobytes(), len(self))
@@ -302,24 +303,25 @@ class WordTable:
             self._long_bytes += len(word) + _DICTIONARY_BYTES
         return number
 
-    def _find_or_insert(self, padded: NDArray[np.uint8], words: _Words) -> NDArray[np.int64]:
-        """Return the numbers of words, inserting those that are not there."""
+    def _find_or_insert(
+        self, padded: NDArray[np.uint8], words: SoughtWords, numbers: NDArray[np.int64]
+    ) -> None:
+        """Write the numbers of words, inserting those that are not there."""
         self._reserve(len(words.keys))
-        numbers = np.empty(len(words.keys), np.int64)
-        pending = np.arange(len(numbers))
         slots = self._known.home(words.keys)
-        while len(pending):
+        while len(slots):
             free = np.flatnonzero(self._known.slots[slots] == 0)
             if len(free):
                 self._insert(padded, words.take(free), slots[free])
             entries = self._known.slots[slots].astype(np.int64)
-            numbers[pending] = entries - 1
             found = self._known.is_at(padded, words, entries)
-            pending, words = pending[~found], words.take(~found)
-            slots = (slots[~found] + 1) & (len(self._known.slots) - 1)
-        return numbers
+            numbers[words.which[found]] = entries[found] - 1
+            words, slots = words.take(~found), slots[~found]
+            slots = (slots + 1) & (len(self._known.slots) - 1)
 
-    def _insert(self, padded: NDArray[np.uint8], words: _Words, slots: NDArray[np.int64]) -> None:
+    def _insert(
+        self, padded: NDArray[np.uint8], words: SoughtWords, slots: NDArray[np.int64]
+    ) -> None:
         """Put words into the free slots they want, one for each slot."""
         won = _claim(self._known.slots, slots)
         words, slots = words.take(won), slots[won]
@@ -380,18 +382,6 @@ def _eight_bytes(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return np.ndarray((max(len(data) - 7, 0),), "<u8", data.data, 0, (1,))
 
 
-def _word_keys(
-    loads: NDArray[np.uint64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    """Return a key for each word, never 0."""
-    keys = _plain_keys(loads[starts], np.take(_MASKS, lengths, mode="clip"))
-    longer = np.flatnonzero(lengths > _LONGEST_PLAIN)
-    keys[longer] = _paired_keys(loads, starts[longer], lengths[longer])
-    hashed = np.flatnonzero(lengths > _LONGEST_PAIRED)
-    keys[hashed] = _hash(loads, starts[hashed], lengths[hashed]) | _HASHED_TAG
-    return keys
-
-
 def _plain_keys(first_bytes: NDArray[np.uint64], masks: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the keys of words of up to 7 bytes; writes them over the text's `first_bytes`."""
     first_bytes &= masks
@@ -412,6 +402,18 @@ def _paired_keys(
     keys >>= _BYTE
     keys ^= _mix(loads[starts]) >> _BYTE
     keys |= lengths.view(np.uint64) << _LENGTH_SHIFT
+    return keys
+
+
+def _longer_keys(
+    loads: NDArray[np.uint64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Return a key for each word of 8 bytes or more, of no use for those in the dictionary."""
+    keys = _paired_keys(loads, starts, lengths)
+    hashed = np.flatnonzero(lengths > _LONGEST_PAIRED)
+    keys[hashed] = _HASHED_TAG
+    hashed = hashed[lengths[hashed] <= LONGEST_HASHED]
+    keys[hashed] |= _hash(loads, starts[hashed], lengths[hashed])
     return keys
 
 
