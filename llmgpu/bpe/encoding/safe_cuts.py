@@ -19,6 +19,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _FIRST_LEAD = 0xC0  # of the bytes in front of which words are cut
 _LEAD_MASK = 0x3F  # what tells those apart
+_BLOCK = 1 << 18  # bytes looked at at once
 
 
 class SafeCuts:
@@ -56,8 +57,17 @@ class SafeCuts:
         """
         if not self._possible:
             return
-        leads = np.flatnonzero(text[1:-1] >= _FIRST_LEAD) + 1
-        codes = (text[leads] & np.uint8(_LEAD_MASK)).astype(np.int32) << 16
-        codes |= text[leads - 1].astype(np.int32) << 8
-        codes |= text[leads + 1]
-        starts[leads[~self._joined.reshape(-1)[codes]]] = True
+        for first in range(0, len(text), _BLOCK):
+            block = slice(max(0, first - 2), first + _BLOCK)
+            self._mark_block(text[block], starts[block])
+
+    def _mark_block(self, text: NDArray[np.uint8], starts: NDArray[np.bool_]) -> None:
+        before = np.flatnonzero(text[1:-1] >= _FIRST_LEAD)
+        codes = np.take(text[1:], before).astype(np.int64)
+        codes &= _LEAD_MASK
+        codes <<= 8
+        codes |= np.take(text, before)
+        codes <<= 8
+        codes |= np.take(text[2:], before)
+        cuts = np.flatnonzero(~np.take(self._joined.reshape(-1), codes))
+        starts[1:][np.take(before, cuts)] = True

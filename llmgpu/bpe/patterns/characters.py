@@ -17,6 +17,9 @@ from llmgpu.bpe.patterns import unicode_classes
 
 EDGE_BYTE = 0xFF  # in no valid text
 NO_CODE = 0xFF  # of what is no character; none has it
+_MANY_CODES = 0xFE  # of two bytes that don't say the code; none has it
+_FIRST_LEAD = 0xC2  # where characters of several bytes begin, and from here on
+_LEAD_OF_THREE, _LEAD_OF_FOUR = 0xE0, 0xF0  # leads from here on
 _LONG_S = (
     b"\xc5\xbf"  # U+017F, the only letter beyond ASCII whose case folds to an ASCII one of use
 )
@@ -63,6 +66,20 @@ class CodeTable:
         table[(points >> 12) << 16 | behind] = self.of_code_points[points]
         return table
 
+    @cached_property
+    def of_pairs(self) -> NDArray[np.uint8]:
+        """What the first two bytes of a longer character say of its code: uint8 (1 << 16,).
+
+        By the first, and above it the second. _MANY_CODES where it depends on a third byte, NO_CODE
+        where none begins; those of four bytes are not in it.
+        """
+        table = np.full((256, 256), NO_CODE, np.uint8)  # second byte, first byte
+        table[:, 0xC0:0xE0] = self.of_two_bytes.reshape(256, 32)
+        three = self.of_three_bytes.reshape(16, 256, 256)[:, 0x80:0xC0].transpose(2, 0, 1)
+        same = (three == three[:, :, :1]).all(axis=2)
+        table[:, 0xE0:0xF0] = np.where(same, three[:, :, 0], np.uint8(_MANY_CODES))
+        return table.reshape(-1)
+
 
 @dataclass(frozen=True, eq=False)
 class LongerCharacters:
@@ -78,26 +95,23 @@ class LongerCharacters:
 
 def longer_characters(data: NDArray[np.uint8], table: CodeTable) -> list[LongerCharacters]:
     """Return the characters of UTF-8 that have several bytes."""
-    leads = np.flatnonzero(data >= 0xC2)
     padded = np.concatenate([data, np.zeros(3, np.uint8)])
-    # The four bytes from each lead byte on, the lead byte lowest.
-    loads = np.ndarray(len(data), "<u4", padded.data, 0, (1,))[leads]
-    high = (loads & np.uint32(0xF0)).astype(np.uint8)
-    found = []
-    two = np.flatnonzero(high < 0xE0)
-    if len(two):
-        low = loads[two]
-        index = low & np.uint32(0x1F) | low >> np.uint32(3) & np.uint32(0xFF << 5)
-        found.append(_valid(2, leads[two], table.of_two_bytes[index]))
-    three = np.flatnonzero(high == 0xE0)
-    if len(three):
-        low = loads[three]
-        index = (low & np.uint32(0xF)) << np.uint32(16) | low >> np.uint32(8) & np.uint32(0xFFFF)
-        found.append(_valid(3, leads[three], table.of_three_bytes[index]))
-    four = np.flatnonzero(high == 0xF0)
-    if len(four):
-        found.append(_valid(4, leads[four], _four_byte_codes(loads[four], table)))
-    return found
+    at = np.flatnonzero(data >= _FIRST_LEAD)
+    lead = np.take(data, at)
+    pairs = np.take(padded[1:], at).astype(np.int64)
+    pairs <<= 8
+    pairs |= lead
+    codes = np.take(table.of_pairs, pairs)
+    is_two, is_four = lead < _LEAD_OF_THREE, lead >= _LEAD_OF_FOUR
+    if is_two.all():
+        return [_valid(2, at, codes)]
+    two, three, four = (np.flatnonzero(is_it) for is_it in (is_two, ~(is_two | is_four), is_four))
+    at_three, at_four = np.take(at, three), np.take(at, four)
+    return [
+        _valid(2, np.take(at, two), np.take(codes, two)),
+        _valid(3, at_three, _three_byte_codes(padded, at_three, np.take(codes, three), table)),
+        _valid(4, at_four, _four_byte_codes(padded, at_four, table)),
+    ]
 
 
 def _valid(length: int, at: NDArray[np.int64], codes: NDArray[np.uint8]) -> LongerCharacters:
@@ -107,16 +121,35 @@ def _valid(length: int, at: NDArray[np.int64], codes: NDArray[np.uint8]) -> Long
     return LongerCharacters(length, at, codes)
 
 
-def _four_byte_codes(loads: NDArray[np.uint32], table: CodeTable) -> NDArray[np.uint8]:
+def _three_byte_codes(
+    padded: NDArray[np.uint8], at: NDArray[np.int64], codes: NDArray[np.uint8], table: CodeTable
+) -> NDArray[np.uint8]:
+    """Return the codes of what may be characters of three bytes, NO_CODE where it is none.
+
+    codes: what the first two bytes say; written to.
+    """
+    third = np.take(padded[2:], at)
+    codes[third & 0xC0 != 0x80] = NO_CODE
+    many = np.flatnonzero(codes == _MANY_CODES)
+    index = third[many].astype(np.int64) << 8
+    index |= padded[1:][at[many]]
+    index |= (padded[at[many]] & 0xF).astype(np.int64) << 16
+    codes[many] = table.of_three_bytes[index]
+    return codes
+
+
+def _four_byte_codes(
+    padded: NDArray[np.uint8], at: NDArray[np.int64], table: CodeTable
+) -> NDArray[np.uint8]:
     """Return the codes of what may be characters of four bytes, NO_CODE where it is none."""
-    lead, *behind = (loads >> np.uint32(8 * k) & np.uint32(0xFF) for k in range(4))
+    lead, *behind = (padded[k:][at].astype(np.uint32) for k in range(4))
     points = lead & np.uint32(7)
     valid = lead < 0xF5
     for byte in behind:
         valid &= byte & np.uint32(0xC0) == 0x80
         points = points << np.uint32(6) | byte & np.uint32(0x3F)
     valid &= (points >= 0x10000) & (points < unicode_classes.CODE_POINTS)
-    codes = np.full(len(loads), NO_CODE, np.uint8)
+    codes = np.full(len(at), NO_CODE, np.uint8)
     codes[valid] = table.of_code_points[points[valid]]
     return codes
 

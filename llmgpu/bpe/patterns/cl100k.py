@@ -42,7 +42,7 @@ from llmgpu.bpe.patterns.runs import (
 )
 
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
-_CONTRACTED_LONG_S = "'\u017f".encode()  # a long s counts as an s there, but has two bytes
+_LONG_S = "\u017f".encode()
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,24 @@ def starts(
     if len(edges):
         data, codes = data.copy(), codes.copy()
         data[edges], codes[edges] = EDGE_BYTE, EDGE_CODE
+    apostrophes = np.flatnonzero(data == ord("'"))
     if raw.isascii():
-        return _starts(data, codes, variant), _decided(codes, _MARGIN)
+        return _starts(data, codes, apostrophes, variant), _decided(codes, _MARGIN)
     codes = codes.copy()
     wide = _spread(data, codes)
-    if wide is not None and _CONTRACTED_LONG_S not in raw:
-        return _starts(data, codes, variant, wide), _decided(codes, 4 * _MARGIN)
+    if wide is not None and not _before_long_s(data, apostrophes):
+        return _starts(data, codes, apostrophes, variant, wide), _decided(codes, 4 * _MARGIN)
     positions, codes = decode(data, codes, _CODES)
+    first = first_bytes(data, positions)
     mask = np.zeros(len(data), np.bool_)
-    mask[positions] = _starts(first_bytes(data, positions), codes, variant)
+    mask[positions] = _starts(first, codes, np.flatnonzero(first == ord("'")), variant)
     return mask, int(positions[_decided(codes, _MARGIN)])
+
+
+def _before_long_s(data: NDArray[np.uint8], apostrophes: NDArray[np.int64]) -> bool:
+    """Tell whether a long s is behind an apostrophe: it counts as an s there, with two bytes."""
+    inside = apostrophes[apostrophes < len(data) - len(_LONG_S)]
+    return bool(((data[inside + 1] == _LONG_S[0]) & (data[inside + 2] == _LONG_S[1])).any())
 
 
 def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters | None:
@@ -123,8 +131,8 @@ def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters
         return None
     for characters in longer:
         for k in range(characters.length):
-            codes[characters.at + k] = characters.codes
-        wide = characters.at[characters.codes != LETTER_CODE]
+            codes[k:][characters.at] = characters.codes
+        wide = np.take(characters.at, np.flatnonzero(characters.codes != LETTER_CODE))
         first.append(wide)
         last.append(wide + (characters.length - 1))
     return WideCharacters(np.concatenate(first), np.concatenate(last))
@@ -133,17 +141,17 @@ def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters
 def _starts(
     first: NDArray[np.uint8],
     codes: NDArray[np.uint8],
+    apostrophes: NDArray[np.int64],
     variant: Variant,
     wide: WideCharacters | None = None,
 ) -> NDArray[np.bool_]:
     """Apply the rule to characters, or to the bytes of a text.
 
-    first: uint8 (n,), the first byte of each, or all bytes. codes: uint8 (n,). wide: of bytes, see
-        `run_starts`.
+    first: uint8 (n,), the first byte of each, or all bytes. codes: uint8 (n,). apostrophes: where
+        they are. wide: of bytes, see `run_starts`.
     """
     marked = run_starts(codes, variant.digits, whole_at_end=variant.whole_at_end, wide=wide)
-    opened = np.flatnonzero(first == ord("'"))
-    opened = opened[marked[opened]]
+    opened = apostrophes[marked[apostrophes]]
     if len(opened):
         behind = contraction_ends(first, opened)
         behind = behind[(behind > 0) & (behind < len(codes))]

@@ -101,6 +101,22 @@ def run_ends(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.flatnonzero(ends) + 1
 
 
+def _ends_of(flags: NDArray[np.bool_], begins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first positions behind those runs of True that begin at `begins`, ascending.
+
+    As bits of a number that the first bit of a run is added to, its bits carry to the one behind.
+    """
+    first = np.zeros(len(flags), np.bool_)
+    first[begins] = True
+    runs, added = (
+        int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+        for bits in (flags, first)
+    )
+    behind = ((runs + added) | runs) ^ runs
+    packed = np.frombuffer(behind.to_bytes(len(flags) // 8 + 1, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(packed, bitorder="little").view(np.bool_))
+
+
 def last_without(codes: NDArray[np.uint8], bits: int, end: int) -> int:
     """Return the last position before `end` whose code has none of these bits, or -1."""
     size = 64
@@ -122,13 +138,13 @@ def _unmark_before_newlines(
     stop: NDArray[np.bool_],
 ) -> None:
     """Join white space between newlines, unless the first of them belong to what is before."""
-    stopped = np.flatnonzero(space[:-1] & stop[1:])
-    if len(stopped) == 0:
+    begins = np.flatnonzero(newline[:-1] & space[1:]) + 1
+    if len(begins) == 0:
         return
-    begins = run_begins(space)
-    again = begins[np.searchsorted(begins, stopped, "right") - 1]
-    again = again[again > 0]
-    again = again[newline[again - 1]]
+    # A run to the end of the text is not stopped: the last position is in it.
+    again = begins[stop[np.minimum(_ends_of(space, begins), len(stop) - 1)]]
+    if len(again) == 0:
+        return
     newlines = run_begins(newline)
     before = newlines[np.searchsorted(newlines, again) - 1] - 1
     marked[again] = (before >= 0) & other[before]
@@ -139,10 +155,13 @@ def _mark_numbers(marked: NDArray[np.bool_], number: NDArray[np.bool_], digits: 
     if digits == 1:
         marked |= number
         return
-    begins, ends = run_begins(number), run_ends(number)
-    long = ends - begins > digits
-    begins, ends = begins[long], ends[long]
-    more = (ends - begins - 1) // digits
+    followed = number[digits:].copy()  # by so many more numbers
+    for k in range(digits):
+        followed &= number[k:][: len(followed)]
+    if not followed.any():
+        return
+    begins, ends = run_begins(followed), run_ends(followed)
+    more = (ends - begins + digits - 1) // digits
     rank = np.arange(1, more.sum() + 1) - np.repeat(np.cumsum(more) - more, more)
     marked[np.repeat(begins, more) + digits * rank] = True
 

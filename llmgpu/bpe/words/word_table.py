@@ -25,7 +25,7 @@ from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
 LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
 _LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes tell
-_BLOCK = 1 << 17  # words looked up at once: of fewer, threads would mostly wait for each other
+_BLOCK = 1 << 16  # words looked up at once: of fewer, threads would mostly wait for each other
 _PENDING_BLOCK = 1 << 16  # words searched for or inserted at once
 _DICTIONARY_BYTES = 200  # that an entry takes, apart from the word's bytes
 _FIRST_BITS = 12
