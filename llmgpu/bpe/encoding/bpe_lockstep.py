@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ MOST_BYTES = 256  # of a word: a key has 8 bits for the place
 _PLACE_BITS = np.uint32(8)
 _PLACE_MASK = np.uint32(MOST_BYTES - 1)
 _NO_KEY = np.uint32(NO_RANK << 8)  # keys from here on are of pairs that don't merge
-_Positions = NDArray[np.int32] | NDArray[np.int64]
 _GONE = -2  # a symbol that was merged into the one before; -1 is a byte without a token
 
 
@@ -58,10 +57,9 @@ class LockstepMerger:
         symbols[left + 1] = _GONE
         words = _Words(symbols, *self._first_ranks(data, symbols), lengths)
         while len(best := words.best_keys()):
-            places = words.merge(best & _PLACE_MASK, self._results[best >> _PLACE_BITS])
-            for which, at, behind in words.pairs_at(places):
-                ranks = self._rank(words.symbols[at], words.symbols[behind])
-                words.set_ranks(which, at, ranks)
+            pairs = words.merge(best & _PLACE_MASK, self._results[best >> _PLACE_BITS])
+            ranks = self._rank(pairs.left, pairs.right)
+            words.set_ranks(pairs, ranks)
         return words.result(lengths)
 
     def _first_ranks(
@@ -74,6 +72,20 @@ class LockstepMerger:
         new = np.flatnonzero(merged[:-1] | merged[1:])
         ranks[new] = self._rank(symbols[there[new]], symbols[there[new + 1]])
         return there, ranks
+
+
+@dataclass(frozen=True, eq=False)
+class _NewPairs:
+    """Pairs of symbols whose ranks are not known yet.
+
+    left, right: int32, the symbols. keys: int64, where their keys are. places: uint32, of the left
+    ones in their words.
+    """
+
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+    keys: NDArray[np.int64]
+    places: NDArray[np.uint32]
 
 
 class _Words:
@@ -126,38 +138,30 @@ class _Words:
             self._keys = self._keys[ranges(self._key_firsts, lengths)]
             self._key_firsts = np.cumsum(lengths) - lengths
 
-    def merge(self, places: NDArray[np.uint32], results: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Merge the symbol at a place of each word with the next one; return their positions."""
+    def merge(self, places: NDArray[np.uint32], results: NDArray[np.int32]) -> _NewPairs:
+        """Merge the symbol at a place of each word with the next one; return the pairs it is in."""
         left = self._firsts + places
         right = self._behind[left]
-        self.symbols[left], self.symbols[right] = results, _GONE
-        for position in (left, right):
-            self._keys[self._key_firsts + (position - self._firsts)] |= _NO_KEY
         behind = self._behind[right]
+        self.symbols[left], self.symbols[right] = results, _GONE
         self._behind[left] = behind
-        inside = behind < self._ends
-        self._before[behind[inside]] = left[inside]
-        return left
-
-    def pairs_at(
-        self, positions: NDArray[np.int64]
-    ) -> Iterator[tuple[_Positions, _Positions, _Positions]]:
-        """Yield the pairs that the symbol at a position of each word is in.
-
-        As numbers of words, positions of the left and positions of the right symbols.
-        """
-        behind = self._behind[positions]
-        which = np.flatnonzero(behind < self._ends)
-        yield which, positions[which], behind[which]
-        which = np.flatnonzero(positions > self._firsts)
-        yield which, self._before[positions[which]], positions[which]
-
-    def set_ranks(self, which: _Positions, left: _Positions, ranks: NDArray[np.uint32]) -> None:
-        """Give the pairs at positions in some words new ranks."""
-        places = left - self._firsts[which]
-        self._keys[self._key_firsts[which] + places] = ranks << _PLACE_BITS | places.astype(
-            np.uint32
+        key = self._key_firsts - self._firsts  # of the symbol at a position, relative to it
+        self._keys[key + left] = self._keys[key + right] = _NO_KEY
+        at_end = behind >= self._ends
+        has_next, has_previous = np.flatnonzero(~at_end), np.flatnonzero(places)
+        behind, previous = behind[has_next], self._before[left[has_previous]]
+        self._before[behind] = left[has_next]
+        previous_places = previous - self._firsts[has_previous]
+        return _NewPairs(
+            np.concatenate([results[has_next], self.symbols[previous]]),
+            np.concatenate([self.symbols[behind], results[has_previous]]),
+            np.concatenate([(key + left)[has_next], key[has_previous] + previous]),
+            np.concatenate([places[has_next], previous_places.astype(np.uint32)]),
         )
+
+    def set_ranks(self, pairs: _NewPairs, ranks: NDArray[np.uint32]) -> None:
+        """Give pairs their ranks."""
+        self._keys[pairs.keys] = ranks << _PLACE_BITS | pairs.places
 
     def result(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the symbols that are left, and how many each word has."""

@@ -21,7 +21,7 @@ from llmgpu.bpe.words.word_table import WordTable
 
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
-_SPAN = 1 << 17  # words looked up before those that are new are numbered
+_SPAN = 1 << 16  # words looked up before those that are new are numbered
 _COPIED = 1 << 15  # words whose ids are copied at once
 _FEW_IDS = 4  # that most words have at most
 
