@@ -14,6 +14,7 @@ _LEAST = 1e-30  # smaller numbers are 0 for a picture
 _LEAST_RANGE = 1e-4  # of numbers that are shown as different ones, in parts of the largest
 _TOLERANCE = 1e-9  # by which a number may be outside of the ticks: rounding errors are smaller
 _STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3
 _MOST_POWERS = 8
 
@@ -69,10 +70,15 @@ def step_axis(last: int, begin: float, end: float) -> Axis:
 def tick_labels(axis: Axis) -> list[str]:
     """Return the numbers at the ticks, for people: 0.25, 10,000 or 250k."""
     largest = max(map(abs, axis.ticks))
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if largest >= 10 * size:
-            return [f"{tick / size:,.6g}{unit}" if tick else "0" for tick in axis.ticks]
-    return [f"{tick:,.6g}" for tick in axis.ticks]
+    if axis.is_log and largest >= 10 * _UNITS[-1][0]:  # a unit for all would make some too small
+        return [_label(tick, tick) for tick in axis.ticks]
+    return [_label(tick, largest / 10) for tick in axis.ticks]
+
+
+def _label(tick: float, least: float) -> str:
+    """Return a number in the largest unit that is not above `least`."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if least >= size), (1.0, ""))
+    return f"{tick / size:,.6g}{unit}" if tick else "0"
 
 
 def _nice_step(least: float) -> float:

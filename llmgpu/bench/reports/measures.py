@@ -78,9 +78,17 @@ def measures_of(results: Sequence[Result]) -> list[Measure]:
 
 
 def common_rate(results: Sequence[Result]) -> Measure | None:
-    """Return the rate that all results with times have; None if there is no such rate."""
+    """Return the rate that all results with times have; None if there is no such rate.
+
+    Where not memory but arithmetic is the limit of one of them, that is their rate.
+    """
     timed = [result for result in results if "seconds" in result]
-    for rate in RATES:
+    bound = any(
+        SHARE_OF_COPY.key in result
+        and result.get(SHARE_OF_FLOOR.key, 0.0) > result[SHARE_OF_COPY.key]
+        for result in timed
+    )
+    for rate in (OPERATION_RATE, *RATES) if bound else RATES:
         if timed and all(result.get(rate.key) is not None for result in timed):
             return rate
     return None

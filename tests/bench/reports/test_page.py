@@ -156,6 +156,17 @@ def test_bars_are_as_long_as_rates() -> None:
     assert "more is better" in page.text
 
 
+def test_bars_of_what_arithmetic_limits_are_operations() -> None:
+    rates = {"bytes_per_second": 1e9, "operations_per_second": 2e12}
+    own = result("tokenize", "a GPU", **rates, share_of_copy=0.1, share_of_floor=0.5)
+    other = result("tokenize", "tiktoken 1", **rates | {"operations_per_second": 1e12})
+    page = Page(draw_report(record(own, other)))
+    assert "arithmetic a second: more is better" in page.text
+    assert [node.get("width") for node in page.all("rect", "peer")] == ["50.00%"]
+    own["share_of_copy"] = own["share_of_floor"]
+    assert "memory a second: more is better" in Page(draw_report(record(own, other))).text
+
+
 def test_bars_are_times_without_a_common_rate() -> None:
     results = [result(median=0.5, tokens_per_second=10), result(variant="other")]
     page = Page(draw_report(record(*results)))
