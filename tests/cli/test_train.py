@@ -93,7 +93,10 @@ def wait_for(path: Path, child: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"{path} did not come")
 
 
-def test_ctrl_c_saves_what_is_done(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_being_asked_to_stop_saves_what_is_done(
+    llmgpu: Run, corpus: Path, vocab: Path, asked: signal.Signals
+) -> None:
     command = (*TRAIN, "--steps", "100000", "--device", "cpu", "--save-interval", "100000")
     child = subprocess.Popen(
         [sys.executable, "-m", "llmgpu", *command],
@@ -103,7 +106,7 @@ def test_ctrl_c_saves_what_is_done(llmgpu: Run, corpus: Path, vocab: Path) -> No
         stderr=subprocess.PIPE,
     )
     wait_for_line(child, b"step 4/")
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, asked)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
     checkpoint = load_checkpoint(corpus.parent / "run")

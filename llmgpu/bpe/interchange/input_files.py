@@ -49,6 +49,8 @@ def decode_text(data: bytes) -> str:
 def parse_json(data: bytes) -> Any:
     """Parse JSON as the standard has it: no repeated keys, no NaN; VocabularyError otherwise."""
     text = decode_text(data)
+    if not text:
+        raise VocabularyError("no valid JSON: the file is empty")
     try:
         return json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

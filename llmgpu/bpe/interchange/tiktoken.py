@@ -214,6 +214,8 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
             raise VocabularyError(f"line {number}: {error}") from error
         ranks[token] = rank
         lines_by_rank[rank] = number
+    if not ranks:
+        raise VocabularyError("there are no tokens in it")
     return ranks
 
 

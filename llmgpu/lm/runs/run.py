@@ -122,8 +122,8 @@ class TrainingRun:
     def run(self) -> dict[str, Any]:
         """Train to the last step and return what came of it.
 
-        Ctrl-C ends the step under way, writes a checkpoint, which `note` is told, and raises
-        KeyboardInterrupt.
+        Ctrl-C or SIGTERM ends the step under way, writes a checkpoint, which `note` is told, and
+        raises KeyboardInterrupt.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.

@@ -1,4 +1,8 @@
-"""Ending a long run in good order: Ctrl-C asks for it, a second Ctrl-C does not wait."""
+"""Ending a long run in good order.
+
+Ctrl-C asks for it, and so does what schedulers send before they end a job (SIGTERM); asking a
+second time does not wait.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,27 @@ import threading
 from types import FrameType
 from typing import Any
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class StopRequest:
-    """Whether the user has asked to stop, while the block lasts; in the main thread only."""
+    """Whether the run was asked to stop, while the block lasts; in the main thread only."""
 
     def __init__(self) -> None:
         """Begin without a request."""
         self.requested = False
-        self._former: Any = None
+        self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        """Take over SIGINT."""
+        """Take over the signals."""
         if threading.current_thread() is threading.main_thread():
-            self._former = signal.signal(signal.SIGINT, self._note)
+            self._former = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give SIGINT back."""
-        if self._former is not None:
-            signal.signal(signal.SIGINT, self._former)
+        """Give the signals back."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

@@ -412,7 +412,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (b"", "no valid JSON"),
+            (b"", "no valid JSON: the file is empty"),
             (b"\xff{}", "not UTF-8 at byte 0"),
             (b"[1]", "no JSON object"),
             (b"{}", "no model"),
