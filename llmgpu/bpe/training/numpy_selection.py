@@ -11,7 +11,7 @@ from llmgpu.bpe.training.numpy_pairs import SYMBOL_BITS, PairIndex, pairs_of_key
 from llmgpu.bpe.training.numpy_symbols import MAX_SYMBOLS
 from llmgpu.bpe.training.symbols import Spellings
 
-SHORT_LIST = 4096  # pairs ranked for the next batches
+SHORT_LIST = 1024  # pairs ranked for the next batches
 
 
 @dataclass(frozen=True, eq=False)
