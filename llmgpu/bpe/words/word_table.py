@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +59,12 @@ class SoughtWords:
         return SoughtWords(
             self.which[which], self.keys[which], self.starts[which], self.lengths[which]
         )
+
+    def in_dictionary(self) -> Iterator[tuple[int, int, int]]:
+        """Yield which, start and length of those that a dictionary is for."""
+        long = self.lengths > LONGEST_HASHED
+        columns = (values[long].tolist() for values in (self.which, self.starts, self.lengths))
+        return zip(*columns, strict=True)
 
     @staticmethod
     def join(parts: Sequence[SoughtWords]) -> SoughtWords:
@@ -262,6 +268,16 @@ class WordTable:
         self.insert(padded, missing, numbers)
         return numbers
 
+    def look_up(
+        self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the numbers of words as `number_padded` takes them, -1 for those not in it."""
+        numbers, missing = self.find(padded, starts, ends)
+        numbers[missing.which] = -1
+        for which, start, length in missing.in_dictionary():
+            numbers[which] = self._long.get(padded[start : start + length].tobytes(), -1)
+        return numbers
+
     def find(
         self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], SoughtWords]:
@@ -288,12 +304,8 @@ class WordTable:
         """Number those that `find` has not found, writing to the numbers that it gave."""
         for first in range(0, len(missing.which), _PENDING_BLOCK):
             words = missing.take(slice(first, first + _PENDING_BLOCK))
-            long = words.lengths > LONGEST_HASHED
-            self._find_or_insert(padded, words.take(~long), numbers)
-            for which, start, length in zip(
-                *(values[long].tolist() for values in (words.which, words.starts, words.lengths)),
-                strict=True,
-            ):
+            self._find_or_insert(padded, words.take(words.lengths <= LONGEST_HASHED), numbers)
+            for which, start, length in words.in_dictionary():
                 numbers[which] = self._number_long(padded[start : start + length])
 
     def _number_long(self, word: NDArray[np.uint8]) -> int:

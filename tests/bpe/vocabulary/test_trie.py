@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
+from llmgpu.bpe.vocabulary.trie import _FEW_BYTES, NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import VocabularyError
 from tests.reference import bpe as reference
 
@@ -40,6 +40,25 @@ def test_trie_is_the_reference_trie(tokens: list[bytes], data: st.DataObject) ->
     assert reference.tokens_of_trie(trie.nodes.tolist(), trie.edges.tolist()) == expected
     assert trie.longest == max(map(len, tokens), default=0)
     validate_trie(trie, tokens, ids)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    tokens=st.lists(
+        st.builds(
+            lambda size, byte, end: byte * size + end,
+            st.integers(0, 2 * _FEW_BYTES + 9),
+            st.sampled_from([b"a", b"\0", b"\xff"]),
+            st.binary(max_size=2),
+        ),
+        max_size=12,
+    )
+)
+def test_tokens_that_share_many_bytes(tokens: list[bytes]) -> None:
+    trie = compile_trie(tokens, range(len(tokens)))
+    expected = lowest_ids(tokens, list(range(len(tokens))))
+    assert reference.tokens_of_trie(trie.nodes.tolist(), trie.edges.tolist()) == expected
+    assert (trie.nodes.tolist(), trie.edges.tolist()) == reference.flat_trie(expected)
 
 
 def test_layout_of_a_small_trie() -> None:

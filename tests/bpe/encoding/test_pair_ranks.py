@@ -1,0 +1,66 @@
+"""The pairs that merge, against all ways to cut each token in a dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.encoding import pair_ranks as module
+from llmgpu.bpe.encoding.pair_ranks import pair_ranks
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.word_table import LONGEST_HASHED
+
+BYTES = [bytes([value]) for value in range(256)]
+TOKEN = st.lists(st.sampled_from(b"ab\x00\xff"), min_size=1, max_size=9).map(bytes)
+
+
+def make_vocabulary(tokens: list[bytes]) -> Vocabulary:
+    return Vocabulary(
+        tuple(tokens),
+        np.empty((0, 3), np.uint32),
+        "none",
+        PATTERNS["none"].expression,
+        match="bpe",
+        ignore_merges=True,
+    )
+
+
+def all_cuts(tokens: list[bytes]) -> list[tuple[int, int, int]]:
+    ids: dict[bytes, int] = {}
+    for number, token in enumerate(tokens):
+        if token:
+            ids.setdefault(token, number)
+    return [
+        (ids[token[:cut]], ids[token[cut:]], number)
+        for token, number in ids.items()
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+
+
+def assert_all_cuts(tokens: list[bytes]) -> None:
+    pairs = pair_ranks(make_vocabulary(tokens))
+    found = zip(pairs.left.tolist(), pairs.right.tolist(), pairs.ranks.tolist(), strict=True)
+    assert list(found) == all_cuts(tokens)
+    assert {pairs.left.dtype, pairs.right.dtype, pairs.ranks.dtype} == {np.dtype(np.int32)}
+    assert pairs.results.tolist() == list(range(len(tokens)))
+
+
+@settings(deadline=None)
+@given(tokens=st.lists(TOKEN, max_size=60))
+def test_every_cut_into_two_tokens_is_a_pair(tokens: list[bytes]) -> None:
+    assert_all_cuts([*tokens[:5], b"", *BYTES, *tokens[3:]])
+
+
+@pytest.mark.parametrize("block", [1, 1000])
+def test_long_tokens(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    sizes = [2, 3, LONGEST_HASHED - 1, LONGEST_HASHED, LONGEST_HASHED + 1, 2 * LONGEST_HASHED + 2]
+    assert_all_cuts([*BYTES, *(b"a" * size for size in sizes), b"b" + b"a" * LONGEST_HASHED])
+
+
+def test_bytes_alone_have_no_pairs() -> None:
+    assert_all_cuts(BYTES)
