@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
@@ -66,19 +67,29 @@ def concatenate_ranges(
     """
     ends = np.cumsum(lengths)
     result = np.empty(int(ends[-1]) if len(ends) else 0, values.dtype)
-    first = done = 0
-    while first < len(starts):
-        last = max(first + 1, int(np.searchsorted(ends, done + _COPY_BLOCK, side="right")))
-        end = int(ends[last - 1])
-        if last == first + 1:
-            result[done:end] = values[starts[first] : starts[first] + lengths[first]]
+    done = 0
+    for block in blocks(lengths, _COPY_BLOCK):
+        end = int(ends[block.stop - 1])
+        if block.stop == block.start + 1:
+            start = starts[block.start]
+            result[done:end] = values[start : start + lengths[block.start]]
         else:
-            counts = lengths[first:last]
+            counts = lengths[block]
             # Where a range is in values, minus where it goes in result.
-            shifts = starts[first:last] - ends[first:last] + counts
+            shifts = starts[block] - ends[block] + counts
             result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
-        first, done = last, end
+        done = end
     return result
+
+
+def blocks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
+    """Cut a list into slices whose sizes add up to `most`, or that hold one each."""
+    ends = np.cumsum(sizes)
+    first = done = 0
+    while first < len(sizes):
+        last = max(first + 1, int(np.searchsorted(ends, done + most, side="right")))
+        yield slice(first, last)
+        first, done = last, int(ends[last - 1])
 
 
 def ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ _MOST_ROUNDS = 100  # of moving keys, before a larger table is tried
 
 
 class HashTable:
-    """At most a quarter full. Memory: 48 to 96 bytes for each key."""
+    """At most a quarter full. Memory: 48 to 96 bytes for each key, twice that while it is made."""
 
     def __init__(self, keys: NDArray[np.int64], values: NDArray[np.int32], *, default: int) -> None:
         """Enter keys, int64 (n,), all different and none negative, with their values.

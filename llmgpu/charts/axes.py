@@ -68,16 +68,16 @@ def step_axis(last: int, begin: float, end: float) -> Axis:
 
 
 def tick_labels(axis: Axis) -> list[str]:
-    """Return the numbers at the ticks, for people: 0.25, 10,000 or 250k."""
+    """Return the numbers at the ticks, for people: 0.25, 2,500 or 250k."""
     largest = max(map(abs, axis.ticks))
     if axis.is_log and largest >= 10 * _UNITS[-1][0]:  # a unit for all would make some too small
         return [_label(tick, tick) for tick in axis.ticks]
     return [_label(tick, largest / 10) for tick in axis.ticks]
 
 
-def _label(tick: float, least: float) -> str:
-    """Return a number in the largest unit that is not above `least`."""
-    size, unit = next(((size, unit) for size, unit in _UNITS if least >= size), (1.0, ""))
+def _label(tick: float, most: float) -> str:
+    """Return a number in the largest unit that is not above `most`."""
+    size, unit = next(((size, unit) for size, unit in _UNITS if most >= size), (1.0, ""))
     return f"{tick / size:,.6g}{unit}" if tick else "0"
 
 

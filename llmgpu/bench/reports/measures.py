@@ -83,12 +83,15 @@ def common_rate(results: Sequence[Result]) -> Measure | None:
     Where not memory but arithmetic is the limit of one of them, that is their rate.
     """
     timed = [result for result in results if "seconds" in result]
-    bound = any(
-        SHARE_OF_COPY.key in result
-        and result.get(SHARE_OF_FLOOR.key, 0.0) > result[SHARE_OF_COPY.key]
-        for result in timed
-    )
+    bound = any(map(_is_bound_by_arithmetic, timed))
     for rate in (OPERATION_RATE, *RATES) if bound else RATES:
         if timed and all(result.get(rate.key) is not None for result in timed):
             return rate
     return None
+
+
+def _is_bound_by_arithmetic(result: Result) -> bool:
+    """Tell whether a kernel is nearer to what arithmetic allows than to what memory does."""
+    of_copy, of_limit = result.get(SHARE_OF_COPY.key), result.get(SHARE_OF_FLOOR.key)
+    # Where memory is the limit the two differ by rounding.
+    return of_copy is not None and of_limit is not None and of_limit > 1.01 * of_copy

@@ -21,13 +21,14 @@ from llmgpu.bpe.words.word_table import WordTable
 
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
+MAX_TABLE_IDS = 16 << 20
 _SPAN = 1 << 16  # words looked up before those that are new are numbered
 _COPIED = 1 << 15  # words whose ids are copied at once
 _FEW_IDS = 4  # that most words have at most
 
 
 class EncodedWords:
-    """Gives the ids of words. Memory: up to about 250 MB, twice that while threads go over from
+    """Gives the ids of words. Memory: up to about 350 MB, twice that while threads go over from
     one table to the next.
     """
 
@@ -58,7 +59,7 @@ class _Kept:
         self._table = WordTable()
         self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
         self._firsts = GrowableArray(np.uint32)
-        self._counts = GrowableArray(np.uint16)
+        self._counts = GrowableArray(np.uint16)  # a word of so many bytes has as many ids at most
         self._changed = threading.Condition()  # who holds it may change all of these
         self._unmatched: set[int] = set()  # where in the numbers words start that are being matched
         self._error: BaseException | None = None  # why some words will never be
@@ -67,7 +68,7 @@ class _Kept:
         """Tell whether it is time to start anew."""
         table = self._table
         full = len(table) > MAX_TABLE_WORDS or len(table.data) > MAX_TABLE_BYTES
-        return full or self._error is not None
+        return full or len(self._ids) > MAX_TABLE_IDS or self._error is not None
 
     def encode(
         self, matcher: Matcher, padded: NDArray[np.uint8], words: Words

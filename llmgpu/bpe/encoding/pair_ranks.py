@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.arrays import PADDING, blocks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.errors import VocabularyError
@@ -56,6 +55,7 @@ def _listed(merges: NDArray[np.int32]) -> PairRanks:
 
 
 def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
+    """Return a pair for every way to cut a token into two, by ids and then by places."""
     ids = vocabulary.ordinary_ids
     ids = ids[vocabulary.token_lengths[ids] > 0]
     starts, lengths = vocabulary.token_offsets[ids], vocabulary.token_lengths[ids].astype(np.int64)
@@ -64,38 +64,32 @@ def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
     numbers = table.number_padded(data, starts, starts + lengths)
     id_of = np.empty(len(table) + 1, np.int32)
     id_of[numbers[::-1]] = ids[::-1]  # of equal tokens the lowest id is written last
-    id_of[-1] = _NO_ID
+    id_of[-1] = _NO_ID  # of what is not in the table
     distinct = np.flatnonzero(id_of[numbers] == ids)
     ids, starts, lengths = ids[distinct], starts[distinct], lengths[distinct]
     has_length = np.zeros(int(lengths.max(initial=0)) + 1, np.bool_)
     has_length[lengths] = True
-    parts = [np.empty((0, 3), np.int32)]
-    for block in _blocks(lengths - 1):
-        cuts = lengths[block] - 1  # places to cut each token at
-        token = np.repeat(np.arange(block.start, block.stop), cuts)
-        before = np.arange(1, len(token) + 1) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    parts = [np.empty((3, 0), np.int32)]
+    for block in blocks(lengths - 1, _BLOCK):
+        token, before = _cuts(lengths[block])
+        token += block.start
         possible = has_length[before] & has_length[lengths[token] - before]
         token, before = token[possible], before[possible]
-        begin = starts[token]
-        left = id_of[table.look_up(data, begin, begin + before)]
+        left = id_of[table.look_up(data, starts[token], starts[token] + before)]
         token, before, left = (values[left != _NO_ID] for values in (token, before, left))
         begin = starts[token]
         right = id_of[table.look_up(data, begin + before, begin + lengths[token])]
-        made = np.column_stack([left, right, ids[token].astype(np.int32)])
-        parts.append(made[right != _NO_ID])
-    left, right, ranks = np.ascontiguousarray(np.concatenate(parts).T)
+        pairs = np.stack([left, right, ids[token].astype(np.int32)])
+        parts.append(pairs[:, right != _NO_ID])
+    left, right, ranks = np.concatenate(parts, axis=1)
     return PairRanks(left, right, ranks, np.arange(vocabulary.size, dtype=np.int32))
 
 
-def _blocks(sizes: NDArray[np.int64]) -> Iterator[slice]:
-    """Cut a list into slices whose sizes add up to _BLOCK at most, or hold one each."""
-    ends = np.cumsum(sizes)
-    first = 0
-    while first < len(sizes):
-        done = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, done + _BLOCK, side="right")))
-        yield slice(first, last)
-        first = last
+def _cuts(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which of some strings each cut is in, and how many bytes are before it."""
+    cuts = lengths - 1
+    strings = np.repeat(np.arange(len(lengths)), cuts)
+    return strings, np.arange(1, len(strings) + 1) - np.repeat(np.cumsum(cuts) - cuts, cuts)
 
 
 def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:

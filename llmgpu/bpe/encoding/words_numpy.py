@@ -37,7 +37,7 @@ LONGEST_KEPT = LONGEST_HASHED  # bytes of a word that is kept in the table
 class NumpyEncoder:
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory: what `EncodedWords` takes and, for each thread, 40 bytes for each byte of a slice.
+    Memory: what `EncodedWords` takes and, for each thread, 60 bytes for each byte of a slice.
     """
 
     def __init__(

@@ -20,9 +20,7 @@ NO_CODE = 0xFF  # of what is no character; none has it
 _MANY_CODES = 0xFE  # of two bytes that don't say the code; none has it
 _FIRST_LEAD = 0xC2  # where characters of several bytes begin, and from here on
 _LEAD_OF_THREE, _LEAD_OF_FOUR = 0xE0, 0xF0  # leads from here on
-_LONG_S = (
-    b"\xc5\xbf"  # U+017F, the only letter beyond ASCII whose case folds to an ASCII one of use
-)
+LONG_S = b"\xc5\xbf"  # U+017F, the only letter beyond ASCII whose case folds to an ASCII one of use
 
 
 class CodeTable:
@@ -180,8 +178,8 @@ def first_bytes(data: NDArray[np.uint8], positions: NDArray[np.int64]) -> NDArra
     Returns uint8 (m,).
     """
     first = data[positions]
-    maybe = np.flatnonzero(first[:-1] == _LONG_S[0])
-    maybe = maybe[data[positions[maybe] + 1] == _LONG_S[1]]
+    maybe = np.flatnonzero(first[:-1] == LONG_S[0])
+    maybe = maybe[data[positions[maybe] + 1] == LONG_S[1]]
     maybe = maybe[positions[maybe + 1] - positions[maybe] == 2]
     first[maybe] = ord("s")
     return first

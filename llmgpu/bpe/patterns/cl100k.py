@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.patterns import unicode_classes
 from llmgpu.bpe.patterns.characters import (
     EDGE_BYTE,
+    LONG_S,
     CodeTable,
     decode,
     first_bytes,
@@ -42,7 +43,6 @@ from llmgpu.bpe.patterns.runs import (
 )
 
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
-_LONG_S = "\u017f".encode()
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def starts(
 
 def _before_long_s(data: NDArray[np.uint8], apostrophes: NDArray[np.int64]) -> bool:
     """Tell whether a long s is behind an apostrophe: it counts as an s there, with two bytes."""
-    inside = apostrophes[apostrophes < len(data) - len(_LONG_S)]
-    return bool(((data[inside + 1] == _LONG_S[0]) & (data[inside + 2] == _LONG_S[1])).any())
+    inside = apostrophes[apostrophes < len(data) - len(LONG_S)]
+    return bool(((data[inside + 1] == LONG_S[0]) & (data[inside + 2] == LONG_S[1])).any())
 
 
 def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters | None:

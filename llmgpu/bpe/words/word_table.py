@@ -122,16 +122,17 @@ class _Known:
     ) -> tuple[SoughtWords, SoughtWords]:
         """Write the numbers of the words that are where their search begins.
 
-        Returns those of whose search is more left, and those that are not there.
+        Returns words that are to be searched for further on, and words that are not there.
         """
         starts, ends, out = starts[block], ends[block], out[block]
         count = len(starts)
         lengths = np.subtract(ends, starts, out=scratch.lengths[:count])
         masks = np.take(_MASKS, lengths, out=scratch.masks[:count], mode="clip")
-        keys = _plain_keys(_eight_bytes(padded)[starts], masks)
+        loads = _eight_bytes(padded)
+        keys = _plain_keys(loads[starts], masks)
         longer = np.flatnonzero(lengths > _LONGEST_PLAIN)
         if len(longer):
-            keys[longer] = _longer_keys(_eight_bytes(padded), starts[longer], lengths[longer])
+            keys[longer] = _longer_keys(loads, starts[longer], lengths[longer])
         entries = self._read_slots(self.home(keys, masks), out, scratch)
         known_keys = np.take(self.keys, entries, out=scratch.known_keys[:count], mode="clip")
         found = np.equal(known_keys, keys, out=scratch.found[:count])

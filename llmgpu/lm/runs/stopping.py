@@ -1,7 +1,7 @@
 """Ending a long run in good order.
 
-Ctrl-C asks for it, and so does what schedulers send before they end a job (SIGTERM); asking a
-second time does not wait.
+Ctrl-C asks for it, and so does what schedulers send before they end a job (SIGTERM). Ctrl-C when it
+was asked for already does not wait.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class StopRequest:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give the signals back."""
+        """Give the signals back, unless those who had them were not from Python."""
         for number, handler in self._former.items():
-            signal.signal(number, handler)
+            if handler is not None:
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
