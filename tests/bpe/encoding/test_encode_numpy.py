@@ -215,8 +215,11 @@ def test_binary_text(documents: list[bytes], slice_bytes: int) -> None:
     check(make_vocabulary(tokens, "class"), documents, slice_bytes)
 
 
-def test_an_encoder_is_used_again_and_forgets_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_words, "MAX_TABLE_WORDS", 3)
+@pytest.mark.parametrize("limit", ["MAX_TABLE_WORDS", "MAX_TABLE_BYTES", "MAX_TABLE_IDS"])
+def test_an_encoder_is_used_again_and_forgets_what_it_must(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(encoded_words, limit, 3)
     vocabulary = make_vocabulary([*BYTES, b"ab", b" ab"], "class")
     encoder = NumpyEncoder(vocabulary, 10)
     for text in (b"ab ab b 12 \n" * 9, b"\x00ab. ab" * 9, b"ab ab b 12 \n" * 9):
