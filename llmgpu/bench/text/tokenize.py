@@ -24,10 +24,11 @@ from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, Tok
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.bpe.tokens.encoding import encode_into
 from llmgpu.bpe.tokens.files import TokenWriter, id_dtype, open_writer
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
-from llmgpu.progress import Progress
+from llmgpu.progress import Progress, no_progress
 
 WHAT = "tokenize"
 _READ_BYTES = 4 << 20
@@ -88,13 +89,7 @@ class TokenizingBench:
 
     def _encode_file(self, encoder: Encoder) -> None:
         with Corpus([str(self.job.path)]) as corpus, self._open_writer() as writer:
-            for piece in encoder.encode(corpus):
-                writer.write(
-                    piece.ids,
-                    piece.document_starts,
-                    text_bytes=piece.text_bytes,
-                    closed=piece.closed,
-                )
+            encode_into(writer, encoder, corpus, no_progress)
 
     def _open_writer(self) -> TokenWriter:
         vocabulary = self.vocabulary

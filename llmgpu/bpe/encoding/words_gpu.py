@@ -173,12 +173,17 @@ class GpuWordEncoder:
         spans = Words(ends - lengths, ends, ends)
         matches = self._matcher.match_long(np.concatenate(words), spans)
         places = np.flatnonzero(ids == LONG_WORD)
-        counts = np.ones(len(ids), np.int64)
-        counts[places] = matches.counts
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        result = np.repeat(ids, counts)
-        result[np.repeat(ids == LONG_WORD, counts)] = matches.ids
-        return result, before[starts]
+        last = np.cumsum(matches.counts)
+        pieces: list[NDArray[np.uint32]] = []
+        behind = 0
+        for place, begin, end in zip(
+            places.tolist(), (last - matches.counts).tolist(), last.tolist(), strict=True
+        ):
+            pieces += [ids[behind:place], matches.ids[begin:end]]
+            behind = place + 1
+        gained = np.concatenate([np.zeros(1, np.int64), last - np.arange(1, len(last) + 1)])
+        result = np.concatenate([*pieces, ids[behind:]])
+        return result, starts + gained[np.searchsorted(places, starts)]
 
     @cached_property
     def _matcher(self) -> BpeMatcher:

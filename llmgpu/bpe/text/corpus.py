@@ -16,7 +16,6 @@ import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +25,7 @@ from llmgpu.bpe.text.documents import Chunk, DocumentSplitter, LineStarts, Utf8P
 from llmgpu.bpe.text.jsonl import jsonl_documents
 from llmgpu.bpe.text.parquet import ParquetColumn
 from llmgpu.bpe.text.sources import ByteStream, Source, read_blocks, resolve_sources
+from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 
 PATIENCE_SECONDS = 0.02
@@ -98,7 +98,7 @@ class _Input(Protocol):
     def close(self) -> None: ...
 
 
-class Corpus:
+class Corpus(Closing):
     """Text sources read one after the other; a context manager.
 
     total_bytes: bytes of all sources on disk, None where one is no regular file.
@@ -130,19 +130,6 @@ class Corpus:
         self._finished_bytes = 0
         self._closed = True
         self._ended = False
-
-    def __enter__(self) -> Corpus:
-        """Return the corpus."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
     @property
     def bytes_read(self) -> int:

@@ -14,10 +14,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from llmgpu.bpe.text.jsonl import parse_json_object
+from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
 from llmgpu.lm.runs.evaluation_totals import perplexity
@@ -74,7 +74,7 @@ class LogContent:
     records: list[StepRecord]
 
 
-class RunLog:
+class RunLog(Closing):
     """A log that is being written; a context manager."""
 
     def __init__(self, path: str | Path, stream: BinaryIO) -> None:
@@ -114,19 +114,6 @@ class RunLog:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
-
-    def __enter__(self) -> Self:
-        """Return the log."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def _write(self, content: Mapping[str, Any]) -> None:
         line = json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"

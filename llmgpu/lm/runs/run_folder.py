@@ -15,9 +15,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
+from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import output_errors
 
@@ -28,7 +28,7 @@ _LOCKED_BYTE = 1 << 30  # Windows lets nobody read a locked byte: one behind the
 _MAX_DIGITS = 20
 
 
-class RunFolder:
+class RunFolder(Closing):
     """A folder that this process has locked; a context manager that unlocks it.
 
     path: the folder. log, loss_curve, tokens: where these belong.
@@ -60,19 +60,6 @@ class RunFolder:
             with output_errors(self._lock.name):
                 self._lock.truncate(0)
                 self._lock.close()  # frees the lock
-
-    def __enter__(self) -> Self:
-        """Return the folder."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Unlock it."""
-        self.close()
 
 
 def open_run_folder(
