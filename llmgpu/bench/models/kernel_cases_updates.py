@@ -61,70 +61,64 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
 def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updates in single precision, and with a half-precision mirror."""
     size = s.vocabulary * s.config.dim
-    for mirror in (False, True):
-        yield KernelCase(
-            f"adamw_update{'_f16' if mirror else ''}",
-            by(s.vocabulary, s.config.dim),
-            costs.adamw_update(size, mirror=mirror),
-            _with_mirror(s, lambda: _float_state(s), mirror),
-            ("parameter", "first", "second"),
-            lambda ops, t: ops.adamw_update(
-                t["parameter"],
-                t["gradient"],
-                t["first"],
-                t["second"],
-                t["stats"],
-                t["hyper"],
-                decay=True,
-                mirror=t.get("mirror"),
-            ),
-            uniforms=("hyper",),
-            needs_half=mirror,
-        )
+    return _with_and_without_mirror(
+        s,
+        "adamw_update",
+        by(s.vocabulary, s.config.dim),
+        lambda mirror: costs.adamw_update(size, mirror=mirror),
+        lambda: _float_state(s),
+        ("parameter", "first", "second"),
+        lambda ops, t: ops.adamw_update(
+            t["parameter"],
+            t["gradient"],
+            t["first"],
+            t["second"],
+            t["stats"],
+            t["hyper"],
+            decay=True,
+            mirror=t.get("mirror"),
+        ),
+    )
 
 
 def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updates whose moments are 8-bit codes."""
     size = s.vocabulary * s.config.dim
-    for mirror in (False, True):
-        yield KernelCase(
-            f"adamw_8bit_update{'_f16' if mirror else ''}",
-            by(s.vocabulary, s.config.dim),
-            costs.adamw_8bit_update(size, mirror=mirror),
-            _with_mirror(s, lambda: _coded_state(s), mirror),
-            # Codes of numbers half way between two may differ by one.
-            ("parameter", "first_scales", "second_scales"),
-            _record_8bit,
-            uniforms=("hyper",),
-            needs_half=mirror,
-        )
+    return _with_and_without_mirror(
+        s,
+        "adamw_8bit_update",
+        by(s.vocabulary, s.config.dim),
+        lambda mirror: costs.adamw_8bit_update(size, mirror=mirror),
+        lambda: _coded_state(s),
+        # Codes of numbers half way between two may differ by one.
+        ("parameter", "first_scales", "second_scales"),
+        _record_8bit,
+    )
 
 
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updates and zeros of the rows that a batch has touched."""
     rows = np.unique(s.tokens())
     sizes = f"{len(rows):,} rows of {by(s.vocabulary, s.config.dim)}"
-    for mirror in (False, True):
-        yield KernelCase(
-            f"adamw_update_rows{'_f16' if mirror else ''}",
-            sizes,
-            costs.adamw_update_rows(len(rows), s.config.dim, mirror=mirror),
-            _with_mirror(s, lambda: _float_state(s) | {"rows": rows}, mirror),
-            ("parameter", "first", "second"),
-            lambda ops, t: ops.adamw_update_rows(
-                t["parameter"],
-                t["gradient"],
-                t["first"],
-                t["second"],
-                t["rows"],
-                t["stats"],
-                t["hyper"],
-                decay=True,
-                mirror=t.get("mirror"),
-            ),
-            uniforms=("hyper",),
-            needs_half=mirror,
-        )
+    yield from _with_and_without_mirror(
+        s,
+        "adamw_update_rows",
+        sizes,
+        lambda mirror: costs.adamw_update_rows(len(rows), s.config.dim, mirror=mirror),
+        lambda: _float_state(s) | {"rows": rows},
+        ("parameter", "first", "second"),
+        lambda ops, t: ops.adamw_update_rows(
+            t["parameter"],
+            t["gradient"],
+            t["first"],
+            t["second"],
+            t["rows"],
+            t["stats"],
+            t["hyper"],
+            decay=True,
+            mirror=t.get("mirror"),
+        ),
+    )
     yield KernelCase(
         "fill_zero_rows",
         sizes,
@@ -136,13 +130,28 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
     )
 
 
-def _with_mirror(
-    s: Sizes, make: Callable[[], dict[str, Array]], mirror: bool
-) -> Callable[[], dict[str, Array]]:
-    if not mirror:
-        return make
+def _with_and_without_mirror(
+    s: Sizes,
+    name: str,
+    sizes: str,
+    cost: Callable[[bool], costs.Cost],
+    make: Callable[[], dict[str, Array]],
+    outputs: tuple[str, ...],
+    record: Callable[[Any, Tensors], None],
+) -> Iterator[KernelCase]:
+    """Yield an update without a half-precision mirror of the parameter, then with one."""
     shape = (s.vocabulary, s.config.dim)
-    return lambda: make() | {"mirror": np.zeros(shape, np.float16)}
+    yield KernelCase(name, sizes, cost(False), make, outputs, record, uniforms=("hyper",))
+    yield KernelCase(
+        f"{name}_f16",
+        sizes,
+        cost(True),
+        lambda: make() | {"mirror": np.zeros(shape, np.float16)},
+        outputs,
+        record,
+        uniforms=("hyper",),
+        needs_half=True,
+    )
 
 
 def _float_state(s: Sizes) -> dict[str, Array]:
