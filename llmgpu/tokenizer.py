@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.id_memory import CollectedIds
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN
@@ -196,7 +197,8 @@ class Tokenizer:
         """Return the ids of files, folders or globs, documents end to end: uint32 (n,).
 
         reading: how they are read; without, each file is a document, and each line of a .jsonl.
-        Needs up to 8 bytes of memory for each id.
+        Needs 4 bytes of memory for each id, and addresses for as many ids as there are bytes; where
+        these can't be had, or compression hides how many there are, 8 bytes for each id.
 
         Raises as `encode` does, and InputError for what can't be read.
         """
@@ -292,18 +294,15 @@ class _Engine:
         self, source: Corpus, options: SpecialOptions, is_small: bool
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of all documents, end to end, and where in them each begins."""
-        ids: list[NDArray[np.uint32]] = []
-        starts: list[NDArray[np.int64]] = []
+        ids = CollectedIds(source.total_bytes)
+        starts = [np.empty(0, np.int64)]
         count = 0
         with self._lock:
-            for piece in self._encoder(options, is_small).encode(source):
+            for piece in self._encoder(options, is_small).encode(source, ids.allocate):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)
-        if len(ids) == 1:
-            return ids[0], starts[0]
-        no_ids, no_starts = np.empty(0, np.uint32), np.empty(0, np.int64)
-        return np.concatenate([no_ids, *ids]), np.concatenate([no_starts, *starts])
+        return ids.take(), np.concatenate(starts)
 
     def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
         """Return an encoder that minds special tokens; the last one is kept."""

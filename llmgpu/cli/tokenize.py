@@ -11,6 +11,7 @@ import click
 
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.id_memory import ReusedMemory
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
 from llmgpu.bpe.tokens.encoding import encode_into
@@ -146,7 +147,7 @@ def _encode(
         tokens = 0
         try:
             if target is None:
-                for piece in encoder.encode(text):
+                for piece in encoder.encode(text, ReusedMemory().allocate):
                     tokens += len(piece.ids)
                     report("tokenizing", text.bytes_read, text.total_bytes)
             else:

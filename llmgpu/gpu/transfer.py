@@ -6,6 +6,7 @@ an extra copy; persistent mapped buffers move several times as much.
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from llmgpu.gpu.device import Device
 
 COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
-COPY_THREADS = 4  # more don't help: memory bandwidth is the limit
+COPY_THREADS = min(12, os.cpu_count() or 1)  # with more, memory is the limit
 _copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
 
 
@@ -81,7 +82,10 @@ class Staging:
 
 
 class Download:
-    """Host memory that the device copies into, kept and grown between uses."""
+    """Host memory that the device copies into, kept and grown between uses.
+
+    Nothing is a download, too: it may be recorded, begun and finished.
+    """
 
     def __init__(self, device: Device) -> None:
         """Allocate nothing yet."""
@@ -103,20 +107,31 @@ class Download:
         if self._pending is not None:
             raise RuntimeError("a download is under way in this memory")
         self._size = -(-nbytes // 4) * 4
-        self.reserve(self._size)
-        commands.copy(source.handle, self._buffer, self._size, source_offset=source.offset)
+        if nbytes:
+            self.reserve(self._size)
+            commands.copy(source.handle, self._buffer, self._size, source_offset=source.offset)
 
     def begin(self) -> None:
         """Ask for the memory once the copy is done, whose commands are submitted by now."""
-        self._pending = native.BufferMap(self._buffer, write=False, nbytes=self._size)
+        if self._size:
+            self._pending = native.BufferMap(self._buffer, write=False, nbytes=self._size)
 
     def finish(self, out: NDArray[np.uint8]) -> None:
         """Wait for the copy and move the first len(out) bytes into `out`."""
-        if self._pending is None:
-            raise RuntimeError("no download is under way in this memory")
+        if len(out) > self._size or (self._size and self._pending is None):
+            raise RuntimeError(f"no download of {len(out)} bytes is under way in this memory")
+        self._take(out)
+
+    def cancel(self) -> None:
+        """Give up what is under way, if anything is."""
+        self._take(np.empty(0, np.uint8))
+
+    def _take(self, out: NDArray[np.uint8]) -> None:
         mapped, self._pending = self._pending, None
+        if mapped is None:
+            return
         if not mapped.wait(self._device.handle):
-            raise DeviceError(f"{self._device.name} can't map {len(out)} bytes for reading")
+            raise DeviceError(f"{self._device.name} can't map {self._size} bytes for reading")
         parallel_copy(out, mapped.array()[: len(out)])
         mapped.unmap()
 

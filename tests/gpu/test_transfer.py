@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 from llmgpu.gpu import Device, Download, Staging
 
@@ -38,6 +39,26 @@ def test_downloads_grow_and_are_used_again(any_device: Device) -> None:
         download.start(source, size)
         download.finish(out)
         np.testing.assert_array_equal(out, data[:size])
+
+
+def test_a_download_is_given_up(any_device: Device) -> None:
+    buffer = any_device.create_buffer("numbers", 400)
+    any_device.write(buffer, np.full(100, 7, np.uint32))
+    download = Download(any_device)
+    download.cancel()
+    for _ in range(2):
+        download.start(buffer, 400)
+        download.cancel()
+    with pytest.raises(RuntimeError, match="no download"):
+        download.finish(np.empty(4, np.uint8))
+    download.start(buffer, 0)
+    download.finish(np.empty(0, np.uint8))
+    download.start(buffer, 400)
+    with pytest.raises(RuntimeError, match="no download of 404 bytes"):
+        download.finish(np.empty(404, np.uint8))
+    out = np.empty(50, np.uint32)
+    download.finish(out.view(np.uint8))
+    assert (out == 7).all()
 
 
 def test_a_download_holds_what_was_there_when_it_was_submitted(any_device: Device) -> None:

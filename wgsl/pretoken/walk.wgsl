@@ -6,15 +6,20 @@
 //                                     behind `stop` if it is that far
 //   fn is_sign(category: u32) -> bool whether this always starts a pre-token behind a letter
 //
-// A thread looks at most REACH bytes far, back and ahead. Where that is not enough it counts itself
-// as undecided, and the bits of the whole text are worthless.
+// A thread looks at most REACH bytes far, back and ahead. Where that is not enough its bits are
+// wrong, and its segment is listed as undecided.
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
 //!include pretoken/unicode.wgsl
 
 override REACH: u32 = 4096u;
 
-@group(0) @binding(5) var<storage, read_write> undecided: atomic<u32>;
+struct Undecided {
+    count: atomic<u32>,
+    segments: array<u32>, // in no order
+}
+
+@group(0) @binding(5) var<storage, read_write> undecided: Undecided;
 
 const NOTHING: u32 = 15u; // the category of what is behind the end of a document
 const PLAIN_SPACE: u32 = 0x20u;
@@ -134,9 +139,10 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
 fn is_certain(position: i32) -> bool {
     let byte = text_byte(position);
     if ((byte & 0xC0u) == 0x80u) { return false; }
+    let own = character_at(position).x;
+    if (is_newline(text_byte(position - 1))) { return own != WHITE_SPACE && byte != SLASH; }
     let before = category_before(position);
     if (before != NUMBER_CATEGORY && !is_letter(before)) { return false; }
-    let own = character_at(position).x;
     if (before == NUMBER_CATEGORY) { return own != NUMBER_CATEGORY; }
     return own == NUMBER_CATEGORY || own == WHITE_SPACE || (byte != APOSTROPHE && is_sign(own));
 }
@@ -167,6 +173,6 @@ fn mark_segment(segment: u32) {
     }
     start_bits[segment] = bits;
     if (too_far) {
-        atomicAdd(&undecided, 1u);
+        undecided.segments[atomicAdd(&undecided.count, 1u)] = segment;
     }
 }

@@ -22,6 +22,7 @@ from llmgpu.bench.measuring.times import repeat, summarize, timed
 from llmgpu.bench.text.bpe_train import train_file
 from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.id_memory import CollectedIds
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.bpe.tokens.encoding import encode_into
@@ -200,8 +201,10 @@ class TokenizingBench:
 
 def encode_all(encoder: Encoder, data: bytes) -> NDArray[np.uint32]:
     """Return the ids of one document that is in memory."""
-    pieces = [piece.ids for piece in encoder.encode(corpus_from_bytes(data))]
-    return np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+    ids = CollectedIds(len(data))
+    for piece in encoder.encode(corpus_from_bytes(data), ids.allocate):
+        ids.append(piece.ids)
+    return ids.take()
 
 
 def measure_tokenizing(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,14 @@ from llmgpu.bpe.text.slices import TextSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
 from llmgpu.errors import InputError
+
+# Gives memory for so many ids, uint32 (n,), whose contents are undefined.
+Allocate = Callable[[int], NDArray[np.uint32]]
+
+
+def new_ids(count: int) -> NDArray[np.uint32]:
+    """Return memory of its own for `count` ids."""
+    return np.empty(count, np.uint32)
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,11 @@ class EncodedSlice:
 class Encoder(Protocol):
     """What `open_encoder` returns."""
 
-    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order, each piece as soon as it is done.
+
+        allocate: gives memory for a piece's ids, at most once before each piece; an encoder that
+            has them in memory already may do without.
 
         Raises:
             InputError: a byte has no token and the vocabulary no unknown token; or the source's.

@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.encoding.encoder import EncodedSlice, no_token_error, token_spans
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    EncodedSlice,
+    new_ids,
+    no_token_error,
+    token_spans,
+)
 from llmgpu.bpe.encoding.words_numpy import SliceEncoder, make_matcher, stream_lookahead
 from llmgpu.bpe.patterns.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.text.slices import Slice, SliceReader, TextSource
@@ -126,9 +132,9 @@ class GpuEncoder:
         """Encode a slice that the device can't; offset: of the slice in the whole text."""
         return self._host.encode(piece, 0, offset)[0]
 
-    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        return _Run(self, source).slices()
+        return _Run(self, source, allocate).slices()
 
 
 @dataclass(frozen=True)
@@ -248,20 +254,18 @@ class _Slot:
         buffer[: piece.length] = self._device.read(self._input, piece.length, np.uint8)
         return replace(piece, buffer=buffer)
 
-    def fetch(self, state: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the ids of a slice, whose final state this is."""
-        ids = np.empty(int(state[STATE_TOTAL]), np.uint32)
+    def fetch(self, ids: NDArray[np.uint32]) -> None:
+        """Write the slice's ids to `ids`, which has room for just these."""
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
-        return ids
 
 
 class _Run:
     """One text on its way through an encoder's slots."""
 
-    def __init__(self, encoder: GpuEncoder, source: TextSource) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: GpuEncoder, source: TextSource, allocate: Allocate) -> None:
+        self._encoder, self._allocate = encoder, allocate
         self._reader = SliceReader(source, encoder._vocabulary.pattern, encoder._lookahead)
         self._lengths = token_spans(encoder._vocabulary)
         self._carry = 0  # position of the first token of the next slice collected
@@ -286,7 +290,8 @@ class _Run:
             encoded = self._encoder.encode_on_host(slot.read_slice(piece), self._offset)
             self._offset += piece.main_end
             return encoded
-        ids = slot.fetch(state)
+        ids = self._allocate(int(state[STATE_TOTAL]))
+        slot.fetch(ids)
         if state[STATE_UNMATCHED] != NONE:
             offset = self._offset + int(state[STATE_UNMATCHED])
             raise no_token_error(int(state[STATE_UNMATCHED_BYTE]), offset)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import EncodedSlice, Encoder, NoTokenError
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
 from llmgpu.bpe.encoding.special_search import (
     DOCUMENT,
     Boundaries,
@@ -138,7 +138,7 @@ class _SpecialEncoder:
         self._around = around
         self._block_bytes = block_bytes
 
-    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
         Raises InputError for a disallowed special token, too.

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
-from llmgpu.bpe.encoding.encoder import EncodedSlice, no_token_error, token_spans
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    EncodedSlice,
+    new_ids,
+    no_token_error,
+    token_spans,
+)
 from llmgpu.bpe.encoding.matching import Words
 from llmgpu.bpe.encoding.pair_ranks import byte_ids, pair_ranks
 from llmgpu.bpe.encoding.words_numpy import SliceEncoder
@@ -41,6 +47,7 @@ LONG_WORD = 0xFFFFFFFE  # in wgsl/encode/params.wgsl
 BYTE_VECTORS = 64  # in wgsl/encode/02_merge.wgsl
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
+MORE_IDS = 1.05  # copied with a slice, as a multiple of what the last one makes expect
 FREE = 0xFFFFFFFF  # rank of a free slot, in wgsl/encode/02_merge.wgsl
 
 
@@ -102,6 +109,7 @@ class GpuWordEncoder:
         self._shared = self._make_shared_buffers()
         self._idle = [_Slot(self) for _ in range(SLOTS)]  # kept from one text to the next
         self._empty = True
+        self._ids_per_byte = 0.0  # of the slice fetched last
 
     def _make_shared_buffers(self) -> dict[str, Buffer]:
         """Make the buffers that a slice needs only while it is computed."""
@@ -122,7 +130,7 @@ class GpuWordEncoder:
             self._device.write(buffers[name], array)
         return buffers
 
-    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
         slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
         reader = SliceReader(source, self._vocabulary.pattern)
@@ -132,7 +140,7 @@ class GpuWordEncoder:
             if piece.oversized:
                 yield self._host.encode(piece, 0, offset)[0]
             else:
-                yield self._fetch(slot, piece, self._finish(slot), offset)
+                yield self._fetch(slot, piece, self._finish(slot), offset, allocate)
             offset += piece.main_end
             self._empty = False
         self._idle = slots
@@ -154,10 +162,21 @@ class GpuWordEncoder:
             before, state = pending, slot.collect()
         return state
 
-    def _fetch(self, slot: _Slot, piece: Slice, state: NDArray[Any], offset: int) -> EncodedSlice:
-        ids, starts = slot.fetch(int(state["tokens"]), len(piece.document_starts))
+    def expected_ids(self, text_bytes: int) -> int:
+        """Return how many ids to copy with so much text, before it is known how many it has."""
+        return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
+
+    def _fetch(
+        self, slot: _Slot, piece: Slice, state: NDArray[Any], offset: int, allocate: Allocate
+    ) -> EncodedSlice:
+        tokens = int(state["tokens"])
+        self._ids_per_byte = tokens / max(1, piece.main_end)
         if state["long"]:
-            ids, starts = self._insert_long_words(ids, starts, slot.read_long_words(self._longest))
+            ids, starts = slot.fetch(new_ids(tokens))
+            words = slot.read_long_words(self._longest)
+            ids, starts = self._insert_long_words(ids, starts, words, allocate)
+        else:
+            ids, starts = slot.fetch(allocate(tokens))
         if self._has_gaps and (ids == NO_TOKEN).any():
             before = ids[: np.argmax(ids == NO_TOKEN)]
             position = int(token_spans(self._vocabulary)[before].sum())
@@ -165,7 +184,11 @@ class GpuWordEncoder:
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     def _insert_long_words(
-        self, ids: NDArray[np.uint32], starts: NDArray[np.int64], words: list[NDArray[np.uint8]]
+        self,
+        ids: NDArray[np.uint32],
+        starts: NDArray[np.int64],
+        words: list[NDArray[np.uint8]],
+        allocate: Allocate,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Put the tokens of long words in their places; return ids and document starts."""
         lengths = np.array([len(word) for word in words])
@@ -182,7 +205,8 @@ class GpuWordEncoder:
             pieces += [ids[behind:place], matches.ids[begin:end]]
             behind = place + 1
         gained = np.concatenate([np.zeros(1, np.int64), last - np.arange(1, len(last) + 1)])
-        result = np.concatenate([*pieces, ids[behind:]])
+        result = allocate(len(ids) + int(gained[-1]))
+        np.concatenate([*pieces, ids[behind:]], out=result)
         return result, starts + gained[np.searchsorted(places, starts)]
 
     @cached_property
@@ -214,7 +238,8 @@ class _Slot(WordSlot):
         )
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
         self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # a token has four bytes, or three
-        self._documents = 0
+        self._documents = 0  # of the slice submitted last
+        self._copied = 0  # ids of it that are copied in any case
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -235,6 +260,8 @@ class _Slot(WordSlot):
 
     def run_again(self) -> None:
         """Submit the slice once more; what is in the table by now is found there."""
+        self._ids_copy.cancel()
+        self._starts_copy.cancel()
         commands = self.device.record()
         self.all_pending(commands)
         self._record(commands)
@@ -256,26 +283,21 @@ class _Slot(WordSlot):
         commands.dispatch(emit, groups)
         if self._documents:
             commands.dispatch(document_starts, -(-self._documents // encoder._wg))
+        self._copied = encoder.expected_ids(self.main_end)
+        self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
+        self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
         self.submit_with_state(commands, table)
+        self._ids_copy.begin()
+        self._starts_copy.begin()
 
-    def fetch(self, tokens: int, documents: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the slice's ids, and where in them documents begin."""
-        ids, starts = np.empty(tokens, np.uint32), np.empty(documents, np.uint32)
-        copies = [
-            (copy, self.buffers[name], array)
-            for copy, name, array in (
-                (self._ids_copy, "output", ids),
-                (self._starts_copy, "documents", starts),
-            )
-            if len(array)
-        ]
-        commands = self.device.record()
-        for copy, buffer, array in copies:
-            copy.record(commands, buffer, array.nbytes)
-        self.device.submit(commands)
-        for copy, _, array in copies:
-            copy.begin()
-            copy.finish(array.view(np.uint8))
+    def fetch(self, ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Write the slice's ids to `ids`; return these, and where in them documents begin."""
+        starts = np.empty(self._documents, np.uint32)
+        if len(ids) > self._copied:
+            self._ids_copy.cancel()
+            self._ids_copy.start(self.buffers["output"], ids.nbytes)
+        self._ids_copy.finish(ids.view(np.uint8))
+        self._starts_copy.finish(starts.view(np.uint8))
         return ids, starts.astype(np.int64)
 
 

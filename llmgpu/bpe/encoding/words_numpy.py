@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
 from llmgpu.bpe.encoding.encoded_words import EncodedWords
-from llmgpu.bpe.encoding.encoder import EncodedSlice, no_token_error, token_spans
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    EncodedSlice,
+    new_ids,
+    no_token_error,
+    token_spans,
+)
 from llmgpu.bpe.encoding.greedy_matching import GreedyMatcher
 from llmgpu.bpe.encoding.matching import Matcher, Words
 from llmgpu.bpe.encoding.safe_cuts import SafeCuts
@@ -56,7 +62,7 @@ class NumpyEncoder:
         self._threads = threads
         self._slices = SliceEncoder(vocabulary, matcher)
 
-    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order, each slice's as soon as it is read and done.
 
         Raises:

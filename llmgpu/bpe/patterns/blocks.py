@@ -87,35 +87,48 @@ def last_set(flags: NDArray[np.bool_]) -> int:
     return 0
 
 
-_LETTER, _ENDS_WORD = 1, 2
+_KINDS = 7
+_OTHER, _LETTER, _NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH = range(_KINDS)
 
 
 def _code_table() -> CodeTable:
-    by_class = [0] * 7
-    for letter in (
-        unicode_classes.UPPERCASE,
-        unicode_classes.LOWERCASE,
-        unicode_classes.OTHER_LETTER,
-    ):
-        by_class[letter] = _LETTER
-    by_class[unicode_classes.WHITE_SPACE] = _ENDS_WORD
-    by_class[unicode_classes.OTHER] = _ENDS_WORD
-    return CodeTable(by_class, {"'": 0})  # it may belong to a contraction
+    by_class = [_OTHER] * _KINDS
+    by_class[unicode_classes.UPPERCASE] = _LETTER
+    by_class[unicode_classes.LOWERCASE] = _LETTER
+    by_class[unicode_classes.OTHER_LETTER] = _LETTER
+    by_class[unicode_classes.NUMBER] = _NUMBER
+    by_class[unicode_classes.WHITE_SPACE] = _SPACE
+    by_class[unicode_classes.OTHER] = _SIGN
+    own = {"'": _OTHER, "\n": _NEWLINE, "\r": _NEWLINE, "/": _SLASH}
+    return CodeTable(by_class, own)
+
+
+def _certain_starts() -> NDArray[np.bool_]:
+    """Return whether a pre-token starts between two kinds, whatever is around: bool (7, 7).
+
+    Other kinds are marks, which go with letters in some patterns, and the apostrophe, with which a
+    contraction begins. A slash may go with newlines before it.
+    """
+    certain = np.zeros((_KINDS, _KINDS), np.bool_)
+    certain[_LETTER, [_NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH]] = True
+    certain[_NUMBER] = True
+    certain[_NUMBER, _NUMBER] = False
+    certain[_NEWLINE, [_OTHER, _LETTER, _NUMBER, _SIGN]] = True
+    return certain
 
 
 _CODES = _code_table()
+_CERTAIN_STARTS = _certain_starts()
 
 
 def _sync_point(data: NDArray[np.uint8]) -> int:
     """Return a position at which a pre-token starts whatever is around the text, or -1.
 
-    That is behind a letter, at white space or a sign other than an apostrophe or a mark.
-
     data: uint8 (n,), n > 0, within one document; it may begin inside of a character.
     """
     codes = np.frombuffer(data.tobytes().translate(_CODES.of_bytes), np.uint8)
     positions, codes = decode(data, codes.copy(), _CODES)
-    found = np.flatnonzero((codes[:-1] == _LETTER) & (codes[1:] == _ENDS_WORD)) + 1
+    found = np.flatnonzero(_CERTAIN_STARTS[codes[:-1], codes[1:]]) + 1
     found = positions[found]
     found = found[found < len(data) - _INCOMPLETE]
     return int(found[0]) if len(found) else -1

@@ -182,6 +182,31 @@ def start_mask(
     return mask
 
 
+def start_mask_between(
+    text: NDArray[np.uint8],
+    pattern: str,
+    document_starts: NDArray[np.int64],
+    begin: int,
+    end: int,
+    *,
+    closed: bool = False,
+) -> NDArray[np.bool_]:
+    """Return the part [begin, end) of what `start_mask` gives, looking only around there.
+
+    Where that is undecided, the result is, too. Returns bool (end - begin,).
+    """
+    first = last_start(text[:begin], pattern, document_starts)
+    begun = document_starts[document_starts >= first] - first
+    behind = _WINDOW
+    while True:
+        part = text[first : min(len(text), end + behind)]
+        is_rest = first + len(part) == len(text)
+        if is_rest or first + last_start(part, pattern, begun) >= end:
+            mask = start_mask(part, pattern, begun, closed=closed and is_rest)
+            return mask[begin - first : end - first]
+        behind *= 2
+
+
 def last_start(
     text: NDArray[np.uint8],
     pattern: str,

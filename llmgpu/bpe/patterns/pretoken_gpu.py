@@ -1,8 +1,7 @@
 """Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
 
 Kernels of the patterns over runs look a few thousand bytes far, so a text may have runs that they
-can't tell apart: they count in `undecided` where that happens. Then the starts of that slice must
-be found by `pattern.start_mask` and uploaded instead.
+can't tell apart: they list in `undecided` where that is. There the host marks instead.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.patterns.cl100k import VARIANTS
-from llmgpu.bpe.patterns.pattern import REGEX_PREFIX, get_pattern, start_mask
+from llmgpu.bpe.patterns.pattern import REGEX_PREFIX, get_pattern, start_mask_between
 from llmgpu.bpe.patterns.unicode_classes import code_point_classes
 from llmgpu.bpe.text.slices import Slice
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
@@ -26,6 +25,7 @@ PARAMS = np.dtype(
     ]
 )  # PretokenParams in wgsl/pretoken/params.wgsl
 SEGMENT_BYTES = 32  # bytes of text that a thread marks
+PART_BYTES = 1 << 16  # of text marked at a time by the host: parts are uploaded at aligned offsets
 BLOCK = 256  # code points that share an entry of the first level, see wgsl/pretoken/unicode.wgsl
 
 
@@ -33,8 +33,8 @@ class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
-    undecided: on the device, a u32: if it is not 0 when that slice is marked, its bits are wrong,
-        and `mark_on_host` is to be called.
+    undecided: on the device, u32: how many segments of that slice have wrong bits, then which; if
+        there are any, `mark_on_host` is to be called.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GpuPretokenizer:
         names = {binding.name for binding in self._kernel.bindings}
         if "unicode_classes" in names:
             self._buffers["unicode_classes"] = _upload_classes(device)
-        self.undecided = device.create_buffer("undecided", 4)
+        self.undecided = device.create_buffer("undecided", 4 + size)
         if "undecided" in names:
             self._buffers["undecided"] = self.undecided
         self._bound: BoundKernel | None = None
@@ -96,12 +96,28 @@ class GpuPretokenizer:
         commands.dispatch(self._bound, groups)
 
     def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
-        """Mark the starts of a slice, whose text this is, in place of what the kernel made."""
-        mask = start_mask(text, self._pattern, piece.boundaries, closed=piece.closed)
-        padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
-        padded[: len(mask)] = mask
-        self._device.write(self.start_bits, np.packbits(padded, bitorder="little"))
+        """Mark the starts that the kernel could not, in a slice, whose text this is."""
+        for begin, end in self._undecided_spans(len(text)):
+            mask = start_mask_between(
+                text, self._pattern, piece.boundaries, begin, end, closed=piece.closed
+            )
+            padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+            padded[: len(mask)] = mask
+            bits = np.packbits(padded, bitorder="little")
+            self._device.write(self.start_bits.view(begin // 8, len(bits)), bits)
         self._device.write(self.undecided, np.zeros(1, np.uint32))
+
+    def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
+        """Return where to mark, each span with all that is undecided next to one another."""
+        if self._by_host:
+            return [(0, length)]
+        count = int(self._device.read(self.undecided, 1, np.uint32)[0])
+        segments = self._device.read(self.undecided, 1 + count, np.uint32)[1:]
+        parts = np.unique(segments // (PART_BYTES // SEGMENT_BYTES)).astype(np.int64)
+        first = np.flatnonzero(np.diff(parts, prepend=-2) > 1)
+        last = np.append(first[1:], len(parts)) - 1
+        begins, ends = parts[first] * PART_BYTES, (parts[last] + 1) * PART_BYTES
+        return list(zip(begins.tolist(), np.minimum(ends, length).tolist(), strict=True))
 
 
 def _pattern_kernel(device: Device, pattern: str, workgroup_size: int) -> Kernel:

@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import EncodedSlice, Encoder
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.text.documents import Chunk
 from llmgpu.bpe.text.slices import TextSource
 from llmgpu.bpe.text.text_filter import LEAST_BYTES, FilteredSource
@@ -40,9 +40,10 @@ class NormalizingEncoder:
         self._encoder = encoder
         self._block_bytes = block_bytes
 
-    def encode(self, source: TextSource) -> Iterator[EncodedSlice]:
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        return self._encoder.encode(FilteredSource(source, NfcFilter(), self._block_bytes))
+        filtered = FilteredSource(source, NfcFilter(), self._block_bytes)
+        return self._encoder.encode(filtered, allocate)
 
 
 class NfcFilter:

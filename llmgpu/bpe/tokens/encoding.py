@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.id_memory import ReusedMemory
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.run_facts import FILES, Run, file_facts
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
@@ -20,7 +21,8 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
     progress: called with the bytes of the sources that were read, phase "tokenizing".
     Raises what the encoder, the corpus and the sink raise.
     """
-    for piece in encoder.encode(text):
+    memory = ReusedMemory()  # a sink is done with ids when it returns
+    for piece in encoder.encode(text, memory.allocate):
         sink.write(
             piece.ids,
             piece.document_starts,

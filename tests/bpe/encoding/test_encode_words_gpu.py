@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import words_gpu as encode_words_gpu
 from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.id_memory import RESERVED_FROM, CollectedIds
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK
 from llmgpu.bpe.encoding.words_gpu import BYTE_VECTORS, LONG_WORD, LONGEST, GpuWordEncoder
 from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
@@ -116,6 +117,28 @@ def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
     encoder = GpuWordEncoder(any_device, vocabulary, slice_bytes, first_words=64)
     assert encode(encoder, documents) == expected
     assert b"".join(vocabulary.decode(np.array(ids)) for ids in expected) == text
+
+
+def test_texts_whose_tokens_become_shorter_and_longer(any_device: Device) -> None:
+    """What is copied along with a slice may be too little, and more than there is."""
+    vocabulary = train(b"abcdefgh " * 1000)
+    text = (b"abcdefgh" * 500 + b" 0123456789" * 400 + b"abcdefgh " * 20) * 3
+    expected = encode(NumpyEncoder(vocabulary), [text])
+    encoder = GpuWordEncoder(any_device, vocabulary, 1000, first_words=64)
+    assert encode(encoder, [text]) == encode(encoder, [text]) == expected
+
+
+def test_ids_are_put_where_the_caller_says(any_device: Device) -> None:
+    text = hostile_text(2, 100_000)
+    vocabulary = train(text)
+    ids = CollectedIds(RESERVED_FROM)
+    encoder = GpuWordEncoder(any_device, vocabulary, 20_000)
+    for piece in encoder.encode(corpus_from_bytes(text), ids.allocate):
+        place = ids.allocate(len(piece.ids))
+        assert piece.ids.ctypes.data == place.ctypes.data
+        ids.append(piece.ids)
+    [expected] = encode(NumpyEncoder(vocabulary), [text])
+    assert ids.take().tolist() == expected
 
 
 def test_a_byte_without_a_token_is_named(device: Device) -> None:

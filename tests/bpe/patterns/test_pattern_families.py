@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.patterns import blocks as pattern_blocks
-from llmgpu.bpe.patterns.pattern import PATTERNS, last_start, start_mask
+from llmgpu.bpe.patterns import characters
+from llmgpu.bpe.patterns import pattern as pattern_module
+from llmgpu.bpe.patterns.pattern import PATTERNS, last_start, start_mask, start_mask_between
 from tests.reference import bpe as reference
 
 FAMILIES = sorted(set(PATTERNS) - {"class", "gpt2", "none"})
@@ -147,10 +151,46 @@ def test_the_last_start_holds_whatever_follows(
 
 
 @pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - {"none"}))
+@given(documents=DOCUMENTS, closed=st.booleans(), data=st.data())
+def test_a_part_of_a_mask_is_found_from_what_is_around(
+    pattern: str, documents: list[bytes], closed: bool, data: st.DataObject
+) -> None:
+    text, starts = np.frombuffer(b"".join(documents), np.uint8), begins_of(documents)
+    decided = len(text) if closed else last_start(text, pattern, starts)
+    end = data.draw(st.integers(0, decided))
+    begin = data.draw(st.integers(0, end))
+    window = data.draw(st.sampled_from([1, 16, 1 << 12]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pattern_blocks, "_WINDOW", window)
+        patch.setattr(pattern_module, "_WINDOW", window)
+        part = start_mask_between(text, pattern, starts, begin, end, closed=closed)
+    np.testing.assert_array_equal(part, start_mask(text, pattern, starts)[begin:end])
+
+
+@pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - {"none"}))
 @pytest.mark.parametrize("sentence", ["It's 12 words, or so.\n", "漢字を書く。\r\n", "не́ был "])
 def test_the_last_start_is_near_the_end_of_plain_text(pattern: str, sentence: str) -> None:
     data = np.frombuffer((sentence * 5000).encode(), np.uint8)
     assert len(data) - last_start(data, pattern, np.zeros(1, np.int64)) <= 40
+
+
+@pytest.mark.parametrize("line", ["12\n", "1 2 34,56\n", '"\u2588\u2581", \n', "-- --\r\n"])
+@pytest.mark.parametrize("pattern", FAMILIES)
+def test_starts_are_certain_without_letters(pattern: str, line: str) -> None:
+    data = np.frombuffer((line * 5000).encode() + b"!" * 100, np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pattern_blocks, "decode", decode_at_most(9000))
+        assert len(data) - last_start(data, pattern, np.zeros(1, np.int64)) <= 120
+
+
+def decode_at_most(limit: int) -> Callable[..., Any]:
+    """Return `decode` that refuses more bytes than a window or two."""
+
+    def checked(text: NDArray[np.uint8], *others: Any) -> Any:
+        assert len(text) <= limit
+        return characters.decode(text, *others)
+
+    return checked
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
