@@ -42,6 +42,7 @@ SOFTWARE_LOOP_ITERATIONS = 60_000
 HARDWARE_LOOP_ITERATIONS = 1 << 22
 SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
 UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
+IDLE_DOWNLOADS = 2  # that are kept, because making them takes longer than copying
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -91,6 +92,7 @@ class Device:
         self.timing = False
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._idle_downloads: list[Download] = []  # memory for the next reads
         self.source_choices = {"scan": "common/scan_shared.wgsl"}
         self.subgroup_size = self._probe_subgroups() if "subgroup" in self.features else 0
         if self.subgroup_size:
@@ -214,9 +216,11 @@ class Device:
         """Return the first `count` elements of a buffer, after all submitted work."""
         out = np.empty(count, dtype)
         if count:
-            download = Download(self)
+            download = self._idle_downloads.pop() if self._idle_downloads else Download(self)
             download.start(buffer, out.nbytes)
             download.finish(out.view(np.uint8))
+            if len(self._idle_downloads) < IDLE_DOWNLOADS and out.nbytes <= UPLOAD_PIECE:
+                self._idle_downloads.append(download)
         return out
 
     def _probe_subgroups(self) -> int:

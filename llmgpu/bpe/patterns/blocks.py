@@ -6,6 +6,7 @@ what was before. So blocks are cut there, and a rule sees each of them as a text
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,8 @@ from llmgpu.bpe.patterns.characters import CodeTable, decode
 
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
+_PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start is looked for
+_PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
 _INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
 
 # Takes text, uint8 (n,), that begins with a pre-token, and positions of bytes in it that are no
@@ -57,6 +60,9 @@ def last_start_of(text: NDArray[np.uint8], begin: int, rule: Rule, *, closed: bo
     text: uint8 (n,). begin: where its last document begins, less than n; or 0, where a pre-token
     starts. closed: whether that document ends with the text.
     """
+    plain = _last_plain_start(text[max(begin, len(text) - _PLAIN_WINDOW) :])
+    if plain:
+        return len(text) - plain
     size = _WINDOW
     while True:
         low = max(begin, len(text) - size)
@@ -72,6 +78,16 @@ def last_start_of(text: NDArray[np.uint8], begin: int, rule: Rule, *, closed: bo
             known = len(data) - 1 if closed else decided
             return start + max(0, last_set(marked[:known]))
         size *= 2
+
+
+def _last_plain_start(end: NDArray[np.uint8]) -> int:
+    """Return how far before the end of a text a space follows an ASCII letter last, 0 if none does.
+
+    A pre-token certainly starts at such a space, and most texts have many.
+    """
+    window = end.tobytes()
+    found = _PLAIN_START.search(window[::-1])
+    return found.start() + 1 if found else 0
 
 
 def last_set(flags: NDArray[np.bool_]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import cycle
 
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_memory import ReusedMemory
@@ -21,15 +23,22 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
     progress: called with the bytes of the sources that were read, phase "tokenizing".
     Raises what the encoder, the corpus and the sink raise.
     """
-    memory = ReusedMemory()  # a sink is done with ids when it returns
-    for piece in encoder.encode(text, memory.allocate):
-        sink.write(
-            piece.ids,
-            piece.document_starts,
-            text_bytes=piece.text_bytes,
-            closed=piece.closed,
-        )
-        progress("tokenizing", text.bytes_read, text.total_bytes)
+    memory = cycle([ReusedMemory(), ReusedMemory()])  # one is written while one is filled
+    written: Future[None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as writing:
+        for piece in encoder.encode(text, lambda count: next(memory).allocate(count)):
+            if written is not None:
+                written.result()
+            written = writing.submit(
+                sink.write,
+                piece.ids,
+                piece.document_starts,
+                text_bytes=piece.text_bytes,
+                closed=piece.closed,
+            )
+            progress("tokenizing", text.bytes_read, text.total_bytes)
+        if written is not None:
+            written.result()
 
 
 def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:

@@ -46,9 +46,6 @@ TABLE_BYTES = 4 << 30  # a table that would need more is emptied
 SLOT_BYTES = 20  # key and claim of a slot
 GROUPS, SOFTWARE_GROUPS = 512, 64
 INSERTION = ("claim", "number")  # kernels that follow the one that looks words up
-_BYTE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_LOWEST_BIT = _BYTE_BITS.argmax(axis=1)
-_HIGHEST_BIT = 7 - _BYTE_BITS[:, ::-1].argmax(axis=1)
 
 
 def prepare_kernels(
@@ -281,24 +278,31 @@ class WordSlot:
         bits = self.device.read(starts, -(-self.main_end // 8), np.uint8)
         if self.main_end % 8:
             bits[-1] &= (1 << self.main_end % 8) - 1
-        return _long_words(text, bits, longest)
+        return long_words(text, bits, longest)
 
 
-def _long_words(
+def long_words(
     text: NDArray[np.uint8], start_bits: NDArray[np.uint8], longest: int
 ) -> list[NDArray[np.uint8]]:
-    """Return the words of more than `longest` bytes, 16 or more.
+    """Return the words of more than `longest` bytes, 128 or more.
 
-    text: uint8 (n,), from the start of a word to the end of one.
+    text: uint8 (n,), n > 0, from the start of a word to the end of one.
     start_bits: uint8, a bit for each of these bytes, none behind.
     """
-    # Words of this length leave whole bytes of bits empty, so nothing else is looked at.
-    occupied = np.flatnonzero(start_bits)
-    before = np.flatnonzero(np.diff(occupied) * 8 > longest - 8)
-    before = np.append(before, len(occupied) - 1)
-    starts = occupied[before] * 8 + _HIGHEST_BIT[start_bits[occupied[before]]]
-    behind = occupied[before[:-1] + 1]
-    ends = np.append(behind * 8 + _LOWEST_BIT[start_bits[behind]], len(text))
-    long = ends - starts > longest
-    spans = zip(starts[long].tolist(), ends[long].tolist(), strict=True)
-    return [text[start:end] for start, end in spans]
+    # Words of this length leave groups of bits empty, so only what is around such is looked at.
+    groups = np.zeros(-(-len(start_bits) // 8), "<u8")
+    groups.view(np.uint8)[: len(start_bits)] = start_bits
+    empty = np.flatnonzero(groups == 0)
+    first = empty[np.diff(empty, prepend=-1) > 1]
+    last = empty[np.diff(empty, append=len(groups) + 1) > 1]
+    enough = last - first + 1 >= (longest - 63) // 64
+    words = []
+    for group, behind in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
+        start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
+        end = len(text)
+        if behind < len(groups):
+            bits = int(groups[behind])
+            end = 64 * behind + (bits & -bits).bit_length() - 1
+        if end - start > longest:
+            words.append(text[start:end])
+    return words

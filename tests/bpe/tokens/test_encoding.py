@@ -1,0 +1,73 @@
+"""Encoding a corpus into a sink, which writes while the next piece is encoded."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
+from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.tokens.encoding import encode_into
+from llmgpu.bpe.tokens.files import TokenSink
+from llmgpu.errors import OutputError
+from llmgpu.progress import no_progress
+from tests.bpe.encoding.test_encode_words_gpu import hostile_text, train
+
+
+class Collecting(TokenSink):
+    """Keeps what it gets, and fails at the piece with this number."""
+
+    def __init__(self, failing: int = -1) -> None:
+        super().__init__()
+        self.pieces: list[NDArray[np.uint32]] = []
+        self.text_bytes = 0
+        self._failing = failing
+
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        if len(self.pieces) == self._failing:
+            raise OutputError("no room")
+        self.pieces.append(ids.copy())
+        self.text_bytes += text_bytes
+
+    def close(self) -> None:
+        raise AssertionError("that is for who opened the sink")
+
+    abort = close
+
+
+def test_all_ids_are_written_in_order() -> None:
+    text = hostile_text(3, 50_000)
+    vocabulary = train(text)
+    sink = Collecting()
+    encode_into(sink, NumpyEncoder(vocabulary, 1000), corpus_from_bytes(text), no_progress)
+    assert len(sink.pieces) > 10
+    assert sink.text_bytes == len(text)
+    assert vocabulary.decode(np.concatenate(sink.pieces)) == text
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_what_a_sink_raises_ends_the_encoding(failing: int) -> None:
+    text = hostile_text(3, 50_000)
+    encoder = NumpyEncoder(train(text), 1000)
+    threads = threading.active_count()
+    sink = Collecting(failing)
+    with pytest.raises(OutputError, match="no room"):
+        encode_into(sink, encoder, corpus_from_bytes(text), no_progress)
+    assert len(sink.pieces) == failing
+    assert threading.active_count() == threads
+
+
+def test_what_fails_last_is_raised_too() -> None:
+    vocabulary = train(b"abc " * 100)
+    with pytest.raises(OutputError, match="no room"):
+        encode_into(Collecting(0), NumpyEncoder(vocabulary), corpus_from_bytes(b"abc"), no_progress)
