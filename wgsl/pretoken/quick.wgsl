@@ -1,8 +1,9 @@
 // Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
 // runs is that of llmgpu/bpe/patterns/runs.py.
 //
-// Known are the 16 bytes before and the 16 behind, too. Runs that may reach further, characters
-// beyond ASCII and ends of documents are left to the walk.
+// Known are the 16 bytes before and the 16 behind, too, or 32 where the segment ends in a run of
+// spaces that is longer. Runs that may reach further, characters beyond ASCII and ends of documents
+// are left to the walk.
 //
 // The kernel that includes this has
 //   fn with_contractions(runs: u32, segment: u32, near: Near) -> u32   the starts, from those of
@@ -32,7 +33,7 @@ struct Sets {
 struct Near {
     before: Sets, // only of the last BESIDE_BYTES
     own: Sets,
-    next: Sets, // only of the first BESIDE_BYTES
+    next: Sets, // only of the first BESIDE_BYTES, or all
 }
 
 // What is in some words of a segment.
@@ -143,26 +144,30 @@ fn run_starts(near: Near) -> u32 {
     return other.y | (own.letter & ~joined) | numbers | space_starts(near);
 }
 
+// Whether spaces at the end of a segment go on over the next bytes, so many.
+fn spaces_go_on(own: Sets, next: Sets, bytes: u32) -> bool {
+    let ends_in_space = ((own.space & ~own.newline) >> 31u) != 0u;
+    return ends_in_space && countTrailingZeros(~next.space) >= bytes;
+}
+
 // Whether a segment and what is beside it are plain, in one document and in no long run.
 fn is_quick(segment: u32, near: Near) -> bool {
     if ((near.before.wide | near.own.wide | near.next.wide) != 0u) { return false; }
     let documents = document_word(segment - 1u) | document_word(segment)
         | document_word(segment + 1u);
-    let long = max(
-        countLeadingZeros(~near.before.number),
-        max(countLeadingZeros(~near.before.newline), countTrailingZeros(~near.next.space)),
-    );
-    return documents == 0u && long < BESIDE_BYTES && !is_special(near);
+    let number_before = select(0u, countLeadingZeros(~near.before.number), (near.own.number & 1u) != 0u);
+    let long = max(number_before, countLeadingZeros(~near.before.newline));
+    return documents == 0u && long < BESIDE_BYTES && !spaces_go_on(near.own, near.next, 32u)
+        && !is_special(near);
 }
 
 // Marks a segment, or gives false if it must be walked.
 fn mark_quickly(segment: u32) -> bool {
     if (segment == 0u || (segment + 2u) * 32u > params.length) { return false; }
-    let near = Near(
-        sets_of(segment - 1u, 8u - BESIDE_WORDS, 8u),
-        sets_of(segment, 0u, 8u),
-        sets_of(segment + 1u, 0u, BESIDE_WORDS),
-    );
+    let own = sets_of(segment, 0u, 8u);
+    var next = sets_of(segment + 1u, 0u, BESIDE_WORDS);
+    if (spaces_go_on(own, next, BESIDE_BYTES)) { next = sets_of(segment + 1u, 0u, 8u); }
+    let near = Near(sets_of(segment - 1u, 8u - BESIDE_WORDS, 8u), own, next);
     if (!is_quick(segment, near)) { return false; }
     start_bits[segment] = with_contractions(run_starts(near), segment, near);
     return true;

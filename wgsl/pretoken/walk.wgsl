@@ -135,11 +135,19 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
     return select(last, position, own.x == NOTHING || last == start);
 }
 
+// Whether white space at a position inside of a document is the last of several.
+fn is_last_space(position: i32) -> bool {
+    if (category_before(position) != WHITE_SPACE) { return false; }
+    let next = character_behind(position + i32(character_at(position).y)).x;
+    return next != WHITE_SPACE && next != NOTHING;
+}
+
 // Whether a pre-token starts at a position inside of a document whatever is before it.
 fn is_certain(position: i32) -> bool {
     let byte = text_byte(position);
     if ((byte & 0xC0u) == 0x80u) { return false; }
     let own = character_at(position).x;
+    if (own == WHITE_SPACE && !is_newline(byte) && is_last_space(position)) { return true; }
     if (is_newline(text_byte(position - 1))) { return own != WHITE_SPACE && byte != SLASH; }
     let before = category_before(position);
     if (before != NUMBER_CATEGORY && !is_letter(before)) { return false; }

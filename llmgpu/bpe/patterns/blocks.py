@@ -140,11 +140,16 @@ _CERTAIN_STARTS = _certain_starts()
 def _sync_point(data: NDArray[np.uint8]) -> int:
     """Return a position at which a pre-token starts whatever is around the text, or -1.
 
+    That is between kinds that never go together, or at the last of several spaces.
+
     data: uint8 (n,), n > 0, within one document; it may begin inside of a character.
     """
     codes = np.frombuffer(data.tobytes().translate(_CODES.of_bytes), np.uint8)
     positions, codes = decode(data, codes.copy(), _CODES)
-    found = np.flatnonzero(_CERTAIN_STARTS[codes[:-1], codes[1:]]) + 1
-    found = positions[found]
-    found = found[found < len(data) - _INCOMPLETE]
-    return int(found[0]) if len(found) else -1
+    complete = positions < len(data) - _INCOMPLETE
+    positions, codes = positions[complete], codes[complete]
+    certain = _CERTAIN_STARTS[codes[:-1], codes[1:]]
+    is_space = (codes == _SPACE) | (codes == _NEWLINE)
+    certain[:-1] |= is_space[:-2] & (codes[1:-1] == _SPACE) & ~is_space[2:]
+    found = np.flatnonzero(certain)
+    return int(positions[found[0] + 1]) if len(found) else -1
