@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import concatenate_ranges, ranges
 from llmgpu.bpe.encoding.bpe_lockstep import MOST_BYTES, LockstepMerger
 from llmgpu.bpe.encoding.matching import Matches, Words
-from llmgpu.bpe.encoding.pair_ranks import NO_RANK, byte_ids, pair_ranks
+from llmgpu.bpe.encoding.pair_ranks import NO_RANK, PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.encoding.trie_matcher import TrieMatcher
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -27,10 +27,10 @@ _GONE = -2  # a symbol that was merged into the one before; -1 is a byte without
 class BpeMatcher:
     """Finds the tokens of words by merging. Memory: about 100 bytes for each pair that merges."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        """Prepare for the merges of a vocabulary."""
+    def __init__(self, vocabulary: Vocabulary, pairs: PairRanks | None = None) -> None:
+        """Prepare for the merges of a vocabulary; pairs: those that merge, if they are known."""
         self._vocabulary = vocabulary
-        self._pairs = pair_ranks(vocabulary)
+        self._pairs = pairs or pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
         self._lockstep = LockstepMerger(vocabulary, self._pairs)
         self._remembered: dict[bytes, NDArray[np.uint32]] = {}

@@ -25,7 +25,7 @@ from llmgpu.bpe.encoding.encoder import (
     token_spans,
 )
 from llmgpu.bpe.encoding.matching import Words
-from llmgpu.bpe.encoding.pair_ranks import byte_ids, pair_ranks
+from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.encoding.words_numpy import SliceEncoder
 from llmgpu.bpe.text.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
@@ -73,6 +73,7 @@ class GpuWordEncoder:
             VocabularyError: the vocabulary has too many merges.
         """
         self._device, self._vocabulary = device, vocabulary
+        self._pairs = pair_ranks(vocabulary)
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
@@ -124,7 +125,7 @@ class GpuWordEncoder:
             "edges": create("trie edges", trie.edges.nbytes),
         }
         buffers["symbols"] = buffers["words"]
-        pairs = pack_pairs(self._vocabulary)
+        pairs = pack_pairs(self._vocabulary, self._pairs)
         buffers["pairs"] = create("pairs", pairs.nbytes)
         for name, array in (("nodes", trie.nodes), ("edges", trie.edges), ("pairs", pairs)):
             self._device.write(buffers[name], array)
@@ -211,7 +212,7 @@ class GpuWordEncoder:
 
     @cached_property
     def _matcher(self) -> BpeMatcher:
-        return BpeMatcher(self._vocabulary)
+        return BpeMatcher(self._vocabulary, self._pairs)
 
     @cached_property
     def _host(self) -> SliceEncoder:
@@ -301,12 +302,11 @@ class _Slot(WordSlot):
         return ids, starts.astype(np.int64)
 
 
-def pack_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
+def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
     """Return the table of wgsl/encode/02_merge.wgsl, uint32 (BYTE_VECTORS + slots, 4).
 
     The token of each byte, then a hash table of the pairs, at most half full.
     """
-    pairs = pair_ranks(vocabulary)
     # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
     slots = 2 << max(len(pairs.ranks), 8).bit_length()
     table = np.full((slots, 4), FREE, np.uint32)
