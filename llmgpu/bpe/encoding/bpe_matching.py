@@ -32,17 +32,14 @@ class BpeMatcher:
         self._vocabulary = vocabulary
         self._pairs = pairs or pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
-        self._lockstep = LockstepMerger(vocabulary, self._pairs)
         self._remembered: dict[bytes, NDArray[np.uint32]] = {}
-        self._tokens = TrieMatcher(vocabulary.trie) if vocabulary.takes_whole_tokens else None
 
     def match(self, text: NDArray[np.uint8], words: Words) -> Matches:
         """Return the tokens of whole words; NO_TOKEN for a byte that has none."""
         whole = self._whole_tokens(text, words)
         lengths = words.limits - words.starts
         rest = np.flatnonzero((whole == NO_TOKEN) & (lengths <= MOST_BYTES))
-        data = concatenate_ranges(text, words.starts[rest], lengths[rest])
-        ids, counts = self._lockstep.merge(data, lengths[rest])
+        ids, counts = self._merge_short(text, words.starts[rest], lengths[rest])
         long = np.flatnonzero((whole == NO_TOKEN) & (lengths > MOST_BYTES))
         spans = zip(words.starts[long].tolist(), words.limits[long].tolist(), strict=True)
         long_ids = [self._merge_long(text[start:limit].tobytes()) for start, limit in spans]
@@ -58,19 +55,32 @@ class BpeMatcher:
 
     match_long = match
 
+    def _merge_short(
+        self, text: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the tokens of words of at most MOST_BYTES, and how many each has."""
+        if not len(starts):  # where all are long, what merges short ones is never made
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        return self._lockstep.merge(concatenate_ranges(text, starts, lengths), lengths)
+
     def _whole_tokens(self, text: NDArray[np.uint8], words: Words) -> NDArray[np.uint32]:
         """Return the id of each word that is a token and needs no merging, else NO_TOKEN."""
-        if self._tokens is None:
-            return np.full(len(words.starts), NO_TOKEN, np.uint32)
-        ids, lengths = self._tokens.longest(text, words.starts, words.limits)
-        ids[lengths < words.limits - words.starts] = NO_TOKEN
-        return ids
+        whole = np.full(len(words.starts), NO_TOKEN, np.uint32)
+        if not self._vocabulary.takes_whole_tokens:
+            return whole
+        lengths = words.limits - words.starts
+        fitting = np.flatnonzero(lengths <= self._vocabulary.trie.longest)
+        if len(fitting):
+            ids, found = self._tokens.longest(text, words.starts[fitting], words.limits[fitting])
+            ids[found < lengths[fitting]] = NO_TOKEN
+            whole[fitting] = ids
+        return whole
 
     def unmerged_tokens(self) -> NDArray[np.int64]:
         """Return the tokens that words are taken as, though merges may not lead to them: int64."""
         ids = self._vocabulary.ordinary_ids
         lengths = self._vocabulary.token_lengths[ids]
-        if self._tokens is None:
+        if not self._vocabulary.takes_whole_tokens:
             return ids[:0]
         short = (lengths > 1) & (lengths <= MOST_BYTES)
         tokens, lengths, long = ids[short], lengths[short], ids[lengths > MOST_BYTES]
@@ -81,6 +91,14 @@ class BpeMatcher:
         merged, counts = self._lockstep.merge(data, lengths)
         first = merged[np.cumsum(counts) - counts].view(np.uint32)
         return np.concatenate([tokens[(counts > 1) | (first != whole)], long])
+
+    @cached_property
+    def _tokens(self) -> TrieMatcher:
+        return TrieMatcher(self._vocabulary.trie)
+
+    @cached_property
+    def _lockstep(self) -> LockstepMerger:
+        return LockstepMerger(self._vocabulary, self._pairs)
 
     @cached_property
     def _rank_by_pair(self) -> dict[int, int]:

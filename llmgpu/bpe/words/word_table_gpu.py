@@ -199,6 +199,7 @@ class WordSlot:
         """Allocate memory for slices of up to `slice_bytes`."""
         self.device = device
         self.staging = Staging(device, slice_bytes)
+        self.staging.array()  # now, because memory is mapped slowly for the first time
         pool = BufferPool(device)
         self._text = pool.get("text", slice_bytes + 8)
         self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes, pool)
