@@ -33,6 +33,7 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_to
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.bpe.tokens.encoding import encode_corpus
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 HOST_BYTES = 1 << 16  # up to so much text NumPy is done before a device has got it
@@ -298,7 +299,7 @@ class _Engine:
         starts = [np.empty(0, np.int64)]
         count = 0
         with self._lock:
-            for piece in self._encoder(options, is_small).encode(source, ids.allocate):
+            for piece in encode_corpus(self._encoder(options, is_small), source, ids.allocate):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)

@@ -14,7 +14,7 @@ from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
 from llmgpu.bpe.encoding.id_memory import ReusedMemory
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
-from llmgpu.bpe.tokens.encoding import encode_into
+from llmgpu.bpe.tokens.encoding import encode_corpus, encode_into
 from llmgpu.bpe.tokens.files import FORMATS, TokenSink
 from llmgpu.bpe.tokens.readers import check_fingerprint, read_side_file, read_tokens
 from llmgpu.bpe.vocabulary.check import MATCH_RULES
@@ -147,7 +147,7 @@ def _encode(
         tokens = 0
         try:
             if target is None:
-                for piece in encoder.encode(text, ReusedMemory().allocate):
+                for piece in encode_corpus(encoder, text, ReusedMemory().allocate):
                     tokens += len(piece.ids)
                     report("tokenizing", text.bytes_read, text.total_bytes)
             else:

@@ -98,7 +98,11 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--disallow-special", "all"], 1, "'<|end|>' at offset 2 of the text is disallowed"),
+        (
+            ["--disallow-special", "all"],
+            1,
+            "'<|end|>' at offset 2 of the text of in.txt is disallowed",
+        ),
         (["--disallow-special", END, "--allowed-special", BEGIN], 1, "--allowed-special"),
         (["--allowed-special", "<|no|>"], 1, "'<|no|>' is no special token"),
         (["--disallow-special", "<|no|>"], 1, "'<|end|>', '<|begin|>'"),

@@ -13,7 +13,7 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.text.slices import TextSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
-from llmgpu.errors import InputError
+from llmgpu.errors import TextError
 
 # Gives memory for so many ids, uint32 (n,), whose contents are undefined.
 Allocate = Callable[[int], NDArray[np.uint32]]
@@ -50,22 +50,24 @@ class Encoder(Protocol):
             has them in memory already may do without.
 
         Raises:
-            InputError: a byte has no token and the vocabulary no unknown token; or the source's.
+            NoTokenError: a byte has no token, and the vocabulary no unknown token.
+            InputError: the source's.
         """
         ...
 
 
-class NoTokenError(InputError):
-    """A byte that no token begins with, at an offset of the whole text."""
+class NoTokenError(TextError):
+    """A byte that no token begins with."""
 
     def __init__(self, byte: int, offset: int) -> None:
-        """Take the byte, and where it is."""
+        """Take the byte, and where it is in the whole text."""
         super().__init__(
-            f"byte 0x{byte:02x} at offset {offset} of the text has no token in the vocabulary, "
-            "which has no unknown token either; use a vocabulary with all 256 bytes"
+            f"byte 0x{byte:02x}",
+            offset,
+            "has no token in the vocabulary, which has no unknown token either; use a vocabulary "
+            "with all 256 bytes",
         )
         self.byte = byte
-        self.offset = offset
 
 
 def open_encoder(
@@ -102,11 +104,6 @@ def _open_matching(
     from llmgpu.bpe.encoding.greedy_gpu import GpuEncoder
 
     return GpuEncoder(backend.device, vocabulary, slice_bytes)
-
-
-def no_token_error(byte: int, offset: int) -> NoTokenError:
-    """Return the error for a byte that no token begins with, at an offset of the whole text."""
-    return NoTokenError(byte, offset)
 
 
 def token_spans(vocabulary: Vocabulary) -> NDArray[np.int64]:

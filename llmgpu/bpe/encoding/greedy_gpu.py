@@ -18,8 +18,8 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import (
     Allocate,
     EncodedSlice,
+    NoTokenError,
     new_ids,
-    no_token_error,
     token_spans,
 )
 from llmgpu.bpe.encoding.words_numpy import SliceEncoder, make_matcher, stream_lookahead
@@ -294,7 +294,7 @@ class _Run:
         slot.fetch(ids)
         if state[STATE_UNMATCHED] != NONE:
             offset = self._offset + int(state[STATE_UNMATCHED])
-            raise no_token_error(int(state[STATE_UNMATCHED_BYTE]), offset)
+            raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
         starts = self._document_starts(ids, piece.document_starts)
         self._carry = int(state[STATE_CARRY])
         self._offset += piece.main_end

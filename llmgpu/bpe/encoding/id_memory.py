@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,17 +13,19 @@ RESERVED_FROM = 1 << 22  # ids: less is copied at once, and would be a waste if 
 
 
 class ReusedMemory:
-    """Gives the same memory each time, for ids that are done with before the next ones come."""
+    """Gives memory again that it gave some pieces before, whose ids are done with by then."""
 
-    def __init__(self) -> None:
-        """Start with none."""
-        self._memory = new_ids(0)
+    def __init__(self, pieces: int = 1) -> None:
+        """Start with no memory; pieces: how many have memory of their own at a time."""
+        self._idle = deque([new_ids(0)] * pieces)
 
     def allocate(self, count: int) -> NDArray[np.uint32]:
         """Return memory for `count` ids, whatever it holds."""
-        if count > len(self._memory):
-            self._memory = new_ids(count + count // 4)
-        return self._memory[:count]
+        memory = self._idle.popleft()
+        if count > len(memory):
+            memory = new_ids(count + count // 4)
+        self._idle.append(memory)
+        return memory[:count]
 
 
 class CollectedIds:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.text.documents import Chunk, remove_spans
-from llmgpu.errors import InputError
+from llmgpu.errors import TextError
 
 DOCUMENT = -1  # the kind of a boundary at which a document begins; others are a token's id
 
@@ -105,7 +105,7 @@ class SpecialTokenFilter:
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Chunk:
         """Return the text without special tokens, with a boundary where each was.
 
-        Raises InputError for a disallowed special token.
+        Raises TextError for a disallowed special token.
         """
         block = text.tobytes()
         if self._guard:
@@ -219,15 +219,16 @@ class _Guard:
         self._offset = 0  # of that in the whole text
 
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise InputError if one occurs in the next block, or began before it."""
+        """Raise TextError if one occurs in the next block, or began before it."""
         data = self._before + block
         found = self._search.find(data, 0, starts + len(self._before))
         if found:
             begin, end = found
-            raise InputError(
-                f"special token {data[begin:end].decode()!r} at offset {self._offset + begin} of "
-                "the text is disallowed: allow it (--allowed-special) to get its id, or don't "
-                "disallow it to get those of its text"
+            raise TextError(
+                f"special token {data[begin:end].decode()!r}",
+                self._offset + begin,
+                "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
+                "to get those of its text",
             )
         last = int(starts[-1]) + len(self._before) if len(starts) else 0
         kept = 0 if final else min(len(data) - last, self._search.longest - 1)

@@ -20,8 +20,8 @@ from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
 from llmgpu.bpe.encoding.encoder import (
     Allocate,
     EncodedSlice,
+    NoTokenError,
     new_ids,
-    no_token_error,
     token_spans,
 )
 from llmgpu.bpe.encoding.matching import Words
@@ -181,7 +181,7 @@ class GpuWordEncoder:
         if self._has_gaps and (ids == NO_TOKEN).any():
             before = ids[: np.argmax(ids == NO_TOKEN)]
             position = int(token_spans(self._vocabulary)[before].sum())
-            raise no_token_error(slot.read_byte(position), offset + position)
+            raise NoTokenError(slot.read_byte(position), offset + position)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     def _insert_long_words(

@@ -23,8 +23,8 @@ from llmgpu.bpe.encoding.encoded_words import EncodedWords
 from llmgpu.bpe.encoding.encoder import (
     Allocate,
     EncodedSlice,
+    NoTokenError,
     new_ids,
-    no_token_error,
     token_spans,
 )
 from llmgpu.bpe.encoding.greedy_matching import GreedyMatcher
@@ -171,7 +171,7 @@ class SliceEncoder:
             return
         before = ids[: np.argmax(ids == NO_TOKEN)]
         position = entry + int(token_spans(self._vocabulary)[before].sum())
-        raise no_token_error(int(text[position]), offset + position)
+        raise NoTokenError(int(text[position]), offset + position)
 
 
 def make_matcher(vocabulary: Vocabulary) -> Matcher:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import io
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -123,6 +125,7 @@ class Corpus(Closing):
         self._policy = Utf8Policy(options.encoding_errors)
         self._splitter = DocumentSplitter(options.separators, options.line_documents)
         self._sources = sources[::-1]  # the next one is the last
+        self._begun: list[tuple[int, str]] = []  # where in the text sources begin, and which
         self._stream: _Input | None = None
         self._column: ParquetColumn | None = None
         self._null_rows = 0  # of the columns before
@@ -168,7 +171,7 @@ class Corpus(Closing):
         starts: list[NDArray[np.int64]] = []
         deadline = 0.0
         while length < room and self._next_is_ready(length, deadline):
-            reader = self._reader or self._open_next()
+            reader = self._reader or self._open_next(self.text_bytes + length)
             count, found = reader.read(buffer[length:room])
             if count and not length:
                 deadline = time.monotonic() + PATIENCE_SECONDS
@@ -180,6 +183,14 @@ class Corpus(Closing):
                 self._ended = not self._sources
         return self._finish(length, np.concatenate(starts) if starts else _NO_STARTS)
 
+    def place(self, offset: int) -> tuple[str, int]:
+        """Return what source an offset of the text is in ("" for memory), and where in its text."""
+        index = bisect_right(self._begun, offset, key=itemgetter(0)) - 1
+        if index < 0:
+            return "", offset
+        begin, path = self._begun[index]
+        return path, offset - begin
+
     def _next_is_ready(self, length: int, deadline: float) -> bool:
         if self._ended:
             return False
@@ -189,8 +200,9 @@ class Corpus(Closing):
             return self._sources[-1].size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
-    def _open_next(self) -> _Reader:
+    def _open_next(self, offset: int) -> _Reader:
         source = self._sources.pop()
+        self._begun.append((offset, source.path))
         self._policy.begin(source.path)
         self._splitter.begin()
         self._reader = self._open_table(source) if source.is_parquet else self._open_text(source)

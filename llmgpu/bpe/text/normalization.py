@@ -20,10 +20,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
 from llmgpu.bpe.text.documents import Chunk
 from llmgpu.bpe.text.slices import TextSource
 from llmgpu.bpe.text.text_filter import LEAST_BYTES, FilteredSource
+from llmgpu.errors import InputError
 
 UNICODE_VERSION = unicodedata.unidata_version
 
@@ -43,7 +44,10 @@ class NormalizingEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
         filtered = FilteredSource(source, NfcFilter(), self._block_bytes)
-        return self._encoder.encode(filtered, allocate)
+        try:
+            yield from self._encoder.encode(filtered, allocate)
+        except NoTokenError as error:
+            raise InputError(f"in the normalized text, {error}") from None
 
 
 class NfcFilter:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import cycle
 
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.encoding.id_memory import ReusedMemory
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.run_facts import FILES, Run, file_facts
 from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
 from llmgpu.bpe.text.sources import STANDARD_INPUT, resolve_sources
 from llmgpu.bpe.tokens.files import TokenSink
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, TextError
 from llmgpu.progress import Progress
+
+
+def encode_corpus(
+    encoder: Encoder, text: Corpus, allocate: Allocate = new_ids
+) -> Iterator[EncodedSlice]:
+    """Yield the ids of all of `text`, see `Encoder.encode`; a TextError names the file it is in."""
+    try:
+        yield from encoder.encode(text, allocate)
+    except TextError as error:
+        path, offset = text.place(error.offset)
+        raise TextError(error.what, offset, error.why, path) from None
 
 
 def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
@@ -23,10 +33,10 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
     progress: called with the bytes of the sources that were read, phase "tokenizing".
     Raises what the encoder, the corpus and the sink raise.
     """
-    memory = cycle([ReusedMemory(), ReusedMemory()])  # one is written while one is filled
+    memory = ReusedMemory(2)  # one piece is written while the next is encoded
     written: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as writing:
-        for piece in encoder.encode(text, lambda count: next(memory).allocate(count)):
+        for piece in encode_corpus(encoder, text, memory.allocate):
             if written is not None:
                 written.result()
             written = writing.submit(

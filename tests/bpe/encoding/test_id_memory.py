@@ -55,3 +55,8 @@ def test_memory_is_given_again() -> None:
     assert len(first) == 1000
     assert memory.allocate(10).ctypes.data == first.ctypes.data
     assert len(memory.allocate(100_000)) == 100_000
+    alternating = ReusedMemory(2)
+    first, second = alternating.allocate(1000), alternating.allocate(1000)
+    assert first.ctypes.data != second.ctypes.data
+    for ids in (first, second):
+        assert alternating.allocate(900).ctypes.data == ids.ctypes.data

@@ -143,6 +143,19 @@ def test_several_small_files_fill_one_buffer(tmp_path: Path) -> None:
     assert not fill.end
 
 
+def test_the_file_of_a_place(tmp_path: Path) -> None:
+    files = [b"12345", b"", b"67", b"8"]
+    paths = [write(tmp_path, f"{i}.txt", data) for i, data in enumerate(files)]
+    corpus = Corpus(paths)
+    corpus.read_into(np.zeros(3, np.uint8))
+    assert corpus.place(2) == (paths[0], 2)
+    while not corpus.read_into(np.zeros(4, np.uint8)).end:
+        pass
+    places = [(paths[0], k) for k in range(5)] + [(paths[2], 0), (paths[2], 1), (paths[3], 0)]
+    assert [corpus.place(offset) for offset in range(8)] == places
+    assert corpus_from_bytes([b"ab", b"c"]).place(2) == ("", 2)
+
+
 @same_folder
 @given(
     st.lists(few_letters, min_size=1, max_size=4),

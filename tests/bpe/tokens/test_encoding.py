@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
-from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.bpe.tokens.encoding import encode_into
 from llmgpu.bpe.tokens.files import TokenSink
-from llmgpu.errors import OutputError
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from tests.bpe.encoding.test_encode_words_gpu import hostile_text, train
+from tests.bpe.reading import write
 
 
 class Collecting(TokenSink):
@@ -65,6 +74,21 @@ def test_what_a_sink_raises_ends_the_encoding(failing: int) -> None:
         encode_into(sink, encoder, corpus_from_bytes(text), no_progress)
     assert len(sink.pieces) == failing
     assert threading.active_count() == threads
+
+
+def test_a_byte_without_a_token_is_in_a_file(tmp_path: Path) -> None:
+    expression = PATTERNS["class"].expression
+    vocabulary = Vocabulary((b"a", b" "), np.empty((0, 3), np.uint32), "class", expression)
+    paths = [write(tmp_path, name, data) for name, data in (("x", b"aa a"), ("y", b"a aba"))]
+    options = SpecialOptions(eos=1)
+    for normalizer, message in (
+        (None, f"0x62 at offset 3 of the text of {paths[1]} has"),
+        ("NFC", "in the normalized text, byte 0x62 at offset 7 of"),
+    ):
+        made = replace(vocabulary, normalizer=normalizer)
+        encoder = with_special_tokens(open_encoder(made, NUMPY), made, options)
+        with Corpus(paths) as text, pytest.raises(InputError, match=re.escape(message)):
+            encode_into(Collecting(), encoder, text, no_progress)
 
 
 def test_what_fails_last_is_raised_too() -> None:
