@@ -170,7 +170,9 @@ def assert_ids_are_those_of_numpy(
     for text in texts:
         path = folder / "text"
         path.write_bytes(text.encode())
-        expected = tokenize.encode_all(open_encoder(vocabulary, NUMPY), text.encode())
+        expected = tokenize.encode_all(
+            open_encoder(vocabulary, NUMPY), corpus_from_bytes(text.encode())
+        )
         np.testing.assert_array_equal(encode(path), expected, repr(text[-9:]))
 
 

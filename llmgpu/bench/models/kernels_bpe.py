@@ -49,7 +49,9 @@ class TokenizerJob:
         """Take the first bytes of the default text, and let NumPy work on them."""
         data = load_text([], nbytes).data
         vocabulary = train(data, NUMPY)
-        return cls(data, vocabulary, encode_all(open_encoder(vocabulary, NUMPY), data))
+        return cls(
+            data, vocabulary, encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
+        )
 
     def train_correctly(self, backend: Backend) -> bool:
         """Train; return whether the merges are NumPy's."""
@@ -58,7 +60,7 @@ class TokenizerJob:
     def encode_correctly(self, backend: Backend) -> bool:
         """Encode; return whether the ids are NumPy's."""
         encoder = open_encoder(self.vocabulary, backend)
-        return np.array_equal(encode_all(encoder, self.data), self.ids)
+        return np.array_equal(encode_all(encoder, corpus_from_bytes(self.data)), self.ids)
 
 
 def train(data: bytes, backend: Backend) -> Vocabulary:
