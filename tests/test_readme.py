@@ -76,6 +76,14 @@ def test_numbers_are_those_of_the_recorded_runs() -> None:
     assert rows and rows <= embedding
 
 
+def test_rates_of_large_texts_are_those_of_the_recorded_runs() -> None:
+    folder = README.parent / "llmgpu" / "bench" / "recorded" / "growth"
+    record = json.loads((folder / "nvidia-h200-tokenize.json").read_text(encoding="utf-8"))
+    results = record["results"]
+    assert {r["same_ids_as_gigatoken"] for r in results if "same_ids_as_gigatoken" in r} == {True}
+    assert {tuple(row) for row in table_rows(6)} == {large_text_row(r) for r in results}
+
+
 def table_rows(columns: int) -> list[list[str]]:
     """Return the rows of all tables with so many columns, without their heads."""
     lines = README.read_text(encoding="utf-8").splitlines()
@@ -99,6 +107,18 @@ def text_row(result: dict[str, Any]) -> tuple[str, ...]:
         str(result["vocab_size"]),
         f"{result['seconds']['median']:.3f}",
         f"{result['mb_per_second']:.2f}",
+    )
+
+
+def large_text_row(result: dict[str, Any]) -> tuple[str, ...]:
+    seconds = result["seconds"]
+    return (
+        result["text"],
+        f"{result['text_bytes'] / 1e9:.1f}",
+        result["engine"],
+        str(len(seconds["runs"])),
+        f"{seconds['median']:.3f}",
+        f"{result['text_bytes'] / seconds['median'] / 1e9:.2f}",
     )
 
 

@@ -216,12 +216,18 @@ class Device:
         """Return the first `count` elements of a buffer, after all submitted work."""
         out = np.empty(count, dtype)
         if count:
-            download = self._idle_downloads.pop() if self._idle_downloads else Download(self)
+            download = self._take_download()
             download.start(buffer, out.nbytes)
             download.finish(out.view(np.uint8))
             if len(self._idle_downloads) < IDLE_DOWNLOADS and out.nbytes <= UPLOAD_PIECE:
                 self._idle_downloads.append(download)
         return out
+
+    def _take_download(self) -> Download:
+        try:
+            return self._idle_downloads.pop()
+        except IndexError:  # other threads may be reading, too
+            return Download(self)
 
     def _probe_subgroups(self) -> int:
         """Return the subgroup size, 0 where lanes are not numbered as the scans rely on."""

@@ -6,7 +6,6 @@ an extra copy; persistent mapped buffers move several times as much.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,13 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.buffers import Buffer, aligned
 from llmgpu.gpu.commands import Commands
+from llmgpu.processors import usable_processors
 
 if TYPE_CHECKING:
     from llmgpu.gpu.device import Device
 
 COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
-COPY_THREADS = min(12, os.cpu_count() or 1)  # with more, memory is the limit
+COPY_THREADS = min(12, usable_processors())  # with more, memory is the limit
 _copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
 
 

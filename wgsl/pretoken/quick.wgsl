@@ -155,8 +155,11 @@ fn is_quick(segment: u32, near: Near) -> bool {
     if ((near.before.wide | near.own.wide | near.next.wide) != 0u) { return false; }
     let documents = document_word(segment - 1u) | document_word(segment)
         | document_word(segment + 1u);
-    let number_before = select(0u, countLeadingZeros(~near.before.number), (near.own.number & 1u) != 0u);
-    let long = max(number_before, countLeadingZeros(~near.before.newline));
+    let number_goes_on = (near.own.number & 1u) != 0u;
+    let long = max(
+        select(0u, countLeadingZeros(~near.before.number), number_goes_on),
+        countLeadingZeros(~near.before.newline),
+    );
     return documents == 0u && long < BESIDE_BYTES && !spaces_go_on(near.own, near.next, 32u)
         && !is_special(near);
 }
