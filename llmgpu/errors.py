@@ -19,8 +19,8 @@ class TextError(InputError):
     """Something is wrong at an offset of a text."""
 
     def __init__(self, what: str, offset: int, why: str, source: str = "") -> None:
-        """Say what is where, and why that is wrong; source: whose text it is, if not the whole."""
-        text = f"the text of {source}" if source else "the text"
+        """Say what is where, and why that is wrong; source: what the text was taken from."""
+        text = f"the text in {source}" if source else "the text"
         super().__init__(f"{what} at offset {offset} of {text} {why}")
         self.what, self.offset, self.why = what, offset, why
 

@@ -199,7 +199,7 @@ class Tokenizer:
 
         reading: how they are read; without, each file is a document, and each line of a .jsonl.
         Needs 4 bytes of memory for each id, and addresses for as many ids as there are bytes; where
-        these can't be had, or compression hides how many there are, 8 bytes for each id.
+        addresses are limited, or compression hides how many are needed, 8 bytes for each id.
 
         Raises as `encode` does, and InputError for what can't be read.
         """

@@ -42,7 +42,7 @@ SOFTWARE_LOOP_ITERATIONS = 60_000
 HARDWARE_LOOP_ITERATIONS = 1 << 22
 SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
 UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
-IDLE_DOWNLOADS = 2  # that are kept, because making them takes longer than copying
+IDLE_DOWNLOADS = 2  # kept, of about UPLOAD_PIECE at most: making them takes longer than copying
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 

@@ -84,7 +84,7 @@ class Staging:
 class Download:
     """Host memory that the device copies into, kept and grown between uses.
 
-    Nothing is a download, too: it may be recorded, begun and finished.
+    A download of 0 bytes is allowed, and does nothing.
     """
 
     def __init__(self, device: Device) -> None:

@@ -101,7 +101,7 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
         (
             ["--disallow-special", "all"],
             1,
-            "'<|end|>' at offset 2 of the text of in.txt is disallowed",
+            "'<|end|>' at offset 2 of the text in in.txt is disallowed",
         ),
         (["--disallow-special", END, "--allowed-special", BEGIN], 1, "--allowed-special"),
         (["--allowed-special", "<|no|>"], 1, "'<|no|>' is no special token"),

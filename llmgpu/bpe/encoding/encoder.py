@@ -46,8 +46,8 @@ class Encoder(Protocol):
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order, each piece as soon as it is done.
 
-        allocate: gives memory for a piece's ids, at most once before each piece; an encoder that
-            has them in memory already may do without.
+        allocate: gives memory for a piece's ids, at most once before each piece. Only encoders
+            that fetch ids from a device ask for it; the others have them in memory already.
 
         Raises:
             NoTokenError: a byte has no token, and the vocabulary no unknown token.

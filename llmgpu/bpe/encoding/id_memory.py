@@ -67,9 +67,18 @@ class CollectedIds:
 
 def _reserve(most: int) -> NDArray[np.uint32]:
     """Return memory that isn't touched yet; none if there are few ids, or so much can't be had."""
-    if most < RESERVED_FROM:
+    if most < RESERVED_FROM or _addresses_are_limited():
         return new_ids(0)
     try:
         return new_ids(most)
     except (MemoryError, ValueError):  # beyond what there is, or what an array may have
         return new_ids(0)
+
+
+def _addresses_are_limited() -> bool:
+    """Whether addresses that are reserved are taken from what the process may use."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY

@@ -29,6 +29,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 
@@ -182,28 +183,46 @@ def start_mask(
     return mask
 
 
-def start_mask_between(
+def start_masks_between(
+    text: NDArray[np.uint8],
+    pattern: str,
+    document_starts: NDArray[np.int64],
+    spans: Iterable[tuple[int, int]],
+    *,
+    closed: bool = False,
+) -> Iterator[NDArray[np.bool_]]:
+    """Yield parts of what `start_mask` gives, looking only around them.
+
+    spans: where the parts begin and end, ascending. Parts are undecided where `start_mask` is.
+
+    Yields bool (end - begin,) for each span.
+    """
+    known = 0  # where a pre-token starts, in the last part or before
+    for begin, end in spans:
+        starts = document_starts[document_starts >= known] - known
+        known += last_start(text[known:begin], pattern, starts)
+        mask = _mask_from(text, pattern, document_starts, known, end, closed=closed)
+        yield mask[begin - known : end - known]
+        known += last_set(mask[: end - known])
+
+
+def _mask_from(
     text: NDArray[np.uint8],
     pattern: str,
     document_starts: NDArray[np.int64],
     begin: int,
     end: int,
     *,
-    closed: bool = False,
+    closed: bool,
 ) -> NDArray[np.bool_]:
-    """Return the part [begin, end) of what `start_mask` gives, looking only around there.
-
-    Where that is undecided, the result is, too. Returns bool (end - begin,).
-    """
-    first = last_start(text[:begin], pattern, document_starts)
-    begun = document_starts[document_starts >= first] - first
+    """Return the starts from `begin` on, where a pre-token starts; those before `end` are right."""
+    starts = document_starts[document_starts >= begin] - begin
     behind = _WINDOW
     while True:
-        part = text[first : min(len(text), end + behind)]
-        is_rest = first + len(part) == len(text)
-        if is_rest or first + last_start(part, pattern, begun) >= end:
-            mask = start_mask(part, pattern, begun, closed=closed and is_rest)
-            return mask[begin - first : end - first]
+        part = text[begin : min(len(text), end + behind)]
+        is_rest = begin + len(part) == len(text)
+        if is_rest or begin + last_start(part, pattern, starts) >= end:
+            return start_mask(part, pattern, starts, closed=closed and is_rest)
         behind *= 2
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.patterns.cl100k import VARIANTS
-from llmgpu.bpe.patterns.pattern import REGEX_PREFIX, get_pattern, start_mask_between
+from llmgpu.bpe.patterns.pattern import REGEX_PREFIX, get_pattern, start_masks_between
 from llmgpu.bpe.patterns.unicode_classes import code_point_classes
 from llmgpu.bpe.text.slices import Slice
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
@@ -65,8 +65,9 @@ class GpuPretokenizer:
         names = {binding.name for binding in self._kernel.bindings}
         if "unicode_classes" in names:
             self._buffers["unicode_classes"] = _upload_classes(device)
-        self.undecided = device.create_buffer("undecided", 4 + size)
-        if "undecided" in names:
+        lists_undecided = "undecided" in names
+        self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
+        if lists_undecided:
             self._buffers["undecided"] = self.undecided
         self._bound: BoundKernel | None = None
 
@@ -97,10 +98,11 @@ class GpuPretokenizer:
 
     def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
         """Mark the starts that the kernel could not, in a slice, whose text this is."""
-        for begin, end in self._undecided_spans(len(text)):
-            mask = start_mask_between(
-                text, self._pattern, piece.boundaries, begin, end, closed=piece.closed
-            )
+        spans = self._undecided_spans(len(text))
+        masks = start_masks_between(
+            text, self._pattern, piece.boundaries, spans, closed=piece.closed
+        )
+        for (begin, _), mask in zip(spans, masks, strict=True):
             padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
             padded[: len(mask)] = mask
             bits = np.packbits(padded, bitorder="little")

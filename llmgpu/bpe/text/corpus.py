@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 from llmgpu.bpe.text.documents import Chunk, DocumentSplitter, LineStarts, Utf8Policy
 from llmgpu.bpe.text.jsonl import jsonl_documents
 from llmgpu.bpe.text.parquet import ParquetColumn
-from llmgpu.bpe.text.sources import ByteStream, Source, read_blocks, resolve_sources
+from llmgpu.bpe.text.sources import (
+    STANDARD_INPUT,
+    ByteStream,
+    Source,
+    read_blocks,
+    resolve_sources,
+)
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 
@@ -184,12 +190,12 @@ class Corpus(Closing):
         return self._finish(length, np.concatenate(starts) if starts else _NO_STARTS)
 
     def place(self, offset: int) -> tuple[str, int]:
-        """Return what source an offset of the text is in ("" for memory), and where in its text."""
+        """Return whose text an offset is in ("" for memory), and the offset in that text."""
         index = bisect_right(self._begun, offset, key=itemgetter(0)) - 1
         if index < 0:
             return "", offset
         begin, path = self._begun[index]
-        return path, offset - begin
+        return "standard input" if path == STANDARD_INPUT else path, offset - begin
 
     def _next_is_ready(self, length: int, deadline: float) -> bool:
         if self._ended:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.encoding.id_memory import ReusedMemory
@@ -19,36 +21,56 @@ from llmgpu.progress import Progress
 def encode_corpus(
     encoder: Encoder, text: Corpus, allocate: Allocate = new_ids
 ) -> Iterator[EncodedSlice]:
-    """Yield the ids of all of `text`, see `Encoder.encode`; a TextError names the file it is in."""
+    """Yield the ids of all of `text`, see `Encoder.encode`.
+
+    Raises what the encoder and the corpus raise; a TextError is about one file of the corpus, and
+    its offset that in the file's text.
+    """
     try:
         yield from encoder.encode(text, allocate)
     except TextError as error:
-        path, offset = text.place(error.offset)
-        raise TextError(error.what, offset, error.why, path) from None
+        source, offset = text.place(error.offset)
+        raise TextError(error.what, offset, error.why, source) from None
 
 
 def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
     """Write the ids of all of `text` to `sink`, each piece as soon as it is encoded.
 
+    Where nobody waits for a piece it is written while the next one is encoded.
+
     progress: called with the bytes of the sources that were read, phase "tokenizing".
     Raises what the encoder, the corpus and the sink raise.
     """
     memory = ReusedMemory(2)  # one piece is written while the next is encoded
-    written: Future[None] | None = None
-    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as writing:
+    with nullcontext(sink.write) if sink.is_direct else _in_background(sink.write) as write:
         for piece in encode_corpus(encoder, text, memory.allocate):
-            if written is not None:
-                written.result()
-            written = writing.submit(
-                sink.write,
+            write(
                 piece.ids,
                 piece.document_starts,
                 text_bytes=piece.text_bytes,
                 closed=piece.closed,
             )
             progress("tokenizing", text.bytes_read, text.total_bytes)
-        if written is not None:
-            written.result()
+
+
+@contextmanager
+def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """Give what calls a function in another thread, as soon as the call before is done.
+
+    What a call raises is raised by the next one, or at the end of the block.
+    """
+    last: Future[None] | None = None
+
+    def call(*arguments: Any, **named: Any) -> None:
+        nonlocal last
+        if last is not None:
+            last.result()
+        last = thread.submit(function, *arguments, **named)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as thread:
+        yield call
+        if last is not None:
+            last.result()
 
 
 def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:

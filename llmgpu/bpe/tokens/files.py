@@ -63,7 +63,10 @@ class TokenSink(ABC):
     """Takes ids piece by piece; a context manager that gives up on an exception.
 
     ids, documents: taken so far.
+    is_direct: what is written can be seen at once, so somebody may wait for it.
     """
+
+    is_direct = False
 
     def __init__(self) -> None:
         self.ids = 0
@@ -122,6 +125,7 @@ class TokenWriter(TokenSink):
         super().__init__()
         self._vocabulary_size = vocabulary_size
         self._output = OutputFile(path)
+        self.is_direct = self._output.is_direct
 
     def write(
         self,
@@ -135,7 +139,7 @@ class TokenWriter(TokenSink):
         require_ids(ids, self._vocabulary_size)
         with output_errors(self._output.path):
             self._write(ids, document_starts, text_bytes, closed)
-            if self._output.is_direct:
+            if self.is_direct:
                 self._output.stream.flush()
         self.ids += len(ids)
         self.documents += len(document_starts)

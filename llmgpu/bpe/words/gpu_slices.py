@@ -1,7 +1,8 @@
 """Slices of a text on their way through a device: read ahead, computed, and taken one by one.
 
 A thread reads slices into staging memory and submits them; the caller's thread takes them in order
-as they finish. So reading, computing and what the caller does with the results overlap.
+as they finish. So reading, computing and what the caller does with the results overlap. When the
+caller has enough, that thread is in no call of the driver's: the process may end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.bpe.text.slices import Slice, SliceReader
 from llmgpu.gpu import Staging
@@ -45,15 +49,25 @@ def submitted_slices(
     for slot in slots:
         free.put(slot)
 
+    driver = threading.Lock()  # held while the thread is in the driver
+    has_enough = False
+
     def submit_all() -> None:
         size = first_bytes or slice_bytes
         try:
             while (slot := free.get()) is not None:
-                piece = _read(reader, slot, min(size, slice_bytes))
+                with driver:
+                    if has_enough:
+                        break
+                    buffer = slot.staging.array()[: min(size, slice_bytes)]
+                piece = _read(reader, buffer)
                 if piece is None:
                     break
-                if not piece.oversized:
-                    slot.submit(piece)
+                with driver:
+                    if has_enough:
+                        break
+                    if not piece.oversized:
+                        slot.submit(piece)
                 submitted.put((slot, piece))
                 size *= 2
             submitted.put(None)
@@ -68,12 +82,13 @@ def submitted_slices(
             yield item
             free.put(item[0])
     finally:
+        with driver:
+            has_enough = True
         free.put(None)  # ends the thread, at once or when its read returns
 
 
-def _read(reader: SliceReader, slot: SliceSlot, size: int) -> Slice | None:
+def _read(reader: SliceReader, buffer: NDArray[np.uint8]) -> Slice | None:
     """Read until a slice holds something, or the end."""
-    buffer = slot.staging.array()[:size]
     while (piece := reader.read(buffer)) is not None:
         if piece.main_end or len(piece.document_starts):
             return piece

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,6 +50,17 @@ def test_more_than_there_are_addresses_for() -> None:
         ids[:] = np.arange(begin, begin + 5)
         collected.append(ids)
     np.testing.assert_array_equal(collected.take(), np.arange(10))
+
+
+def test_limited_addresses_are_not_reserved() -> None:
+    script = """
+import resource
+from llmgpu.bpe.encoding.id_memory import RESERVED_FROM, CollectedIds
+assert len(CollectedIds(RESERVED_FROM).allocate(1).base) == RESERVED_FROM
+resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+assert CollectedIds(RESERVED_FROM).allocate(1).base is None
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_memory_is_given_again() -> None:

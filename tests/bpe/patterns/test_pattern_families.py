@@ -17,7 +17,7 @@ from tokenizers import Regex, pre_tokenizers
 from llmgpu.bpe.patterns import blocks as pattern_blocks
 from llmgpu.bpe.patterns import characters
 from llmgpu.bpe.patterns import pattern as pattern_module
-from llmgpu.bpe.patterns.pattern import PATTERNS, last_start, start_mask, start_mask_between
+from llmgpu.bpe.patterns.pattern import PATTERNS, last_start, start_mask, start_masks_between
 from tests.reference import bpe as reference
 
 FAMILIES = sorted(set(PATTERNS) - {"class", "gpt2", "none"})
@@ -152,19 +152,21 @@ def test_the_last_start_holds_whatever_follows(
 
 @pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - {"none"}))
 @given(documents=DOCUMENTS, closed=st.booleans(), data=st.data())
-def test_a_part_of_a_mask_is_found_from_what_is_around(
+def test_parts_of_a_mask_are_found_from_what_is_around(
     pattern: str, documents: list[bytes], closed: bool, data: st.DataObject
 ) -> None:
     text, starts = np.frombuffer(b"".join(documents), np.uint8), begins_of(documents)
     decided = len(text) if closed else last_start(text, pattern, starts)
-    end = data.draw(st.integers(0, decided))
-    begin = data.draw(st.integers(0, end))
+    ends = sorted(data.draw(st.lists(st.integers(0, decided), max_size=6)))
+    spans = list(zip(ends[::2], ends[1::2], strict=False))
     window = data.draw(st.sampled_from([1, 16, 1 << 12]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pattern_blocks, "_WINDOW", window)
         patch.setattr(pattern_module, "_WINDOW", window)
-        part = start_mask_between(text, pattern, starts, begin, end, closed=closed)
-    np.testing.assert_array_equal(part, start_mask(text, pattern, starts)[begin:end])
+        parts = list(start_masks_between(text, pattern, starts, spans, closed=closed))
+    whole = start_mask(text, pattern, starts)
+    for part, (begin, end) in zip(parts, spans, strict=True):
+        np.testing.assert_array_equal(part, whole[begin:end])
 
 
 @pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - {"none"}))

@@ -29,8 +29,10 @@ from tests.bpe.reading import write
 class Collecting(TokenSink):
     """Keeps what it gets, and fails at the piece with this number."""
 
-    def __init__(self, failing: int = -1) -> None:
+    def __init__(self, failing: int = -1, *, is_direct: bool = False) -> None:
         super().__init__()
+        self.is_direct = is_direct
+        self.threads: set[int] = set()
         self.pieces: list[NDArray[np.uint32]] = []
         self.text_bytes = 0
         self._failing = failing
@@ -43,6 +45,7 @@ class Collecting(TokenSink):
         text_bytes: int = 0,
         closed: bool = False,
     ) -> None:
+        self.threads.add(threading.get_ident())
         if len(self.pieces) == self._failing:
             raise OutputError("no room")
         self.pieces.append(ids.copy())
@@ -54,14 +57,16 @@ class Collecting(TokenSink):
     abort = close
 
 
-def test_all_ids_are_written_in_order() -> None:
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_all_ids_are_written_in_order(is_direct: bool) -> None:
     text = hostile_text(3, 50_000)
     vocabulary = train(text)
-    sink = Collecting()
+    sink = Collecting(is_direct=is_direct)
     encode_into(sink, NumpyEncoder(vocabulary, 1000), corpus_from_bytes(text), no_progress)
     assert len(sink.pieces) > 10
     assert sink.text_bytes == len(text)
     assert vocabulary.decode(np.concatenate(sink.pieces)) == text
+    assert (sink.threads == {threading.get_ident()}) == is_direct
 
 
 @pytest.mark.parametrize("failing", [0, 3])
@@ -82,13 +87,23 @@ def test_a_byte_without_a_token_is_in_a_file(tmp_path: Path) -> None:
     paths = [write(tmp_path, name, data) for name, data in (("x", b"aa a"), ("y", b"a aba"))]
     options = SpecialOptions(eos=1)
     for normalizer, message in (
-        (None, f"0x62 at offset 3 of the text of {paths[1]} has"),
+        (None, f"0x62 at offset 3 of the text in {paths[1]} has"),
         ("NFC", "in the normalized text, byte 0x62 at offset 7 of"),
     ):
         made = replace(vocabulary, normalizer=normalizer)
         encoder = with_special_tokens(open_encoder(made, NUMPY), made, options)
         with Corpus(paths) as text, pytest.raises(InputError, match=re.escape(message)):
             encode_into(Collecting(), encoder, text, no_progress)
+
+
+def test_a_direct_sink_fails_at_once() -> None:
+    """Who reads may have gone, and the next piece may never come."""
+    text = hostile_text(3, 50_000)
+    encoder = NumpyEncoder(train(text), 1000)
+    corpus = corpus_from_bytes(text)
+    with pytest.raises(OutputError, match="no room"):
+        encode_into(Collecting(0, is_direct=True), encoder, corpus, no_progress)
+    assert corpus.text_bytes < 3000
 
 
 def test_what_fails_last_is_raised_too() -> None:
