@@ -42,6 +42,7 @@ PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
 VERSION = 1
 
 _NO_IDS = np.empty(0, np.uint32)
+_BLOCK_IDS = 1 << 16  # looked up at a time: the lengths of more leave the cache
 _HEAD_BYTES = 100  # of a manifest, its format among them
 
 
@@ -198,9 +199,14 @@ class ShardWriter(TokenSink):
             self._current = self._open(index)
             self._current_bytes = 0
         require_ids(ids, self._vocabulary.size)
-        text_bytes = int(self._spans[ids].sum())
+        text_bytes = self._text_bytes(ids)
         self._current.write(ids, starts, text_bytes=text_bytes)
         self._current_bytes += text_bytes
+
+    def _text_bytes(self, ids: NDArray[np.uint32]) -> int:
+        """Return how many bytes of text some ids stand for."""
+        blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
+        return sum(int(self._spans[block].sum()) for block in blocks)
 
     def _open(self, index: int) -> TokenSink:
         path = self._names.shard(index)
