@@ -17,6 +17,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Protocol
 
@@ -38,6 +39,7 @@ from llmgpu.errors import InputError
 
 PATIENCE_SECONDS = 0.02
 _BLOCK_BYTES = 1 << 20
+_LOOKED_AT_BYTES = 8 << 20  # of a file, read at a time where its text is looked at
 
 _FIRST = np.zeros(1, np.int64)
 _NO_STARTS = np.empty(0, np.int64)
@@ -229,7 +231,13 @@ class Corpus(Closing):
             return ChunkReader(self._document_chunks(documents), stream)
         if options.separators or options.encoding_errors == "replace":
             return ChunkReader(self._text_chunks(stream), stream)
-        return _DirectReader(stream, self._policy, options.line_documents)
+        looks = options.line_documents or options.encoding_errors == "strict"
+        block = self._block if looks else None
+        return _DirectReader(stream, self._policy, options.line_documents, block)
+
+    @cached_property
+    def _block(self) -> NDArray[np.uint8]:
+        return np.empty(_LOOKED_AT_BYTES, np.uint8)
 
     def _text_chunks(self, stream: ByteStream) -> Iterator[Chunk]:
         policy = self._policy
@@ -263,19 +271,34 @@ class Corpus(Closing):
 
 
 class _DirectReader:
-    """Reads a file into the caller's buffer: its text is the file's bytes as they are."""
+    """Reads a file into the caller's buffer: its text is the file's bytes as they are.
 
-    def __init__(self, stream: ByteStream, policy: Utf8Policy, line_documents: bool) -> None:
+    The buffer may be in memory of a device's, which is slow to read: text that is to be looked at
+    is read into memory of its own first.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        policy: Utf8Policy,
+        line_documents: bool,
+        block: NDArray[np.uint8] | None,
+    ) -> None:
+        """Read `stream`; block: memory to look at text in, None where nothing looks at it."""
         self.closed = True
         self.ended = False
         self._stream = stream
         self._policy = policy
         self._lines = LineStarts() if line_documents else None
+        self._block = block
         self._begun = False
 
     def read(self, view: NDArray[np.uint8]) -> tuple[int, NDArray[np.int64]]:
-        count = self._stream.readinto(view)
-        text = view[:count]
+        block = view if self._block is None else self._block[: len(view)]
+        count = self._stream.readinto(block)
+        text = block[:count]
+        if self._block is not None:
+            view[:count] = text
         self.ended = count == 0
         if self._policy.policy == "strict":
             self._policy.check(text, self.ended)
