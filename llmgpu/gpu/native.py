@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,17 @@ def wait(device: Any, index: int | None) -> None:
 
 # Seconds between two looks at a map: short waits are to be short, long ones to cost nothing.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-_pending_maps: set[BufferMap] = set()  # a callback must outlive the map that will call it
+# Callbacks that will be called, by what they change; and some that were, since another thread may
+# still be returning from them. Neither refers to a map, so that a map's memory is freed with it.
+_pending_callbacks: dict[_MapState, Any] = {}
+_called_callbacks: deque[Any] = deque(maxlen=64)
+
+
+class _MapState:
+    """How a map ended; what a signal raised in its callback, as nobody else would hear of it."""
+
+    status: int | None = None
+    interrupt: BaseException | None = None
 
 
 class BufferMap:
@@ -99,31 +110,29 @@ class BufferMap:
     def __init__(self, buffer: Any, *, write: bool, nbytes: int) -> None:
         """Ask for the map; it is there once the device has been waited for."""
         self._buffer, self._nbytes = buffer, nbytes
-        self._status: int | None = None
-        self._interrupt: BaseException | None = None
-        _pending_maps.add(self)
+        self._state = state = _MapState()
 
         def finished(status: int, message: Any, first: Any, second: Any) -> None:
-            self._status = status
-            _pending_maps.discard(self)
+            state.status = status
+            _called_callbacks.append(_pending_callbacks.pop(state, None))
 
         def interrupted(kind: type, error: BaseException, trace: Any) -> None:
-            """Keep what a signal raised in the callback: nobody else would hear of it."""
-            self._interrupt = error
-            _pending_maps.discard(self)
+            state.interrupt = error
+            _called_callbacks.append(_pending_callbacks.pop(state, None))
 
-        self._callback = ffi.callback(
+        callback = ffi.callback(
             "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)",
             finished,
             onerror=interrupted,
         )
-        self._info = _api.new_struct(
+        _pending_callbacks[state] = callback
+        info = _api.new_struct(
             "WGPUBufferMapCallbackInfo",
             mode=lib.WGPUCallbackMode_AllowProcessEvents,
-            callback=self._callback,
+            callback=callback,
         )
         mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
-        libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, self._info)
+        libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info)
 
     def wait(self, device: Any) -> bool:
         """Block until the submissions before the map are done and it is there; tell if it is.
@@ -132,14 +141,15 @@ class BufferMap:
         Raises what a signal's handler raised in the callback, such as KeyboardInterrupt.
         """
         pause = _FIRST_PAUSE
-        while self._status is None:
-            if self._interrupt is not None:
-                raise self._interrupt
+        state = self._state
+        while state.status is None:
+            if state.interrupt is not None:
+                raise state.interrupt
             libf.wgpuDevicePoll(device._internal, False, ffi.NULL)
-            if self._status is None:
+            if state.status is None:
                 time.sleep(pause)
                 pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
-        return bool(self._status == lib.WGPUMapAsyncStatus_Success)
+        return bool(state.status == lib.WGPUMapAsyncStatus_Success)
 
     def array(self) -> NDArray[np.uint8]:
         """Return the mapped bytes, shape (nbytes,); invalid memory after `unmap`."""

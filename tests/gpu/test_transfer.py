@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -82,6 +84,22 @@ def test_arrays_of_any_layout_are_written(any_device: Device) -> None:
     np.testing.assert_array_equal(
         any_device.read(buffer, 100, np.uint32), table[::2, ::3].reshape(-1)
     )
+
+
+def test_memory_is_freed_with_what_holds_it(any_device: Device) -> None:
+    """Not by the collector of cycles, which may come late."""
+    source = any_device.create_buffer("source", 400)
+    gc.disable()
+    try:
+        staging, download = Staging(any_device, 400), Download(any_device)
+        staging.array()
+        download.start(source, 400)
+        download.finish(np.empty(400, np.uint8))
+        handles = [weakref.ref(staging._buffer), weakref.ref(download._buffer)]
+        del staging, download
+        assert [handle() for handle in handles] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_threads_transfer_at_the_same_time(any_device: Device) -> None:
