@@ -7,7 +7,6 @@ Buffers are never destroyed explicitly: dropping the last reference is always sa
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -165,10 +164,6 @@ class Device:
 
     def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
         """Make a wgpu buffer; an allocation that fails is a DeviceError."""
-        try:
-            return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
-        except wgpu.GPUError:
-            gc.collect()  # what refers to itself, as encoders do, keeps its memory until then
         try:
             return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
         except wgpu.GPUError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +154,7 @@ class _Slot:
     """One slice's staging memory and results; the kernels' buffers are shared by all slots."""
 
     def __init__(self, encoder: GpuEncoder, number: int, pool: BufferPool) -> None:
-        self._encoder = encoder
+        self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
         device = self._device = encoder._device
         size = encoder._slice_bytes
         chunks = -(-size // encoder._chunk_bytes)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,7 +230,7 @@ class _Slot(WordSlot):
 
     def __init__(self, encoder: GpuWordEncoder) -> None:
         super().__init__(encoder._device, encoder._vocabulary.pattern, encoder._slice_bytes)
-        self._encoder = encoder
+        self._encoder: GpuWordEncoder = proxy(encoder)  # which keeps its slots
         self._own = BufferPool(self.device)
         self.buffers |= encoder._shared
         self.buffers["output"] = self._own.get("output", 4 * encoder._slice_bytes)

@@ -247,7 +247,7 @@ class _NumbersWriter(TokenWriter):
         self._dtype = id_dtype(vocabulary_size)
         self._numbers: BinaryIO = self._output.stream
         header = self._header(0)
-        self._is_collected = bool(header) and self._output.is_direct
+        self._is_collected = bool(header) and self.is_direct
         if self._is_collected:
             self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
         else:
@@ -335,7 +335,7 @@ class BinWriter(_NumbersWriter):
 
     def close(self) -> None:
         """Write the side file, and give both their names."""
-        if self._output.is_direct:
+        if self.is_direct:
             super().close()
             return
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +212,7 @@ class _Slot(WordSlot):
 
     def __init__(self, counter: GpuWordCounter) -> None:
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
-        self._counter = counter
+        self._counter: GpuWordCounter = proxy(counter)  # which keeps its slots
         self._begin = counter._kernels["begin_slice"].bind(
             state=counter._table.words.buffers["state"], undecided=self.buffers["undecided"]
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgpu.backend import Backend
 from llmgpu.bpe.encoding import words_gpu as encode_words_gpu
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
 from llmgpu.bpe.encoding.id_memory import RESERVED_FROM, CollectedIds
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK
 from llmgpu.bpe.encoding.words_gpu import BYTE_VECTORS, LONG_WORD, LONGEST, GpuWordEncoder
@@ -157,6 +160,24 @@ def test_no_text(device: Device) -> None:
     encoder = GpuWordEncoder(device, train(b"abc " * 100))
     assert encode(encoder, []) == []
     assert encode(encoder, [b"", b"", b"a", b""]) == [[], [], [97], []]
+
+
+@pytest.mark.parametrize("match", ["bpe", "greedy"])
+def test_an_encoder_is_freed_with_its_last_name(device: Device, match: str) -> None:
+    """Its memory on the device is large: cycles may be collected late."""
+    backend = Backend(device, "the device")
+    text = b"abc abcd " * 20_000
+    encoder = open_encoder(train(text).with_match(match), backend, 4096)
+    gc.disable()
+    try:
+        assert sum(len(piece.ids) for piece in encoder.encode(corpus_from_bytes(text)))
+        next(pieces := encoder.encode(corpus_from_bytes(text)))
+        pieces.close()
+        freed = weakref.ref(encoder)
+        del encoder, pieces
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_constants_are_those_of_the_kernels() -> None:
