@@ -11,7 +11,7 @@ from textwrap import wrap
 
 import regex
 
-TARGET = Path("llmgpu/bpe/patterns/unicode_classes.py")
+TARGET = Path("llmgpu/bpe/pretokens/unicode_classes.py")
 CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)  # no text holds them
 # Letter in the runs, and what belongs to the class; all else is "o".

@@ -18,11 +18,11 @@ import llmgpu
 from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
-from llmgpu.bpe.text.corpus import CorpusOptions
 from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
+from llmgpu.text.corpus import CorpusOptions
 from llmgpu.tokenizer import HOST_BYTES
 from tests.bpe.encoding.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
-from tests.bpe.training.test_train_recount import words
+from tests.bpe.plain.test_recount_gpu import words
 from tests.cli.conftest import ROOT, environment
 from tests.conftest import require_adapter
 

@@ -9,9 +9,9 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
 
 SAMPLES = Path(__file__).parents[1] / "vocab_samples"
 TEXTS = {

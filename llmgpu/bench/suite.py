@@ -30,7 +30,7 @@ from llmgpu.bench.text.bpe_train import Trainer, measure_training
 from llmgpu.bench.text.corpus import BenchText, load_text
 from llmgpu.bench.text.tokenize import WHAT as TOKENIZE
 from llmgpu.bench.text.tokenize import measure_tokenizing
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError

@@ -17,7 +17,7 @@ from llmgpu.bench.record_file import load_record
 from llmgpu.bench.reports.compare import DEFAULT_THRESHOLD, compare_records
 from llmgpu.bench.reports.page import draw_report
 from llmgpu.bench.text.corpus import text_blocks
-from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.cli.bench_table import print_comparison, print_results
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import ByteSize, Percentage, output_options

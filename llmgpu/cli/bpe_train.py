@@ -13,10 +13,7 @@ from typing import Any, BinaryIO
 import click
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN
-from llmgpu.bpe.run_facts import FILES, file_facts
-from llmgpu.bpe.text.corpus import Corpus
-from llmgpu.bpe.text.sources import resolve_sources
+from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
 from llmgpu.bpe.training.plan import Plan, estimate_memory, make_plan
@@ -37,6 +34,9 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.word_counts import check_counted_alike, check_sources, load_all
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.resume_key import FILES, file_facts
+from llmgpu.text.corpus import Corpus
+from llmgpu.text.sources import resolve_sources
 
 
 @click.command("bpe-train")

@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
-    from llmgpu.bpe.text.corpus import CorpusOptions
+    from llmgpu.text.corpus import CorpusOptions
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -98,13 +98,13 @@ class PatternName(click.Choice[str]):
 
     def __init__(self) -> None:
         """Take all names there are."""
-        from llmgpu.bpe.patterns.pattern import ALIASES, PATTERNS
+        from llmgpu.bpe.pretokens.pattern import ALIASES, PATTERNS
 
         super().__init__([*PATTERNS, *ALIASES])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's own name."""
-        from llmgpu.bpe.patterns.pattern import get_pattern
+        from llmgpu.bpe.pretokens.pattern import get_pattern
 
         return get_pattern(super().convert(value, param, ctx)).name
 
@@ -116,7 +116,7 @@ class PatternExpression(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's name."""
-        from llmgpu.bpe.patterns.pattern import pattern_of_expression
+        from llmgpu.bpe.pretokens.pattern import pattern_of_expression
 
         return pattern_of_expression(str(value))
 
@@ -256,7 +256,7 @@ def make_corpus_options(
     line_documents: bool = False,
 ) -> CorpusOptions:
     """Turn the values of `corpus_options` into the library's."""
-    from llmgpu.bpe.text.corpus import CorpusOptions
+    from llmgpu.text.corpus import CorpusOptions
 
     if "" in doc_separators:
         raise click.UsageError("a document separator must not be empty")

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import click
 
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
-from llmgpu.bpe.text.corpus import CorpusOptions
-from llmgpu.bpe.tokens.encoding import encoding_facts, require_same_again
-from llmgpu.bpe.tokens.files import TokenSink, open_writer
-from llmgpu.bpe.tokens.layouts import LAYOUTS
-from llmgpu.bpe.tokens.shards import ShardNames, ShardWriter
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import Decorated, TokenCount
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.text.corpus import CorpusOptions
+from llmgpu.tokens.encoding import encoding_facts, require_same_again
+from llmgpu.tokens.layouts import LAYOUTS
+from llmgpu.tokens.shards import ShardNames, ShardWriter
+from llmgpu.tokens.writers import TokenSink, open_writer
 
 
 @dataclass(frozen=True)

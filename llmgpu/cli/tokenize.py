@@ -11,12 +11,8 @@ import click
 
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
-from llmgpu.bpe.encoding.id_memory import ReusedMemory
+from llmgpu.bpe.encoding.id_buffers import ReusedMemory
 from llmgpu.bpe.encoding.special_encoding import with_special_tokens
-from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
-from llmgpu.bpe.tokens.encoding import encode_corpus, encode_into
-from llmgpu.bpe.tokens.files import FORMATS, TokenSink
-from llmgpu.bpe.tokens.readers import check_fingerprint, read_side_file, read_tokens
 from llmgpu.bpe.vocabulary.check import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
@@ -30,6 +26,10 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
 from llmgpu.files import atomic_output
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.tokens.encoding import encode_corpus, encode_into
+from llmgpu.tokens.readers import check_fingerprint, read_side_file, read_tokens
+from llmgpu.tokens.writers import FORMATS, TokenSink
 
 
 @click.command()

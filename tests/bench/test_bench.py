@@ -41,8 +41,7 @@ from llmgpu.bench.text.peers_training import TRAINING_PEERS
 from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
-from llmgpu.bpe.patterns.pattern import PATTERNS
-from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -50,6 +49,7 @@ from llmgpu.cli.bench import bench
 from llmgpu.cli.bench_table import print_results
 from llmgpu.errors import DeviceError, InputError, LlmgpuError
 from llmgpu.progress import no_progress
+from llmgpu.text.corpus import corpus_from_bytes
 
 LIMIT = 20_000
 VOCAB_SIZE = 300

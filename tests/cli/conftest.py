@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bpe.training.test_train_recount import words
+from tests.bpe.plain.test_recount_gpu import words
 from tests.conftest import require_adapter
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llmgpu.backend import list_adapters
-from llmgpu.bpe.tokens.files import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.tokens.writers import FORMATS
 from tests.cli.conftest import Run, environment
 from tests.cli.test_bpe_train import fails
 

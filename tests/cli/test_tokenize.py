@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.tokens.files import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.tokens.writers import FORMATS
 from tests.cli.conftest import Run, environment
 from tests.cli.test_bpe_train import fails
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.bpe.training.recount_gpu import STATE
+from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, BufferPool, Device, Download, Staging, select_adapter
 from llmgpu.gpu.commands import MAX_GROUPS, split_groups

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.encoding import greedy_gpu as encode_gpu
-from llmgpu.bpe.training import recount_gpu as train_recount
+from llmgpu.bpe.plain import greedy_gpu as encode_gpu
+from llmgpu.bpe.plain import recount_gpu as train_recount
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS

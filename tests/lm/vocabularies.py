@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from tests.bpe.training.test_train_recount import words
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.plain.test_recount_gpu import words
 
 END = "<|endoftext|>"
 

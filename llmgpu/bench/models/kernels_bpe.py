@@ -22,12 +22,12 @@ from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.bench.text.corpus import load_text
 from llmgpu.bench.text.tokenize import encode_all
 from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress
+from llmgpu.text.corpus import corpus_from_bytes
 
 PATTERN = "gpt2"
 VOCAB_SIZE = 512

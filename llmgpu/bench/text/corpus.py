@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.text.generated_text import generate_text
-from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
 from llmgpu.errors import InputError
+from llmgpu.text.corpus import Corpus, CorpusOptions
 
 GENERATED = "generated"
 _READ_BYTES = 1 << 20

@@ -22,14 +22,14 @@ from llmgpu.bench.measuring.times import repeat, summarize, timed
 from llmgpu.bench.text.bpe_train import train_file
 from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
 from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
-from llmgpu.bpe.encoding.id_memory import CollectedIds
+from llmgpu.bpe.encoding.id_buffers import CollectedIds
 from llmgpu.bpe.interchange.formats import WRITERS
-from llmgpu.bpe.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.bpe.tokens.encoding import encode_into
-from llmgpu.bpe.tokens.files import TokenWriter, id_dtype, open_writer
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.progress import Progress, no_progress
+from llmgpu.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.tokens.encoding import encode_into
+from llmgpu.tokens.writers import TokenWriter, id_dtype, open_writer
 
 WHAT = "tokenize"
 _READ_BYTES = 4 << 20

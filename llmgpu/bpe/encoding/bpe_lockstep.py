@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import ranges
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK, PairRanks, byte_ids
 from llmgpu.bpe.encoding.safe_pairs import SafePairs
-from llmgpu.bpe.hash_table import HashTable
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.hash_table import HashTable
 
 MOST_BYTES = 256  # of a word: a key has 8 bits for the place
 _PLACE_BITS = np.uint32(8)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.text.slices import TextSource
+from llmgpu.bpe.pretokens.slices import TextSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
 from llmgpu.errors import TextError
@@ -85,7 +85,7 @@ def open_encoder(
     encoder = _open_matching(vocabulary, backend, slice_bytes, threads)
     if vocabulary.normalizer is None:
         return encoder
-    from llmgpu.bpe.text.normalization import NormalizingEncoder
+    from llmgpu.bpe.encoding.normalization import NormalizingEncoder
 
     return NormalizingEncoder(encoder)
 
@@ -94,16 +94,16 @@ def _open_matching(
     vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
 ) -> Encoder:
     if backend.device is None:
-        from llmgpu.bpe.encoding.words_numpy import SLICE_BYTES, NumpyEncoder
+        from llmgpu.bpe.encoding.encoder_numpy import SLICE_BYTES, NumpyEncoder
 
         return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
     if vocabulary.match == "bpe":
-        from llmgpu.bpe.encoding.words_gpu import GpuWordEncoder
+        from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
-        return GpuWordEncoder(backend.device, vocabulary, slice_bytes)
-    from llmgpu.bpe.encoding.greedy_gpu import GpuEncoder
+        return GpuEncoder(backend.device, vocabulary, slice_bytes)
+    from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
-    return GpuEncoder(backend.device, vocabulary, slice_bytes)
+    return GpuGreedyEncoder(backend.device, vocabulary, slice_bytes)
 
 
 def token_spans(vocabulary: Vocabulary) -> NDArray[np.int64]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.text.documents import Chunk, remove_spans
 from llmgpu.errors import TextError
+from llmgpu.text.documents import Chunk, remove_spans
 
 DOCUMENT = -1  # the kind of a boundary at which a document begins; others are a token's id
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.matching import Matches, Words
-from llmgpu.bpe.hash_table import HashTable
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie
+from llmgpu.bpe.words.hash_table import HashTable
 
 
 class TrieMatcher:

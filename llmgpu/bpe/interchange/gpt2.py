@@ -34,7 +34,7 @@ from llmgpu.bpe.interchange.merge_lists import (
     number_merges,
 )
 from llmgpu.bpe.interchange.notes import Note, listed, no_notes
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors

@@ -7,7 +7,7 @@
   where the caller allows special tokens. What a post-processor puts around a text is left to the
   caller, too. Both are told to `note`.
 - A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
-  the same ids; see `llmgpu.bpe.interchange.recovery`.
+  the same ids; see `llmgpu.bpe.vocabulary.recovery`.
 - The library numbers an added token that is not among the model's tokens itself, whatever id the
   file says. So special tokens are written in both places, as in GPT-2's file, and a file that the
   library would number otherwise is refused.
@@ -42,7 +42,7 @@ from llmgpu.bpe.interchange.merge_lists import (
 )
 from llmgpu.bpe.interchange.notes import Note, listed, no_notes
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange.byte_level import to_text
 from llmgpu.bpe.interchange.input_files import check_id, quote
 from llmgpu.bpe.interchange.notes import Note, listed
-from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 
@@ -86,7 +86,7 @@ def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:
 def exportable_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     """Return the merges (M, 3) by which a list gives the vocabulary's ids.
 
-    Where there are only ranks they are recovered, see `llmgpu.bpe.interchange.recovery`.
+    Where there are only ranks they are recovered, see `llmgpu.bpe.vocabulary.recovery`.
     """
     if len(vocabulary.merges):
         return vocabulary.merges

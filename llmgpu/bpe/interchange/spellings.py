@@ -11,7 +11,7 @@ r"""The patterns as other tools' regular expressions spell them.
 
 from __future__ import annotations
 
-from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.errors import VocabularyError
 
 _SHOWN = 400  # characters of an expression in a message

@@ -32,9 +32,9 @@ from llmgpu.bpe.interchange.input_files import (
     read_limited,
 )
 from llmgpu.bpe.interchange.notes import Note, no_notes
-from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
-from llmgpu.bpe.patterns.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, atomic_output, output_errors

@@ -23,9 +23,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.run_facts import Run, check_same_run
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors
+from llmgpu.resume_key import Run, check_same_run
 
 FORMAT_NAME = "llmgpu training checkpoint"
 FORMAT_VERSION = 1

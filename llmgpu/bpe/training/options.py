@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from llmgpu.bpe.interchange.recovery import ordinary_ranks, recover_merges
-from llmgpu.bpe.patterns.pattern import DEFAULT_PATTERN, get_pattern
+from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN, get_pattern
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
+from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError

@@ -73,7 +73,7 @@ def estimate_memory(text_bytes: int, backend: Backend, engine: str = "batched") 
         host = HOST_BYTES + 12 * words_bytes
         on_device = count_gpu.gpu_bytes(words_bytes) + train_gpu.gpu_bytes(words_bytes)
     else:
-        from llmgpu.bpe.training import recount_gpu as train_recount
+        from llmgpu.bpe.plain import recount_gpu as train_recount
 
         host = HOST_BYTES + 2 * text_bytes
         on_device = train_recount.gpu_bytes(text_bytes)

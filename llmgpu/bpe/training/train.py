@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.text.corpus import Corpus
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.merges import SymbolMerges, translate
 from llmgpu.bpe.training.options import TrainingOptions
@@ -29,9 +28,10 @@ from llmgpu.bpe.training.result import Trained, TrainingResult, make_vocabularie
 from llmgpu.bpe.training.symbols import Spellings, SymbolWords
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
+from llmgpu.text.corpus import Corpus
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
@@ -228,7 +228,7 @@ def _measure_sizes(
 
 
 def _recount(corpus: Corpus, run: _Run) -> Trained:
-    from llmgpu.bpe.training import recount_gpu as train_recount
+    from llmgpu.bpe.plain import recount_gpu as train_recount
 
     device, options = run.plan.merging.device, run.options
     assert device is not None

@@ -23,7 +23,7 @@ import msgpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import file as vocabulary_file
 from llmgpu.bpe.vocabulary.check import check_vocabulary
 from llmgpu.bpe.vocabulary.trie import Trie, compile_trie, validate_trie

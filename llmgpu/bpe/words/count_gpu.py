@@ -15,12 +15,11 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.text.corpus import Corpus
-from llmgpu.bpe.text.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_numpy import count_slice
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.gpu_slices import submitted_slices
-from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
     INSERTION,
@@ -31,6 +30,7 @@ from llmgpu.bpe.words.word_table_gpu import (
 )
 from llmgpu.gpu import Commands, Device, Kernel
 from llmgpu.progress import Progress, no_progress
+from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
 FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, of later ones few

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING, GrowableArray
-from llmgpu.bpe.patterns.pattern import start_mask
-from llmgpu.bpe.text.corpus import Corpus
-from llmgpu.bpe.text.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.pattern import start_mask
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, DistinctWords, word_too_long
-from llmgpu.bpe.words.word_runs import WordAccumulator, default_memory_bytes
+from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress, no_progress
+from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
 MOST_THREADS = 4  # by default: between NumPy's operations only one can run

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import is_ascending
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, MAX_WORD_BYTES, DistinctWords, add_up
-from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
 

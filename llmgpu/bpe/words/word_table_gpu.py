@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.patterns.pretoken_gpu import GpuPretokenizer
-from llmgpu.bpe.text.slices import Slice
+from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
+from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Download, Kernel, Staging
 

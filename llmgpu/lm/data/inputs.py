@@ -20,24 +20,24 @@ from pathlib import Path
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
-from llmgpu.bpe.run_facts import Run, check_same_run
-from llmgpu.bpe.text.corpus import Corpus, CorpusOptions
-from llmgpu.bpe.text.sources import STANDARD_INPUT, resolve_sources
-from llmgpu.bpe.tokens.encoding import encode_into, encoding_facts, require_same_again
-from llmgpu.bpe.tokens.files import SIDE_FORMAT
-from llmgpu.bpe.tokens.readers import describe_bin_file
-from llmgpu.bpe.tokens.shards import (
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.files import atomic_output, output_errors
+from llmgpu.lm.data.token_source import TokenSource, open_token_files
+from llmgpu.progress import Progress, no_progress
+from llmgpu.resume_key import Run, check_same_run
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.tokens.encoding import encode_into, encoding_facts, require_same_again
+from llmgpu.tokens.readers import describe_bin_file
+from llmgpu.tokens.shards import (
     MANIFEST_FORMAT,
     PROGRESS_FORMAT,
     ShardNames,
     ShardWriter,
     read_manifest,
 )
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError
-from llmgpu.files import atomic_output, output_errors
-from llmgpu.lm.data.token_source import TokenSource, open_token_files
-from llmgpu.progress import Progress, no_progress
+from llmgpu.tokens.writers import SIDE_FORMAT
 
 SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.tokens.readers import BinFile, check_fingerprint, describe_bin_file
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.progress import Progress, no_progress
+from llmgpu.tokens.readers import BinFile, check_fingerprint, describe_bin_file
 
 _SCANNED_IDS = 1 << 22  # at a time
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from llmgpu.bpe.text.jsonl import parse_json_object
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
 from llmgpu.lm.runs.evaluation_totals import perplexity
+from llmgpu.text.jsonl import parse_json_object
 
 FORMAT = "llmgpu-training-log"
 VERSION = 1

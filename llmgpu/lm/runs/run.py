@@ -17,7 +17,6 @@ import numpy as np
 
 from llmgpu import __version__
 from llmgpu.backend import Backend
-from llmgpu.bpe.run_facts import check_same_run
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
@@ -35,6 +34,7 @@ from llmgpu.lm.runs.schedule import learning_rate
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.runs.stopping import StopRequest
 from llmgpu.lm.trainer import Trainer
+from llmgpu.resume_key import check_same_run
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
 from llmgpu.bpe.encoding.matching import Words
-from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference import encoding as reference
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding import encoded_words
+from llmgpu.bpe.encoding import word_cache as encoded_words
 from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
-from llmgpu.bpe.encoding.encoded_words import EncodedWords
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.matching import Matches, Words
 from llmgpu.bpe.encoding.safe_cuts import SafeCuts
-from llmgpu.bpe.encoding.words_numpy import NumpyEncoder
-from llmgpu.bpe.patterns.pattern import PATTERNS
-from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.encoding.word_cache import EncodedWords
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.text.corpus import corpus_from_bytes
 from tests.reference import bpe as greedy_reference
 from tests.reference import encoding as reference
 

@@ -14,12 +14,12 @@ CHILD = """
 import sys
 import numpy as np
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.gpu import Device
-from tests.bpe.training.test_train_recount import words
+from tests.bpe.plain.test_recount_gpu import words
 
 device = Device()
 assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
-from tests.bpe.training.test_train_recount import words
+from tests.bpe.plain.test_recount_gpu import words
 from tests.reference import bpe as reference
 
 ALPHABETS = (

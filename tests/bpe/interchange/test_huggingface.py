@@ -22,9 +22,10 @@ from tokenizers import (
     trainers,
 )
 
-from llmgpu.bpe.interchange import huggingface, recovery, tiktoken
+from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, name_of_huggingface
-from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.vocabulary import recovery
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from tests.bpe.interchange.samples import (
@@ -34,7 +35,7 @@ from tests.bpe.interchange.samples import (
     texts,
     trained,
 )
-from tests.bpe.training.test_train_recount import words
+from tests.bpe.plain.test_recount_gpu import words
 from tests.reference.bpe import pre_tokens
 from tests.reference.encoding import bpe_encode
 

@@ -14,7 +14,7 @@ from tiktoken.load import load_tiktoken_bpe
 
 from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.input_files import MAX_FILE_BYTES
-from llmgpu.bpe.patterns.pattern import PATTERNS
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
 from tests.bpe.interchange.samples import (

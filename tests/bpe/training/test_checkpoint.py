@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe.text.corpus import corpus_from_bytes
 from llmgpu.bpe.training import checkpoint as module
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.errors import InputError, OutputError
-from tests.bpe.training.test_train_numpy import make_text
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.training.test_batched_numpy import make_text
 
 RUN = {"vocabulary sizes": [300], "corpus files": [["a.txt", 10, 123456789]], "limit": None}
 

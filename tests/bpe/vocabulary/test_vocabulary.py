@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.patterns.pattern import get_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import file as vocabulary_file
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError

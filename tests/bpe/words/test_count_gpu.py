@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.text import slices
-from llmgpu.bpe.text.corpus import corpus_from_bytes
+from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.words import count_gpu
 from llmgpu.bpe.words.count_gpu import MAX_WORD, GpuWordCounter
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.word_runs import WordAccumulator
+from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.bpe.words.word_table_gpu import STATE
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
 from tests.gpu.wgsl import struct_fields
 from tests.reference import bpe as reference
 

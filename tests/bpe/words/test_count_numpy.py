@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.bpe.words import count_numpy
 from llmgpu.bpe.words.count_numpy import count_words, default_threads
 from llmgpu.errors import InputError
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.reference import bpe as reference
 

@@ -1,0 +1,331 @@
+"""Byte pair encoding on a GPU: kernels in wgsl/encode, on the table of distinct words.
+
+- A slice is one submission. Its words are looked up in the table; those that are not there yet are
+  entered and merged, each by one thread. Then the tokens of all words are counted, and copied to
+  where the counts say. The table persists over slices and texts, and is emptied when it is full.
+- Long words are merged on the host. The device leaves LONG_WORD in their places.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+from weakref import proxy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    EncodedSlice,
+    NoTokenError,
+    new_ids,
+    token_spans,
+)
+from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
+from llmgpu.bpe.encoding.matching import Words
+from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
+from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, TextSource
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.word_table_gpu import (
+    FIRST_WORDS,
+    INSERTION,
+    TABLE_BYTES,
+    GpuWordTable,
+    WordSlot,
+    prepare_kernels,
+)
+from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download
+
+LONGEST = 512  # bytes of a word that is merged on the device: the steps grow with the square
+SOFTWARE_LONGEST = 256  # more would be more steps than a thread may take there
+LONG_WORD = 0xFFFFFFFE  # in wgsl/encode/params.wgsl
+BYTE_VECTORS = 64  # in wgsl/encode/02_merge.wgsl
+SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
+SLOTS = 3  # slices in flight: one being read, one computed, one fetched
+MORE_IDS = 1.05  # copied with a slice, as a multiple of what the last one makes expect
+FREE = 0xFFFFFFFF  # rank of a free slot, in wgsl/encode/02_merge.wgsl
+
+
+class GpuEncoder:
+    """Encodes texts with one vocabulary on one device, by merges."""
+
+    def __init__(
+        self,
+        device: Device,
+        vocabulary: Vocabulary,
+        slice_bytes: int | None = None,
+        *,
+        first_words: int = 4 * FIRST_WORDS,
+        table_bytes: int = TABLE_BYTES,
+        workgroup_size: int = 256,
+    ) -> None:
+        """Compile the kernels, upload the pairs that merge, and make an empty table.
+
+        slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
+
+        Raises:
+            DeviceError: the adapter's memory or limits don't do.
+            VocabularyError: the vocabulary has too many merges.
+        """
+        self._device, self._vocabulary = device, vocabulary
+        self._pairs = pair_ranks(vocabulary)
+        if slice_bytes is None:
+            slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
+        self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
+        self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
+        self._wg = workgroup_size
+        self._kernels = prepare_kernels(
+            device,
+            workgroup_size,
+            {
+                "encode/00_look_up": {"MAX_WORD": self._longest},
+                "encode/01_whole_tokens": {},
+                "encode/02_merge": {"WHOLE_TOKENS": int(vocabulary.takes_whole_tokens)},
+                "encode/03_store": {},
+                "encode/04_count_tokens": {},
+                "encode/05_scan_groups": {},
+                "encode/06_emit": {},
+                "encode/07_document_starts": {},
+            },
+        )
+        self._table = GpuWordTable(
+            device,
+            self._kernels,
+            self._slice_bytes,
+            first_words,
+            table_bytes,
+            word_arrays={"entries": 8},
+            data_arrays={"ids": 16},
+        )
+        whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
+        merging = (*INSERTION, *whole, "merge", "store")
+        emitting = ("count_tokens", "scan_groups", "emit", "document_starts")
+        self.steps = ("look_up", *merging, *emitting)  # kernels of a slice, in order
+        self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
+        self._shared = self._make_shared_buffers()
+        self._idle = [_Slot(self) for _ in range(SLOTS)]  # kept from one text to the next
+        self._empty = True
+        self._ids_per_byte = 0.0  # of the slice fetched last
+
+    def _make_shared_buffers(self) -> dict[str, Buffer]:
+        """Make the buffers that a slice needs only while it is computed."""
+        size, create = self._slice_bytes, self._device.create_buffer
+        trie = self._vocabulary.trie
+        buffers = {
+            "words": create("words", 4 * size),
+            "links": create("symbol links", 4 * size),
+            "offsets": create("segment offsets", size // 8 + 4),
+            "group_sums": create("group sums", size // 8 + 4),
+            "nodes": create("trie nodes", trie.nodes.nbytes),
+            "edges": create("trie edges", trie.edges.nbytes),
+        }
+        buffers["symbols"] = buffers["words"]
+        pairs = pack_pairs(self._vocabulary, self._pairs)
+        buffers["pairs"] = create("pairs", pairs.nbytes)
+        for name, array in (("nodes", trie.nodes), ("edges", trie.edges), ("pairs", pairs)):
+            self._device.write(buffers[name], array)
+        return buffers
+
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
+        slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
+        reader = SliceReader(source, self._vocabulary.pattern)
+        first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
+        offset = 0
+        for slot, piece in submitted_slices(reader, slots, self._slice_bytes, first):
+            if piece.oversized:
+                yield self._host.encode(piece, 0, offset)[0]
+            else:
+                yield self._fetch(slot, piece, self._finish(slot), offset, allocate)
+            offset += piece.main_end
+            self._empty = False
+        self._idle = slots
+
+    def _finish(self, slot: _Slot) -> NDArray[Any]:
+        """Wait for a slice, run again until all its words are in the table; return its state."""
+        state = slot.collect()
+        before, cleared = 0, False
+        while pending := int(state["pending"]):
+            with self._lock:
+                if state["undecided"]:
+                    slot.mark_on_host()
+                # Nothing was taken in: the table is full, or too crowded where words belong.
+                stuck = state["full"] or pending == before
+                if stuck and not self._table.grow(state, beyond_limit=cleared):
+                    self._table.clear()
+                    cleared = True
+                slot.run_again()
+            before, state = pending, slot.collect()
+        return state
+
+    def expected_ids(self, text_bytes: int) -> int:
+        """Return how many ids to copy with so much text, before it is known how many it has."""
+        return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
+
+    def _fetch(
+        self, slot: _Slot, piece: Slice, state: NDArray[Any], offset: int, allocate: Allocate
+    ) -> EncodedSlice:
+        tokens = int(state["tokens"])
+        self._ids_per_byte = tokens / max(1, piece.main_end)
+        if state["long"]:
+            ids, starts = slot.fetch(new_ids(tokens))
+            words = slot.read_long_words(self._longest)
+            ids, starts = self._insert_long_words(ids, starts, words, allocate)
+        else:
+            ids, starts = slot.fetch(allocate(tokens))
+        if self._has_gaps and (ids == NO_TOKEN).any():
+            before = ids[: np.argmax(ids == NO_TOKEN)]
+            position = int(token_spans(self._vocabulary)[before].sum())
+            raise NoTokenError(slot.read_byte(position), offset + position)
+        return EncodedSlice(ids, starts, piece.main_end, piece.closed)
+
+    def _insert_long_words(
+        self,
+        ids: NDArray[np.uint32],
+        starts: NDArray[np.int64],
+        words: list[NDArray[np.uint8]],
+        allocate: Allocate,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Put the tokens of long words in their places; return ids and document starts."""
+        lengths = np.array([len(word) for word in words])
+        ends = np.cumsum(lengths)
+        spans = Words(ends - lengths, ends, ends)
+        matches = self._matcher.match_long(np.concatenate(words), spans)
+        places = np.flatnonzero(ids == LONG_WORD)
+        last = np.cumsum(matches.counts)
+        pieces: list[NDArray[np.uint32]] = []
+        behind = 0
+        for place, begin, end in zip(
+            places.tolist(), (last - matches.counts).tolist(), last.tolist(), strict=True
+        ):
+            pieces += [ids[behind:place], matches.ids[begin:end]]
+            behind = place + 1
+        gained = np.concatenate([np.zeros(1, np.int64), last - np.arange(1, len(last) + 1)])
+        result = allocate(len(ids) + int(gained[-1]))
+        np.concatenate([*pieces, ids[behind:]], out=result)
+        return result, starts + gained[np.searchsorted(places, starts)]
+
+    @cached_property
+    def _matcher(self) -> BpeMatcher:
+        return BpeMatcher(self._vocabulary, self._pairs)
+
+    @cached_property
+    def _host(self) -> SliceEncoder:
+        return SliceEncoder(self._vocabulary, self._matcher)
+
+    @cached_property
+    def _has_gaps(self) -> bool:
+        """Whether there are bytes without a token."""
+        return bool((byte_ids(self._vocabulary) < 0).any())
+
+
+class _Slot(WordSlot):
+    """One slice that is encoded."""
+
+    def __init__(self, encoder: GpuEncoder) -> None:
+        super().__init__(encoder._device, encoder._vocabulary.pattern, encoder._slice_bytes)
+        self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
+        self._own = BufferPool(self.device)
+        self.buffers |= encoder._shared
+        self.buffers["output"] = self._own.get("output", 4 * encoder._slice_bytes)
+        self.buffers["documents"] = self._own.get("documents", 4)
+        self._begin = encoder._kernels["begin_slice"].bind(
+            state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
+        )
+        self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
+        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # a token has four bytes, or three
+        self._documents = 0  # of the slice submitted last
+        self._copied = 0  # ids of it that are copied in any case
+
+    def submit(self, piece: Slice) -> None:
+        """Submit the slice that was read into the staging memory."""
+        self._documents = len(piece.document_starts)
+        with self._encoder._lock:
+            if self._documents:
+                self._upload_documents(piece.document_starts)
+            commands = self.device.record()
+            self.upload(commands, piece)
+            self._record(commands)
+
+    def _upload_documents(self, starts: NDArray[np.int64]) -> None:
+        buffer = self._own.get("documents", 4 * len(starts))
+        if buffer is not self.buffers["documents"]:
+            self.buffers["documents"] = buffer
+            self.forget_bindings()
+        self.device.write(buffer, starts.astype(np.uint32))
+
+    def run_again(self) -> None:
+        """Submit the slice once more; what is in the table by now is found there."""
+        self._ids_copy.cancel()
+        self._starts_copy.cancel()
+        commands = self.device.record()
+        self.all_pending(commands)
+        self._record(commands)
+
+    def _record(self, commands: Commands) -> None:
+        encoder, table = self._encoder, self._encoder._table
+        look_up, *insertion, merge, store, count, scan, emit, document_starts = self.bound(
+            table, encoder.steps
+        )
+        groups = -(-self.main_end // (32 * encoder._wg))
+        commands.dispatch(self._begin, 1)
+        commands.dispatch(look_up, groups)
+        for kernel in insertion:
+            commands.dispatch(kernel, table.groups)
+        commands.dispatch(merge, -(-table.fresh_capacity // encoder._wg))
+        commands.dispatch(store, table.groups)
+        commands.dispatch(count, groups)
+        commands.dispatch(scan, 1)
+        commands.dispatch(emit, groups)
+        if self._documents:
+            commands.dispatch(document_starts, -(-self._documents // encoder._wg))
+        self._copied = encoder.expected_ids(self.main_end)
+        self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
+        self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
+        self.submit_with_state(commands, table)
+        self._ids_copy.begin()
+        self._starts_copy.begin()
+
+    def fetch(self, ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Write the slice's ids to `ids`; return these, and where in them documents begin."""
+        starts = np.empty(self._documents, np.uint32)
+        if len(ids) > self._copied:
+            self._ids_copy.cancel()
+            self._ids_copy.start(self.buffers["output"], ids.nbytes)
+        self._ids_copy.finish(ids.view(np.uint8))
+        self._starts_copy.finish(starts.view(np.uint8))
+        return ids, starts.astype(np.int64)
+
+
+def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
+    """Return the table of wgsl/encode/02_merge.wgsl, uint32 (BYTE_VECTORS + slots, 4).
+
+    The token of each byte, then a hash table of the pairs, at most half full.
+    """
+    # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
+    slots = 2 << max(len(pairs.ranks), 8).bit_length()
+    table = np.full((slots, 4), FREE, np.uint32)
+    entries = np.column_stack(
+        [pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]]
+    ).astype(np.uint32)
+    at = _pair_hash(entries[:, 0], entries[:, 1]) & np.uint32(slots - 1)
+    while len(entries):
+        free = np.flatnonzero(table[at, 2] == FREE)
+        table[at[free]] = entries[free]  # of several, the last is written
+        left = (table[at, :2] != entries[:, :2]).any(axis=1)
+        entries, at = entries[left], (at[left] + np.uint32(1)) & np.uint32(slots - 1)
+    byte_tokens = byte_ids(vocabulary).astype(np.uint32).reshape(BYTE_VECTORS, 4)
+    return np.concatenate([byte_tokens, table])
+
+
+def _pair_hash(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Do what `look_up` in wgsl/encode/02_merge.wgsl does."""
+    hashes = left * np.uint32(0x9E3779B1)
+    hashes = (hashes ^ (hashes >> np.uint32(15)) ^ right) * np.uint32(0x85EBCA77)
+    return hashes ^ (hashes >> np.uint32(13))

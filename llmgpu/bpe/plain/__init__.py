@@ -1,0 +1,1 @@
+"""The two plain pipelines, kept whole: recount training and greedy longest match."""

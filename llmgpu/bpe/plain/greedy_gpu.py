@@ -1,0 +1,330 @@
+"""Tokenizing on a GPU: greedy longest match by a trie walk, kernels in wgsl/trie.
+
+A slice is one submission: upload, marking where pre-tokens start, six dispatches, and the copy of
+its total. Exactly as many ids are fetched. Where the next slice's first token starts stays on the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from weakref import proxy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    EncodedSlice,
+    NoTokenError,
+    new_ids,
+    token_spans,
+)
+from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder, make_matcher, stream_lookahead
+from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
+from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, TextSource
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
+
+NONE = 0xFFFFFFFF  # NO_TOKEN, NO_BYTE in wgsl/trie/params.wgsl
+PARAMS = np.dtype(
+    [
+        (name, "<u4")
+        for name in (
+            "input_length",
+            "chunk_size",
+            "max_tokens_per_chunk",
+            "main_end",
+            "unknown_token",
+            "chunk_count",
+        )
+    ]
+)  # TrieParams in wgsl/trie/params.wgsl
+# STATE_* in wgsl/trie/params.wgsl
+STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE, STATE_WORDS = range(5)
+SLICE_BYTES = 16 << 20
+SOFTWARE_SLICE_BYTES = 2 << 20
+CHUNK_BYTES = 256
+MAX_CHUNK_BYTES = 1024  # MAX_CHUNK in wgsl/trie/01_long_exit.wgsl
+COMPACT_WORKGROUP = 64
+STEPS_PER_BYTE = 9  # loop iterations of a match: the byte, and a binary search of 256 children
+SLOTS = 3  # slices in flight: one being read, one computed, one fetched
+
+
+class GpuGreedyEncoder:
+    """Encodes texts with one vocabulary on one device."""
+
+    def __init__(
+        self,
+        device: Device,
+        vocabulary: Vocabulary,
+        slice_bytes: int | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        workgroup_size: int = 256,
+    ) -> None:
+        """Compile the kernels and upload the trie.
+
+        slice_bytes, chunk_bytes: how the text is cut, at most; the ids depend on neither.
+
+        Raises:
+            DeviceError: the adapter's limits are too small for the vocabulary.
+        """
+        if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
+            raise ValueError(f"chunk_bytes is {chunk_bytes}, not from 1 to {MAX_CHUNK_BYTES}")
+        self._device = device
+        self._vocabulary = vocabulary
+        self._chunk_bytes = chunk_bytes = min(
+            chunk_bytes, _positions_per_thread(device, vocabulary)
+        )
+        self._wg = workgroup_size
+        self._lookahead = stream_lookahead(vocabulary)
+        if slice_bytes is None:
+            slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
+        chunks = min(device.max_binding_bytes // 4 // chunk_bytes, device.max_loop_iterations)
+        most = chunks * chunk_bytes
+        self._slice_bytes = min(max(slice_bytes, 2 * vocabulary.trie.longest + PADDING + 1), most)
+        self._kernels = self._compile()
+        self._nodes = self._upload("trie nodes", vocabulary.trie.nodes)
+        self._edges = self._upload("trie edges", vocabulary.trie.edges)
+        self._idle: list[_Slot] = []  # slots of the last text; kept for the next one
+
+    def take_slots(self) -> list[_Slot]:
+        """Hand out slots for a text, those of the last one if they are idle."""
+        slots, self._idle = self._idle, []
+        if not slots:
+            pool = BufferPool(self._device)
+            slots = [_Slot(self, number, pool) for number in range(SLOTS)]
+        return slots
+
+    def return_slots(self, slots: list[_Slot]) -> None:
+        """Take back the slots of a text that was encoded to its end."""
+        self._idle = slots
+
+    def _compile(self) -> dict[str, Kernel]:
+        size = {"WORKGROUP_SIZE": self._wg}
+        kernels = self._device.prepare(
+            [
+                ("trie/00_chunk_entry.wgsl", size | {"LOOK_BACK": self._chunk_bytes}),
+                ("trie/01_long_exit.wgsl", size),
+                ("trie/02_long_chain.wgsl", size),
+                ("trie/03_tokenizer_chunked.wgsl", size),
+                ("trie/04_prefix_sum.wgsl", size),
+                ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
+            ]
+        )
+        return {kernel.label: kernel for kernel in kernels}
+
+    def _upload(self, role: str, array: NDArray[np.uint32]) -> Buffer:
+        buffer = self._device.create_buffer(role, array.nbytes)
+        self._device.write(buffer, array)
+        return buffer
+
+    @cached_property
+    def _host(self) -> SliceEncoder:
+        return SliceEncoder(self._vocabulary, make_matcher(self._vocabulary))
+
+    def encode_on_host(self, piece: Slice, offset: int) -> EncodedSlice:
+        """Encode a slice that the device can't; offset: of the slice in the whole text."""
+        return self._host.encode(piece, 0, offset)[0]
+
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
+        return _Run(self, source, allocate).slices()
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The six kernels, bound to one slot's buffers."""
+
+    chunk_entry: BoundKernel
+    long_exit: BoundKernel
+    long_chain: BoundKernel
+    tokenizer: BoundKernel
+    prefix_sum: BoundKernel
+    compact: BoundKernel
+
+
+class _Slot:
+    """One slice's staging memory and results; the kernels' buffers are shared by all slots."""
+
+    def __init__(self, encoder: GpuGreedyEncoder, number: int, pool: BufferPool) -> None:
+        self._encoder: GpuGreedyEncoder = proxy(encoder)  # which keeps its slots
+        device = self._device = encoder._device
+        size = encoder._slice_bytes
+        chunks = -(-size // encoder._chunk_bytes)
+        self.staging = Staging(device, size)
+        self._input = pool.get(f"text {number}", size)
+        self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size, pool)
+        self._pretokenizer.bind(self._input)
+        self._entries = pool.get("chunk entries", 8 * chunks)
+        self._output = pool.get("token output", 4 * chunks * encoder._chunk_bytes)
+        self._counts = pool.get("chunk counts", 4 * chunks)
+        self._offsets = pool.get("chunk offsets", 4 * chunks)
+        self.state = pool.get("slice state", 4 * STATE_WORDS)
+        self._long_args = pool.get("long args", 24)
+        self._compact = pool.get(f"compact output {number}", 4 * size)
+        self._params = device.create_uniform("trie params", PARAMS.itemsize)
+        self._state_copy, self._undecided_copy = Download(device), Download(device)
+        self._ids_copy = Download(device)
+        self._bound = self._bind(encoder._kernels)
+
+    def _bind(self, kernels: dict[str, Kernel]) -> _Bound:
+        match = {
+            "input": self._input,
+            "nodes": self._encoder._nodes,
+            "edges": self._encoder._edges,
+            "start_bits": self._pretokenizer.start_bits,
+            "chunk_entries": self._entries,
+            "params": self._params,
+        }
+        output = {"token_output": self._output, "params": self._params}
+        counts = {"chunk_counts": self._counts, "params": self._params}
+        state = {"slice_state": self.state}
+        return _Bound(
+            kernels["trie_chunk_entry"].bind(**match, **state, long_args=self._long_args),
+            kernels["trie_long_exit"].bind(**match, token_output=self._output),
+            kernels["trie_long_chain"].bind(**output, chunk_entries=self._entries),
+            kernels["trie_tokenizer_chunked"].bind(**(match | output | counts | state)),
+            kernels["trie_prefix_sum"].bind(
+                **counts, **state, chunk_offsets=self._offsets, input=self._input
+            ),
+            kernels["trie_tokenizer_compact"].bind(
+                **(output | counts), chunk_offsets=self._offsets, compact_output=self._compact
+            ),
+        )
+
+    def submit(self, piece: Slice) -> None:
+        """Submit the slice that was read into the staging memory."""
+        device, encoder, bound = self._device, self._encoder, self._bound
+        chunks = -(-piece.main_end // encoder._chunk_bytes)
+        self._write_params(piece, chunks)
+        chunk_groups = -(-chunks // encoder._wg)
+        commands = device.record()
+        self.staging.copy_to(commands, self._input, piece.length)
+        self._pretokenizer.record(commands, piece)
+        commands.dispatch(bound.chunk_entry, chunk_groups)
+        commands.dispatch_indirect(bound.long_exit, self._long_args, 0)
+        commands.dispatch_indirect(bound.long_chain, self._long_args, 12)
+        commands.dispatch(bound.tokenizer, chunk_groups)
+        commands.dispatch(bound.prefix_sum, 1)
+        commands.dispatch(bound.compact, chunks)
+        self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
+        self._undecided_copy.record(commands, self._pretokenizer.undecided, 4)
+        device.submit(commands)
+        self._state_copy.begin()
+        self._undecided_copy.begin()
+
+    def _write_params(self, piece: Slice, chunks: int) -> None:
+        encoder, vocabulary = self._encoder, self._encoder._vocabulary
+        unknown = vocabulary.unknown_token
+        params = np.array(
+            (
+                piece.main_end if encoder._lookahead is None else piece.length,
+                encoder._chunk_bytes,
+                encoder._chunk_bytes,
+                piece.main_end,
+                NONE if unknown is None else unknown,
+                chunks,
+            ),
+            PARAMS,
+        )
+        self._device.write(self._params, params)
+        rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
+        long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
+        self._device.write(self._long_args, np.array(long_args, np.uint32))
+
+    def wait(self) -> tuple[bool, NDArray[np.uint32]]:
+        """Wait for the slice; return whether its pre-tokens were found, and its final state.
+
+        The state is uint32 (STATE_WORDS,).
+        """
+        state, undecided = np.empty(STATE_WORDS, np.uint32), np.empty(1, np.uint32)
+        self._state_copy.finish(state.view(np.uint8))
+        self._undecided_copy.finish(undecided.view(np.uint8))
+        return not undecided[0], state
+
+    def read_slice(self, piece: Slice) -> Slice:
+        """Return the slice with its text on the host again."""
+        buffer = np.zeros(piece.length + PADDING, np.uint8)
+        buffer[: piece.length] = self._device.read(self._input, piece.length, np.uint8)
+        return replace(piece, buffer=buffer)
+
+    def fetch(self, ids: NDArray[np.uint32]) -> None:
+        """Write the slice's ids to `ids`, which has room for just these."""
+        if len(ids):
+            self._ids_copy.start(self._compact, ids.nbytes)
+            self._ids_copy.finish(ids.view(np.uint8))
+
+
+class _Run:
+    """One text on its way through an encoder's slots."""
+
+    def __init__(self, encoder: GpuGreedyEncoder, source: TextSource, allocate: Allocate) -> None:
+        self._encoder, self._allocate = encoder, allocate
+        self._reader = SliceReader(source, encoder._vocabulary.pattern, encoder._lookahead)
+        self._lengths = token_spans(encoder._vocabulary)
+        self._carry = 0  # position of the first token of the next slice collected
+        self._offset = 0  # text bytes before it
+
+    def slices(self) -> Iterator[EncodedSlice]:
+        encoder = self._encoder
+        slots = encoder.take_slots()
+        state = np.array([0, 0, NONE, 0], np.uint32)
+        encoder._device.write(slots[0].state, state)
+        for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
+            if piece.oversized:
+                yield encoder.encode_on_host(piece, self._offset)
+                self._offset += piece.main_end
+            else:
+                yield self._collect(slot, piece)
+        encoder.return_slots(slots)
+
+    def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:
+        decided, state = slot.wait()
+        if not decided:
+            encoded = self._encoder.encode_on_host(slot.read_slice(piece), self._offset)
+            self._offset += piece.main_end
+            return encoded
+        ids = self._allocate(int(state[STATE_TOTAL]))
+        slot.fetch(ids)
+        if state[STATE_UNMATCHED] != NONE:
+            offset = self._offset + int(state[STATE_UNMATCHED])
+            raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
+        starts = self._document_starts(ids, piece.document_starts)
+        self._carry = int(state[STATE_CARRY])
+        self._offset += piece.main_end
+        return EncodedSlice(ids, starts, piece.main_end, piece.closed)
+
+    def _document_starts(
+        self, ids: NDArray[np.uint32], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Turn positions in the slice's bytes into positions in its ids."""
+        if len(positions) == 0 or positions[-1] == 0:
+            return np.zeros(len(positions), np.int64)
+        lengths = self._lengths[ids]
+        token_starts = self._carry + np.cumsum(lengths) - lengths
+        return np.searchsorted(token_starts, positions, side="left")
+
+
+def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
+    """Return at how many positions a thread may match tokens in one dispatch, 1 or more.
+
+    A match walks as many bytes as the longest token has, with up to 8 steps of a search for each.
+
+    Raises:
+        DeviceError: not even one position.
+    """
+    longest = max(1, vocabulary.trie.longest)
+    positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)
+    if positions < 1:
+        raise DeviceError(
+            f"the vocabulary's longest token has {longest} bytes, {device.name} matches at most "
+            f"{device.max_loop_iterations // STEPS_PER_BYTE}; use --device cpu"
+        )
+    return positions

@@ -1,0 +1,155 @@
+"""Applying a rule to a long text, block by block, and finding where one may be cut.
+
+No pattern looks behind: if a text is cut where a pre-token starts, what follows does not depend on
+what was before. So blocks are cut there, and a rule sees each of them as a text of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.characters import CodeTable, decode
+
+_BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
+_WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
+_PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start is looked for
+_PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
+_INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
+
+# Takes text, uint8 (n,), that begins with a pre-token, and positions of bytes in it that are no
+# text but stand where documents end. Gives the starts, bool (n,), and how many of these entries
+# hold whatever follows.
+Rule = Callable[[NDArray[np.uint8], NDArray[np.int64]], tuple[NDArray[np.bool_], int]]
+
+
+def mask_in_blocks(
+    text: NDArray[np.uint8], inner: NDArray[np.int64], rule: Rule, *, closed: bool
+) -> NDArray[np.bool_]:
+    """Mark the pre-token starts of a text that begins with one.
+
+    text: uint8 (n,), n > 0. inner: int64, ascending, positions in (0, n) at which documents begin.
+    closed: whether a document ends at the end.
+
+    Returns bool (n,).
+    """
+    spread = np.insert(text, inner, 0) if len(inner) else text
+    data = np.append(spread, np.uint8(0)) if closed else spread
+    edges = inner + np.arange(len(inner))
+    every_edge = np.append(edges, len(spread)) if closed else edges
+    mask = np.empty(len(data), np.bool_)
+    first, size = 0, _BLOCK
+    while first < len(data):
+        end = min(len(data), first + size)
+        low, high = np.searchsorted(every_edge, (first, end))
+        marked, decided = rule(data[first:end], every_edge[low:high] - first)
+        cut = len(marked) if end == len(data) else last_set(marked[:decided])
+        mask[first : first + cut] = marked[:cut]
+        first, size = first + cut, size * 2 if cut == 0 else _BLOCK
+    mask = mask[: len(spread)]
+    return np.delete(mask, edges) if len(inner) else mask
+
+
+def last_start_of(text: NDArray[np.uint8], begin: int, rule: Rule, *, closed: bool) -> int:
+    """Return the last position found at which a pre-token certainly starts.
+
+    text: uint8 (n,). begin: where its last document begins, less than n; or 0, where a pre-token
+    starts. closed: whether that document ends with the text.
+    """
+    plain = _last_plain_start(text[max(begin, len(text) - _PLAIN_WINDOW) :])
+    if plain:
+        return len(text) - plain
+    size = _WINDOW
+    while True:
+        low = max(begin, len(text) - size)
+        # A copy: the text may be in memory of a device's, which is slow to read.
+        window = text[low:].copy()
+        start = low + _sync_point(window) if low > begin else begin
+        if start >= low:
+            data = window[start - low :]
+            if closed:
+                data = np.append(data, np.uint8(0))
+            edges = np.array([len(data) - 1] if closed else [], np.int64)
+            marked, decided = rule(data, edges)
+            known = len(data) - 1 if closed else decided
+            return start + max(0, last_set(marked[:known]))
+        size *= 2
+
+
+def _last_plain_start(end: NDArray[np.uint8]) -> int:
+    """Return how far before the end of a text a space follows an ASCII letter last, 0 if none does.
+
+    A pre-token certainly starts at such a space, and most texts have many.
+    """
+    window = end.tobytes()
+    found = _PLAIN_START.search(window[::-1])
+    return found.start() + 1 if found else 0
+
+
+def last_set(flags: NDArray[np.bool_]) -> int:
+    """Return the last position, but not 0, at which a flag is set; 0 if there is none."""
+    size = 64
+    end = len(flags)
+    while end > 1:
+        window = np.flatnonzero(flags[max(1, end - size) : end])
+        if len(window):
+            return max(1, end - size) + int(window[-1])
+        end -= size
+        size *= 2
+    return 0
+
+
+_KINDS = 7
+_OTHER, _LETTER, _NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH = range(_KINDS)
+
+
+def _code_table() -> CodeTable:
+    by_class = [_OTHER] * _KINDS
+    by_class[unicode_classes.UPPERCASE] = _LETTER
+    by_class[unicode_classes.LOWERCASE] = _LETTER
+    by_class[unicode_classes.OTHER_LETTER] = _LETTER
+    by_class[unicode_classes.NUMBER] = _NUMBER
+    by_class[unicode_classes.WHITE_SPACE] = _SPACE
+    by_class[unicode_classes.OTHER] = _SIGN
+    own = {"'": _OTHER, "\n": _NEWLINE, "\r": _NEWLINE, "/": _SLASH}
+    return CodeTable(by_class, own)
+
+
+def _certain_starts() -> NDArray[np.bool_]:
+    """Return whether a pre-token starts between two kinds, whatever is around: bool (7, 7).
+
+    Other kinds are marks, which go with letters in some patterns, and the apostrophe, with which a
+    contraction begins. A slash may go with newlines before it.
+    """
+    certain = np.zeros((_KINDS, _KINDS), np.bool_)
+    certain[_LETTER, [_NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH]] = True
+    certain[_NUMBER] = True
+    certain[_NUMBER, _NUMBER] = False
+    certain[_NEWLINE, [_OTHER, _LETTER, _NUMBER, _SIGN]] = True
+    return certain
+
+
+_CODES = _code_table()
+_CERTAIN_STARTS = _certain_starts()
+
+
+def _sync_point(data: NDArray[np.uint8]) -> int:
+    """Return a position at which a pre-token starts whatever is around the text, or -1.
+
+    That is between kinds that never go together, or at the last of several spaces.
+
+    data: uint8 (n,), n > 0, within one document; it may begin inside of a character.
+    """
+    codes = np.frombuffer(data.tobytes().translate(_CODES.of_bytes), np.uint8)
+    positions, codes = decode(data, codes.copy(), _CODES)
+    complete = positions < len(data) - _INCOMPLETE
+    positions, codes = positions[complete], codes[complete]
+    certain = _CERTAIN_STARTS[codes[:-1], codes[1:]]
+    is_space = (codes == _SPACE) | (codes == _NEWLINE)
+    certain[:-1] |= is_space[:-2] & (codes[1:-1] == _SPACE) & ~is_space[2:]
+    found = np.flatnonzero(certain)
+    return int(positions[found[0] + 1]) if len(found) else -1

@@ -1,0 +1,164 @@
+"""Patterns cl100k, rustbpe, llama3, qwen2 and nanochat as a rule on runs of characters, in NumPy.
+
+    '(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*
+    |\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+
+
+They differ in the numbers that a pre-token holds, and only cl100k has the fifth alternative. The
+published spellings differ in more, but no text tells them apart by that: newlines behind `\\s*` are
+the last there are, and what is possessive could not be given back.
+
+Pre-tokens are runs as `llmgpu.bpe.pretokens.runs` has them, and one also starts at letters behind a
+contraction, which its apostrophe opens only if a pre-token starts there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.characters import (
+    EDGE_BYTE,
+    LONG_S,
+    CodeTable,
+    decode,
+    first_bytes,
+    longer_characters,
+)
+from llmgpu.bpe.pretokens.runs import (
+    EDGE_CODE,
+    LETTER_CODE,
+    NEWLINE_CODE,
+    NUMBER_CODE,
+    OTHER_CODE,
+    PLAIN_SPACE_CODE,
+    SPACE_CODE,
+    WHITE_SPACE,
+    WideCharacters,
+    contraction_ends,
+    last_without,
+    run_starts,
+)
+
+_MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a pattern differs from the others.
+
+    digits: numbers in a pre-token, at most.
+    whole_at_end: white space at the end of a document is one pre-token, with newlines in it too.
+    """
+
+    digits: int
+    whole_at_end: bool = False
+
+
+VARIANTS = {
+    "cl100k": Variant(digits=3, whole_at_end=True),
+    "rustbpe": Variant(digits=3),
+    "llama3": Variant(digits=3),
+    "qwen2": Variant(digits=1),
+    "nanochat": Variant(digits=2),
+}
+
+
+def _code_table() -> CodeTable:
+    by_class = [OTHER_CODE] * 7
+    for letter in (
+        unicode_classes.UPPERCASE,
+        unicode_classes.LOWERCASE,
+        unicode_classes.OTHER_LETTER,
+    ):
+        by_class[letter] = LETTER_CODE
+    by_class[unicode_classes.NUMBER] = NUMBER_CODE
+    by_class[unicode_classes.WHITE_SPACE] = SPACE_CODE
+    own = {"\r": NEWLINE_CODE, "\n": NEWLINE_CODE, " ": PLAIN_SPACE_CODE}
+    return CodeTable(by_class, own)
+
+
+_CODES = _code_table()
+
+
+def starts(
+    data: NDArray[np.uint8], edges: NDArray[np.int64], variant: Variant
+) -> tuple[NDArray[np.bool_], int]:
+    """Mark the bytes at which a pre-token starts, in a text that begins with one.
+
+    data: uint8 (n,), n > 0. edges: int64, ascending, positions of bytes that are no text but stand
+        where documents end.
+
+    Returns bool (n,), and how many entries hold whatever follows the text.
+    """
+    raw = data.tobytes()
+    codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)
+    if len(edges):
+        data, codes = data.copy(), codes.copy()
+        data[edges], codes[edges] = EDGE_BYTE, EDGE_CODE
+    apostrophes = np.flatnonzero(data == ord("'"))
+    if raw.isascii():
+        return _starts(data, codes, apostrophes, variant), _decided(codes, _MARGIN)
+    codes = codes.copy()
+    wide = _spread(data, codes)
+    if wide is not None and not _before_long_s(data, apostrophes):
+        return _starts(data, codes, apostrophes, variant, wide), _decided(codes, 4 * _MARGIN)
+    positions, codes = decode(data, codes, _CODES)
+    first = first_bytes(data, positions)
+    mask = np.zeros(len(data), np.bool_)
+    mask[positions] = _starts(first, codes, np.flatnonzero(first == ord("'")), variant)
+    return mask, int(positions[_decided(codes, _MARGIN)])
+
+
+def _before_long_s(data: NDArray[np.uint8], apostrophes: NDArray[np.int64]) -> bool:
+    """Tell whether a long s is behind an apostrophe: it counts as an s there, with two bytes."""
+    inside = apostrophes[apostrophes < len(data) - len(LONG_S)]
+    return bool(((data[inside + 1] == LONG_S[0]) & (data[inside + 2] == LONG_S[1])).any())
+
+
+def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters | None:
+    """Give all bytes of longer characters their code; None if numbers are among those.
+
+    codes: uint8 (n,), those of the single bytes.
+
+    Returns those that are no letters.
+    """
+    first, last = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    longer = longer_characters(data, _CODES)
+    if any((characters.codes == NUMBER_CODE).any() for characters in longer):
+        return None
+    for characters in longer:
+        for k in range(characters.length):
+            codes[k:][characters.at] = characters.codes
+        wide = np.take(characters.at, np.flatnonzero(characters.codes != LETTER_CODE))
+        first.append(wide)
+        last.append(wide + (characters.length - 1))
+    return WideCharacters(np.concatenate(first), np.concatenate(last))
+
+
+def _starts(
+    first: NDArray[np.uint8],
+    codes: NDArray[np.uint8],
+    apostrophes: NDArray[np.int64],
+    variant: Variant,
+    wide: WideCharacters | None = None,
+) -> NDArray[np.bool_]:
+    """Apply the rule to characters, or to the bytes of a text.
+
+    first: uint8 (n,), the first byte of each, or all bytes. codes: uint8 (n,). apostrophes: where
+        they are. wide: of bytes, see `run_starts`.
+    """
+    marked = run_starts(codes, variant.digits, whole_at_end=variant.whole_at_end, wide=wide)
+    opened = apostrophes[marked[apostrophes]]
+    if len(opened):
+        behind = contraction_ends(first, opened)
+        behind = behind[(behind > 0) & (behind < len(codes))]
+        marked[behind] |= codes[behind] == LETTER_CODE
+    return marked
+
+
+def _decided(codes: NDArray[np.uint8], margin: int) -> int:
+    """Return how many marks don't depend on what follows, nor on the last `margin` codes."""
+    return last_without(codes, WHITE_SPACE, len(codes) - margin) + 1

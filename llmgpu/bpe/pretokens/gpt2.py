@@ -1,0 +1,115 @@
+"""Pattern gpt2 as a local rule on characters, in NumPy.
+
+    '(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+
+
+A character is a letter, a number, white space or other. A pre-token starts
+
+- where the class changes, except behind a plain space, which joins what is no white space, and
+  except at the letters of a contraction;
+- at the last of several white-space characters before something else;
+- at a letter behind a contraction.
+
+An apostrophe opens a contraction only if a pre-token starts at it: behind a letter, a number, white
+space that is no plain space, or nothing. A byte that is not part of a valid UTF-8 sequence (RFC
+3629) is a character of class other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode
+
+# A character's code: its class in the low half, and in the high half the classes that go on behind
+# it. The edge of a document is followed by nothing, and ends white space as white space would.
+_LETTER, _NUMBER, _OTHER, _SPACE = 1, 2, 4, 8
+_ALL = _LETTER | _NUMBER | _OTHER | _SPACE
+_EDGE_CODE = _SPACE
+_APOSTROPHE = ord("'")
+
+
+def _code(kind: int) -> int:
+    return kind | kind << 4
+
+
+def _code_table() -> CodeTable:
+    by_class = [_code(_OTHER)] * 7
+    for letter in (
+        unicode_classes.UPPERCASE,
+        unicode_classes.LOWERCASE,
+        unicode_classes.OTHER_LETTER,
+    ):
+        by_class[letter] = _code(_LETTER)
+    by_class[unicode_classes.NUMBER] = _code(_NUMBER)
+    by_class[unicode_classes.WHITE_SPACE] = _code(_SPACE)
+    return CodeTable(by_class, {" ": _SPACE | _ALL << 4})
+
+
+_CODES = _code_table()
+
+
+def _contraction_letters() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    single = np.zeros(256, np.bool_)
+    single[list(b"sdmt")] = True
+    double = np.zeros(1 << 16, np.bool_)
+    double[[first << 8 | second for first, second in (b"ll", b"ve", b"re")]] = True
+    return single, double
+
+
+_SINGLE, _DOUBLE = _contraction_letters()
+
+
+def starts(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the bytes at which a pre-token starts, in a piece of text with edges in it.
+
+    data: uint8 (n,). edges: positions of bytes that are no text but stand between documents.
+
+    Returns bool (n,). The first bytes lack what is before them, the last ones what is behind: they
+    are undecided within a few bytes of the ends, unless an edge is there.
+    """
+    raw = data.tobytes()
+    codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)
+    plain = raw.isascii()
+    if len(edges):
+        data, codes = data.copy(), codes.copy()
+        data[edges], codes[edges] = EDGE_BYTE, _EDGE_CODE
+    if plain:
+        return _character_starts(data, codes)
+    positions, decoded = decode(data, codes.copy(), _CODES)
+    mask = np.zeros(len(data), np.bool_)
+    mask[positions] = _character_starts(data[positions], decoded)
+    return mask
+
+
+def _character_starts(first: NDArray[np.uint8], codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Apply the rule to characters.
+
+    first: uint8 (n,), the first byte of each. codes: uint8 (n,).
+    """
+    marked = np.ones(len(codes), np.bool_)
+    np.equal((codes[:-1] >> 4) & codes[1:], 0, out=marked[1:])
+    marked[1:-1] |= (codes[:-2] & codes[1:-1] & ~codes[2:] & _SPACE) != 0
+    opened = np.flatnonzero(first == _APOSTROPHE)
+    opened = opened[marked[opened]]
+    if len(opened):
+        _mark_contractions(marked, first, codes, opened)
+    return marked
+
+
+def _mark_contractions(
+    marked: NDArray[np.bool_],
+    first: NDArray[np.uint8],
+    codes: NDArray[np.uint8],
+    opened: NDArray[np.int64],
+) -> None:
+    """Join contractions with their apostrophes, and start pre-tokens at letters behind them."""
+    last = len(first) - 1  # what would be behind is undecided, or an edge that is no letter
+    one, two = first[np.minimum(opened + 1, last)], first[np.minimum(opened + 2, last)]
+    single = _SINGLE[one]
+    double = _DOUBLE[one.astype(np.uint16) << 8 | two]
+    marked[opened[single | double] + 1] = False
+    behind = np.concatenate([opened[single] + 2, opened[double] + 3])
+    behind = behind[behind <= last]
+    marked[behind] |= codes[behind] == _code(_LETTER)

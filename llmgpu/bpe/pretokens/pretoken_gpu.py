@@ -1,0 +1,155 @@
+"""Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
+
+Kernels of the patterns over runs look a few thousand bytes far, so a text may have runs that they
+can't tell apart: they list in `undecided` where that is. There the host marks instead.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens.cl100k_family import VARIANTS
+from llmgpu.bpe.pretokens.pattern import REGEX_PREFIX, get_pattern, start_masks_between
+from llmgpu.bpe.pretokens.slices import Slice
+from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
+from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
+
+PARAMS = np.dtype(
+    [
+        ("length", "<u4"),
+        ("has_documents", "<u4"),
+        ("continues", "<u4"),
+    ]
+)  # PretokenParams in wgsl/pretoken/params.wgsl
+SEGMENT_BYTES = 32  # bytes of text that a thread marks
+PART_BYTES = 1 << 16  # of text marked at a time by the host: parts are uploaded at aligned offsets
+BLOCK = 256  # code points that share an entry of the first level, see wgsl/pretoken/unicode.wgsl
+
+
+class GpuPretokenizer:
+    """Marks the pre-token starts of slices under one pattern on one device.
+
+    start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
+    undecided: on the device, u32: how many segments of that slice have wrong bits, then which; if
+        there are any, `mark_on_host` is to be called.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pattern: str,
+        capacity: int,
+        pool: BufferPool,
+        *,
+        workgroup_size: int = 256,
+    ) -> None:
+        """Compile the pattern's kernel.
+
+        capacity: bytes of the largest slice.
+        """
+        self._device, self._pattern = device, pattern
+        self._by_host = pattern.startswith(REGEX_PREFIX)
+        self._kernel = _pattern_kernel(device, pattern, workgroup_size)
+        size = -(-capacity // SEGMENT_BYTES) * 4
+        self.start_bits = pool.get("start bits", size)
+        self._document_bits = pool.get("document bits", size)
+        self._params = device.create_uniform("pretoken params", PARAMS.itemsize)
+        self._buffers = {
+            "params": self._params,
+            "document_bits": self._document_bits,
+            "start_bits": self.start_bits,
+        }
+        names = {binding.name for binding in self._kernel.bindings}
+        if "unicode_classes" in names:
+            self._buffers["unicode_classes"] = _upload_classes(device)
+        lists_undecided = "undecided" in names
+        self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
+        if lists_undecided:
+            self._buffers["undecided"] = self.undecided
+        self._bound: BoundKernel | None = None
+
+    def bind(self, text: Buffer) -> None:
+        """Attach the buffer that slices' texts are in; it holds a whole number of segments."""
+        self._bound = self._kernel.bind(text=text, **self._buffers)
+
+    def record(self, commands: Commands, piece: Slice) -> None:
+        """Upload what is known of a slice besides its text, and record marking its starts.
+
+        Unless a document ends there, bits near its end don't hold, see `pattern.start_mask`.
+        """
+        if self._bound is None:
+            raise RuntimeError("no text is bound")
+        inner = piece.boundaries[(piece.boundaries > 0) & (piece.boundaries < piece.length)]
+        params = np.zeros(1, PARAMS)
+        params["length"] = piece.length
+        params["has_documents"] = len(inner) > 0
+        params["continues"] = piece.continues
+        self._device.write(self._params, params)
+        if len(inner):
+            starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+            starts[inner] = True
+            self._device.write(self._document_bits, np.packbits(starts, bitorder="little"))
+        self._device.write(self.undecided, np.full(1, self._by_host, np.uint32))
+        groups = -(-piece.length // (SEGMENT_BYTES * self._kernel.workgroup_size))
+        commands.dispatch(self._bound, groups)
+
+    def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
+        """Mark the starts that the kernel could not, in a slice, whose text this is."""
+        spans = self._undecided_spans(len(text))
+        masks = start_masks_between(
+            text, self._pattern, piece.boundaries, spans, closed=piece.closed
+        )
+        for (begin, _), mask in zip(spans, masks, strict=True):
+            padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+            padded[: len(mask)] = mask
+            bits = np.packbits(padded, bitorder="little")
+            self._device.write(self.start_bits.view(begin // 8, len(bits)), bits)
+        self._device.write(self.undecided, np.zeros(1, np.uint32))
+
+    def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
+        """Return where to mark, each span with all that is undecided next to one another."""
+        if self._by_host:
+            return [(0, length)]
+        count = int(self._device.read(self.undecided, 1, np.uint32)[0])
+        segments = self._device.read(self.undecided, 1 + count, np.uint32)[1:]
+        parts = np.unique(segments // (PART_BYTES // SEGMENT_BYTES)).astype(np.int64)
+        first = np.flatnonzero(np.diff(parts, prepend=-2) > 1)
+        last = np.append(first[1:], len(parts)) - 1
+        begins, ends = parts[first] * PART_BYTES, (parts[last] + 1) * PART_BYTES
+        return list(zip(begins.tolist(), np.minimum(ends, length).tolist(), strict=True))
+
+
+def _pattern_kernel(device: Device, pattern: str, workgroup_size: int) -> Kernel:
+    """Compile the kernel of a pattern's family as the pattern needs it."""
+    name = get_pattern(pattern).name
+    if name.startswith(REGEX_PREFIX):
+        name = "none"  # the host marks
+    if name not in VARIANTS:
+        return device.kernel(f"pretoken/{name}_starts.wgsl", WORKGROUP_SIZE=workgroup_size)
+    return device.kernel(
+        "pretoken/cl100k_starts.wgsl",
+        WORKGROUP_SIZE=workgroup_size,
+        DIGITS=VARIANTS[name].digits,
+        WHOLE_AT_END=int(VARIANTS[name].whole_at_end),
+    )
+
+
+def _upload_classes(device: Device) -> Buffer:
+    table = pack_classes()
+    buffer = device.pool.get("unicode classes", table.nbytes)
+    device.write(buffer, table)
+    return buffer
+
+
+@cache
+def pack_classes() -> NDArray[np.uint32]:
+    """Return the table of wgsl/pretoken/unicode.wgsl: numbers of blocks, then the blocks."""
+    blocks, numbers = np.unique(
+        code_point_classes().reshape(-1, BLOCK), axis=0, return_inverse=True
+    )
+    halves = blocks.reshape(len(blocks), -1, 2)
+    packed = (halves[..., 0] | halves[..., 1] << 4).astype(np.uint8)
+    return np.concatenate([numbers.reshape(-1).astype("<u4"), packed.reshape(-1).view("<u4")])

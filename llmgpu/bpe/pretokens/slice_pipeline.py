@@ -1,0 +1,95 @@
+"""Slices of a text on their way through a device: read ahead, computed, and taken one by one.
+
+A thread reads slices into staging memory and submits them; the caller's thread takes them in order
+as they finish. So reading, computing and what the caller does with the results overlap. When the
+caller has enough, that thread is in no call of the driver's: the process may end.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.gpu import Staging
+
+
+class SliceSlot(Protocol):
+    """Memory for one slice on its way."""
+
+    staging: Staging
+
+    def submit(self, piece: Slice) -> None:
+        """Submit the work on the slice that was read into the staging memory."""
+        ...
+
+
+_Slot = TypeVar("_Slot", bound=SliceSlot)
+
+
+def submitted_slices(
+    reader: SliceReader, slots: Sequence[_Slot], slice_bytes: int, first_bytes: int | None = None
+) -> Iterator[tuple[_Slot, Slice]]:
+    """Yield slots with their submitted slices, in order; a slot is used again after its turn.
+
+    An oversized slice is not submitted: it is for the host.
+
+    slice_bytes: length of a slice at most. first_bytes: that of the first, if it is to be shorter;
+        the next ones double it.
+
+    Raises what reading or submitting raises, when its turn comes.
+    """
+    free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
+    submitted: queue.SimpleQueue[tuple[_Slot, Slice] | BaseException | None] = queue.SimpleQueue()
+    for slot in slots:
+        free.put(slot)
+
+    driver = threading.Lock()  # held while the thread is in the driver
+    has_enough = False
+
+    def submit_all() -> None:
+        size = first_bytes or slice_bytes
+        try:
+            while (slot := free.get()) is not None:
+                with driver:
+                    if has_enough:
+                        break
+                    buffer = slot.staging.array()[: min(size, slice_bytes)]
+                piece = _read(reader, buffer)
+                if piece is None:
+                    break
+                with driver:
+                    if has_enough:
+                        break
+                    if not piece.oversized:
+                        slot.submit(piece)
+                submitted.put((slot, piece))
+                size *= 2
+            submitted.put(None)
+        except BaseException as error:
+            submitted.put(error)
+
+    threading.Thread(target=submit_all, name="llmgpu-submit", daemon=True).start()
+    try:
+        while (item := submitted.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            free.put(item[0])
+    finally:
+        with driver:
+            has_enough = True
+        free.put(None)  # ends the thread, at once or when its read returns
+
+
+def _read(reader: SliceReader, buffer: NDArray[np.uint8]) -> Slice | None:
+    """Read until a slice holds something, or the end."""
+    while (piece := reader.read(buffer)) is not None:
+        if piece.main_end or len(piece.document_starts):
+            return piece
+    return None

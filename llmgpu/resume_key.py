@@ -1,0 +1,51 @@
+"""What a run is called with, kept beside what it did, so that only the same run goes on from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from llmgpu.errors import InputError
+from llmgpu.text.sources import STANDARD_INPUT
+
+Run = dict[str, Any]  # what JSON holds, by names that people know
+FILES = "corpus files (name, bytes, time of change)"
+
+
+def file_facts(path: str) -> list[str | int]:
+    """Return what shows that a file is another one or has changed: name, bytes, time of change."""
+    if path == STANDARD_INPUT:
+        return [path]
+    status = os.stat(path)
+    return [path, status.st_size, status.st_mtime_ns]
+
+
+def check_same_run(what: str, begun: Run, asked: Run) -> None:
+    """Raise an InputError that says what differs, unless both are the same run.
+
+    what: the begin of the message, "... of another run".
+    """
+    asked = json.loads(json.dumps(asked))
+    names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
+    if names:
+        name = names[0]
+        before, now = _difference(begun.get(name), asked.get(name))
+        others = f" (and {', '.join(names[1:])})" if names[1:] else ""
+        raise InputError(f"{what}: {name} was {_show(before)} and is {_show(now)} now{others}")
+
+
+def _difference(before: Any, now: Any) -> tuple[Any, Any]:
+    """Of two lists of lists the first entries that differ, otherwise both values."""
+    if not (isinstance(before, list) and isinstance(now, list)):
+        return before, now
+    if not all(isinstance(entry, list) for entry in before + now):
+        return before, now
+    common = min(len(before), len(now))
+    first = next((i for i in range(common) if before[i] != now[i]), common)
+    return (*before[first : first + 1], None)[0], (*now[first : first + 1], None)[0]
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,128 @@
+"""The documents of a JSON Lines file: one field of the object in each line.
+
+A line ends at a newline byte; lines of nothing but white space are passed over, as every reader of
+the format does. JSON can spell lone surrogates, which are not text: under the policy "raw" they
+become the three bytes that UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses
+them. Bytes of a line that are not UTF-8 are treated by the same policy.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+
+from llmgpu.errors import InputError
+from llmgpu.text.documents import REPLACEMENT, Utf8Policy
+
+LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS = {
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number from 1, line) of every line that isn't blank.
+
+    InputError for a line of more than LINE_BYTES; a byte order mark before the first is dropped.
+    """
+    number = 0
+    while line := stream.readline(LINE_BYTES + 1):
+        number += 1
+        if len(line) > LINE_BYTES:
+            raise InputError(
+                f"{name}, line {number}: longer than {LINE_BYTES} bytes: split the document"
+            )
+        line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        if not line.isspace() and line:
+            yield number, line
+
+
+def jsonl_documents(
+    stream: io.BufferedIOBase, name: str, text_field: str, policy: Utf8Policy
+) -> Iterator[bytes]:
+    """Yield the text of each line's `text_field`; InputError names the file and the line."""
+    for number, line in jsonl_lines(stream, name):
+        where = f"{name}, line {number}"
+        decoded, has_invalid = _decode(line, where, policy)
+        yield _encode(_field(decoded, where, text_field), has_invalid, where, policy)
+
+
+def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
+    """Return the JSON object that `text` is; InputError says `where` it isn't one."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: not a JSON object but {_kind(value)}")
+    return value
+
+
+def _field(line: str, where: str, text_field: str) -> str:
+    document = parse_json_object(line, where)
+    if text_field not in document:
+        present = ", ".join(sorted(map(repr, document))[:10]) or "none"
+        raise InputError(f"{where}: no field {text_field!r}; the fields are: {present}")
+    value = document[text_field]
+    if not isinstance(value, str):
+        raise InputError(f"{where}: field {text_field!r} is not a string but {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return _KINDS.get(type(value), "null")
+
+
+def _decode(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]:
+    """Return the line as text and whether invalid bytes are in it as surrogate escapes."""
+    try:
+        return line.decode(), False
+    except UnicodeDecodeError as error:
+        if policy.policy == "raw":
+            return line.decode("utf-8", "surrogateescape"), True
+        if policy.policy == "replace":
+            text = line.decode("utf-8", "replace")
+            present = line.count(REPLACEMENT.encode())
+            policy.invalid_sequences += text.count(REPLACEMENT) - present
+            return text, False
+        raise InputError(
+            f"{where}: invalid UTF-8 at byte {error.start} of the line: repair it, or let "
+            "encoding errors be 'replace' or 'raw'"
+        ) from error
+
+
+def _encode(text: str, has_invalid: bool, where: str, policy: Utf8Policy) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")
+    except UnicodeEncodeError as error:
+        if policy.policy == "raw":
+            return _encode_surrogates(text, has_invalid)
+        if policy.policy == "replace":
+            text, count = _SURROGATE.subn(REPLACEMENT, text)
+            policy.invalid_sequences += count
+            return text.encode()
+        raise InputError(
+            f"{where}: a lone surrogate (U+{ord(text[error.start]):04X}) is not text: repair it, "
+            "or let encoding errors be 'replace' or 'raw'"
+        ) from error
+
+
+def _encode_surrogates(text: str, has_invalid: bool) -> bytes:
+    if not has_invalid:
+        return text.encode("utf-8", "surrogatepass")
+    # Both in one line: U+DC80 to U+DCFF stand for bytes, the other surrogates were spelled.
+    parts = re.split(f"({_SURROGATE.pattern})", text)
+    return b"".join(
+        part.encode("utf-8", "surrogateescape" if "\udc80" <= part <= "\udcff" else "surrogatepass")
+        for part in parts
+    )

@@ -1,0 +1,144 @@
+"""The documents of a ``.parquet`` file: one column, each row a document.
+
+Row groups are read one after the other, and of each a few rows at a time, so that memory is bounded
+by the longest rows. Rows without a value are left out and counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from llmgpu.errors import InputError
+from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.extras import require_package
+
+_BATCH_BYTES = 1 << 22
+_BATCH_ROWS = 1024
+_BUFFER_BYTES = 1 << 20
+_SHOWN_COLUMNS = 20
+
+
+def require_pyarrow(path: str) -> None:
+    """Raise an InputError if the package that reads parquet files is missing."""
+    require_package("pyarrow.parquet", "parquet", path)
+
+
+class ParquetColumn:
+    """One column of a file.
+
+    position: bytes of the file that were consumed, about.
+    null_rows: rows without a value so far.
+    """
+
+    def __init__(self, path: str, column: str) -> None:
+        """Open the file; InputError if it can't be read or has no such column of text."""
+        self.position = 0
+        self.null_rows = 0
+        self._path = path
+        self._column = column
+        self._arrow = require_package("pyarrow", "parquet", path)
+        parquet = require_package("pyarrow.parquet", "parquet", path)
+        try:
+            self._raw = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise InputError(f"can't read {path}: {error.strerror}") from error
+        try:
+            self._size = os.fstat(self._raw.fileno()).st_size
+            self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+            self._check_column()
+        except InputError:
+            self.close()
+            raise
+        except self._errors as error:
+            self.close()
+            raise self._damaged(error) from error
+
+    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
+        """Yield the text of each row; InputError for what is damaged or, if "strict", no UTF-8."""
+        number = 0
+        rows = max(1, self._file.metadata.num_rows)
+        for values in self._batches():
+            for value in values:
+                number += 1
+                self.position = min(self._size, self._size * number // rows)
+                if value is None:
+                    self.null_rows += 1
+                else:
+                    yield _apply(policy, value, f"{self._path}, row {number}")
+
+    def wait(self, seconds: float | None) -> bool:
+        """Say that reading would not block."""
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._raw.close()
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (self._arrow.ArrowException, OSError, ValueError)
+
+    def _damaged(self, error: Exception) -> InputError:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return InputError(f"{self._path}: damaged or no parquet file ({reason})")
+
+    def _check_column(self) -> None:
+        """Raise an InputError unless there is one such column, and it is text."""
+        column = self._column
+        schema = self._file.schema_arrow
+        shown = [f"{field.name!r} ({field.type})" for field in schema]
+        if len(shown) > _SHOWN_COLUMNS:
+            shown = [*shown[:_SHOWN_COLUMNS], "..."]
+        columns = f"the columns are: {', '.join(shown) or 'none'}"
+        found = schema.get_all_field_indices(column)
+        if len(found) != 1:
+            there = f"{len(found)} columns" if found else "no column"
+            raise InputError(f"{self._path}: {there} {column!r}; {columns}")
+        if not self._is_text(schema.field(found[0]).type):
+            raise InputError(f"{self._path}: column {column!r} is not text; {columns}")
+
+    def _is_text(self, kind: Any) -> bool:
+        types = self._arrow.types
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+        return any(getattr(types, f"is_{check}")(kind) for check in checks)
+
+    def _batches(self) -> Iterator[list[bytes | None]]:
+        try:
+            for group in range(self._file.num_row_groups):
+                for batch in self._file.iter_batches(
+                    batch_size=self._rows_at_a_time(group),
+                    row_groups=[group],
+                    columns=[self._column],
+                    use_threads=False,
+                ):
+                    yield self._values(batch.column(self._column))
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    def _rows_at_a_time(self, group: int) -> int:
+        facts = self._file.metadata.row_group(group)
+        bytes_a_row = facts.total_byte_size // max(1, facts.num_rows)
+        rows: int = _BATCH_BYTES // max(1, bytes_a_row)
+        return max(1, min(_BATCH_ROWS, rows))
+
+    def _values(self, array: Any) -> list[bytes | None]:
+        if self._arrow.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        values: list[bytes | None] = array.cast(self._arrow.large_binary()).to_pylist()
+        return values
+
+
+def _apply(policy: Utf8Policy, text: bytes, where: str) -> bytes:
+    if policy.policy == "raw":
+        return text
+    policy.begin(where)
+    if policy.policy == "replace":
+        return policy.replace(text, final=True)
+    policy.check(np.frombuffer(text, np.uint8), final=True)
+    return text

@@ -1,0 +1,101 @@
+"""A corpus, encoded into whatever takes its ids, and what decides these ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
+from llmgpu.bpe.encoding.id_buffers import ReusedMemory
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.errors import InputError, TextError
+from llmgpu.progress import Progress
+from llmgpu.resume_key import FILES, Run, file_facts
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.tokens.writers import TokenSink
+
+
+def encode_corpus(
+    encoder: Encoder, text: Corpus, allocate: Allocate = new_ids
+) -> Iterator[EncodedSlice]:
+    """Yield the ids of all of `text`, see `Encoder.encode`.
+
+    Raises what the encoder and the corpus raise; a TextError is about one file of the corpus, and
+    its offset that in the file's text.
+    """
+    try:
+        yield from encoder.encode(text, allocate)
+    except TextError as error:
+        source, offset = text.place(error.offset)
+        raise TextError(error.what, offset, error.why, source) from None
+
+
+def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
+    """Write the ids of all of `text` to `sink`, each piece as soon as it is encoded.
+
+    Where nobody waits for a piece it is written while the next one is encoded.
+
+    progress: called with the bytes of the sources that were read, phase "tokenizing".
+    Raises what the encoder, the corpus and the sink raise.
+    """
+    memory = ReusedMemory(2)  # one piece is written while the next is encoded
+    with nullcontext(sink.write) if sink.is_direct else _in_background(sink.write) as write:
+        for piece in encode_corpus(encoder, text, memory.allocate):
+            write(
+                piece.ids,
+                piece.document_starts,
+                text_bytes=piece.text_bytes,
+                closed=piece.closed,
+            )
+            progress("tokenizing", text.bytes_read, text.total_bytes)
+
+
+@contextmanager
+def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """Give what calls a function in another thread, as soon as the call before is done.
+
+    What a call raises is raised by the next one, or at the end of the block.
+    """
+    last: Future[None] | None = None
+
+    def call(*arguments: Any, **named: Any) -> None:
+        nonlocal last
+        if last is not None:
+            last.result()
+        last = thread.submit(function, *arguments, **named)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as thread:
+        yield call
+        if last is not None:
+            last.result()
+
+
+def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:
+    """Return what is read and how, for a run that goes on from another one to compare.
+
+    InputError for sources that are missing or unfit.
+    """
+    return {
+        FILES: [file_facts(source.path) for source in resolve_sources(sources)[0]],
+        "text field": options.text_field,
+        "document separators": [text.decode() for text in options.separators],
+        "encoding errors": options.encoding_errors,
+        "limit": options.limit,
+        "line documents": options.line_documents,
+        "allowed special tokens": sorted(special.allowed),
+        "disallowed special tokens": sorted(special.disallowed),
+        "token before documents": special.bos,
+        "token behind documents": special.eos,
+    }
+
+
+def require_same_again(sources: Sequence[str]) -> None:
+    """Raise an InputError unless all sources are files, whose text is there to be read again."""
+    for source in resolve_sources(sources)[0]:
+        if source.size is None or source.path == STANDARD_INPUT:
+            raise InputError(
+                f"--resume can't tell whether {source.path} is the same text again: name files"
+            )

@@ -1,0 +1,416 @@
+"""Token shards: the ids of a text in ``bin`` files of one length, listed by a manifest.
+
+For the output ``OUT.bin``:
+
+- ``OUT-000000.bin``, ``OUT-000001.bin`` and so on have exactly the asked number of tokens, the last
+  one what is left. Each has its side file; "continues" in it says that the first ids belong to
+  the last document of the shard before.
+- ``OUT.json`` is the manifest. It is there only while all shards that it lists are.
+- ``OUT.progress.json`` says what a run has finished and what it was called with; a run that ended
+  too early goes on from it. The ids come once more from the first, and are compared with the
+  shards that are there instead of written.
+- Shards of a former run that are beyond the last one are removed at the end, and so are temporary
+  files that a killed run left.
+
+A document start at the border of two shards belongs to the second one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder import token_spans
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError, OutputError
+from llmgpu.files import atomic_output, output_errors
+from llmgpu.resume_key import Run, check_same_run
+from llmgpu.tokens.layouts import LLMC_MAX_TOKENS, header_bytes, require_layout
+from llmgpu.tokens.readers import read_side_file, read_tokens
+from llmgpu.tokens.writers import BinWriter, TokenSink, id_dtype, require_ids, side_path
+
+MANIFEST_FORMAT = "llmgpu-token-shards"
+PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
+VERSION = 1
+
+_NO_IDS = np.empty(0, np.uint32)
+_BLOCK_IDS = 1 << 16  # looked up at a time: the lengths of more leave the cache
+_HEAD_BYTES = 100  # of a manifest, its format among them
+
+
+@dataclass(frozen=True)
+class ShardNames:
+    """The files that belong to the output `output`."""
+
+    output: str
+
+    def shard(self, index: int) -> str:
+        """The file of one shard."""
+        stem, suffix = os.path.splitext(self.output)
+        return f"{stem}-{index:06d}{suffix}"
+
+    @property
+    def manifest(self) -> str:
+        """The list of the shards."""
+        return f"{os.path.splitext(self.output)[0]}.json"
+
+    @property
+    def progress(self) -> str:
+        """What a run that isn't done has finished."""
+        return f"{os.path.splitext(self.output)[0]}.progress.json"
+
+    def remove_temporary(self) -> None:
+        """Remove what a run that was killed left of the file that it was writing."""
+        folder, name = os.path.split(self.output)
+        stem, suffix = map(re.escape, os.path.splitext(name))
+        own = rf"{stem}(-\d{{6}}{suffix}(\.json)?|(\.progress)?\.json)"
+        temporary = re.compile(rf"\.{own}\.[0-9a-f]{{12}}\.tmp")
+        for found in os.listdir(folder or "."):
+            if temporary.fullmatch(found):
+                _remove(os.path.join(folder, found))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What manifests say of a shard.
+
+    file: its name, without the folder. count: tokens. bytes: of text, that the tokens stand for.
+    documents: how many begin in it. continues: its first ids belong to the last document of the
+    shard before.
+    """
+
+    file: str
+    count: int
+    bytes: int
+    documents: int
+    continues: bool
+
+
+class ShardWriter(TokenSink):
+    """Writes ids into shards.
+
+    kept: how many shards of a former run are compared instead of written.
+    """
+
+    def __init__(
+        self,
+        output: str | Path,
+        vocabulary: Vocabulary,
+        shard_tokens: int,
+        *,
+        layout: str = "raw",
+        added: Collection[int] = (),
+        run: Run | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Prepare for shards of `shard_tokens` ids.
+
+        layout: one of LAYOUTS. added: ids that are put between the text, so they stand for no
+            bytes of it. run: what makes the ids what they are, besides these arguments.
+        resume: go on from where a run with the same ones ended.
+
+        Raises InputError if the run to go on from was another one (the message says what differs),
+        for an unknown layout and for shards of a length that can't be; OutputError if another file
+        has the manifest's name.
+        """
+        super().__init__()
+        require_layout(layout)
+        _check_length(shard_tokens, layout)
+        self._names = ShardNames(str(output))
+        self._vocabulary = vocabulary
+        self._spans = token_spans(vocabulary)
+        self._spans[list(added)] = 0
+        self._shard_tokens = shard_tokens
+        self._layout = layout
+        own: Run = {
+            "shard tokens": shard_tokens,
+            "layout": layout,
+            "match": vocabulary.match,
+            "vocabulary": vocabulary.fingerprint,
+        }
+        self._run = own | (run or {})
+        _check_is_manifest(self._names.manifest)
+        self._former = _read_progress(self._names, self._run) if resume else []
+        self.kept = len(self._former)
+        self._shards: list[Shard] = []
+        self._current: TokenSink | None = None
+        self._current_bytes = 0
+        self._continues = False
+        self._held = 0  # documents that begin at the next id, or are empty ones at the end
+
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        """Write the next `ids`, see `TokenSink.write`; the text's bytes are counted by the ids.
+
+        InputError if they are not those of a shard that was finished before.
+        """
+        starts = np.concatenate([np.zeros(self._held, np.int64), document_starts])
+        begin = low = 0
+        while begin < len(ids):
+            if self._current is not None and self._current.ids == self._shard_tokens:
+                self._finish_shard()
+            done = self._current.ids if self._current else 0
+            end = min(len(ids), begin + self._shard_tokens - done)
+            high = int(np.searchsorted(starts, end, side="left"))
+            self._put(ids[begin:end], starts[low:high] - begin)
+            begin, low = end, high
+        self._held = len(starts) - low
+        self.ids += len(ids)
+        self.documents += len(document_starts)
+
+    def close(self) -> None:
+        """Finish the last shard, write the manifest and remove what is not needed any more."""
+        try:
+            if self._held or self._current is None:
+                self._put(_NO_IDS, np.zeros(self._held, np.int64))
+            self._finish_shard()
+            _remove_from(self._names, len(self._shards))
+            self._write_manifest()
+        except BaseException:
+            self.abort()
+            raise
+        _remove(self._names.progress)
+        self._names.remove_temporary()
+
+    def abort(self) -> None:
+        """Give up the shard that is being written; those that are finished stay."""
+        if self._current is not None:
+            self._current.abort()
+
+    def _put(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> None:
+        """Write ids that fit into the current shard."""
+        if self._current is None:
+            index = len(self._shards)
+            self._continues = index > 0 and not (len(starts) and starts[0] == 0)
+            self._current = self._open(index)
+            self._current_bytes = 0
+        require_ids(ids, self._vocabulary.size)
+        text_bytes = self._text_bytes(ids)
+        self._current.write(ids, starts, text_bytes=text_bytes)
+        self._current_bytes += text_bytes
+
+    def _text_bytes(self, ids: NDArray[np.uint32]) -> int:
+        """Return how many bytes of text some ids stand for."""
+        blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
+        return sum(int(self._spans[block].sum()) for block in blocks)
+
+    def _open(self, index: int) -> TokenSink:
+        path = self._names.shard(index)
+        size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
+        if index < self.kept:
+            return _KeptShard(path, id_dtype(size), self._layout)
+        return BinWriter(path, size, fingerprint, self._layout, continues=self._continues)
+
+    def _finish_shard(self) -> None:
+        assert self._current is not None
+        index = len(self._shards)
+        path = self._names.shard(index)
+        shard = Shard(
+            os.path.basename(path),
+            self._current.ids,
+            self._current_bytes,
+            self._current.documents,
+            self._continues,
+        )
+        if index < self.kept and shard != self._former[index]:
+            raise _differs(path)
+        if index == self.kept:  # they would list what is being replaced
+            _remove(self._names.manifest)
+            if index == 0:
+                _remove(self._names.progress)
+        self._current.close()
+        self._current = None
+        self._shards.append(shard)
+        if index >= self.kept:
+            _sync(path)
+            self._write_progress()
+
+    def _write_progress(self) -> None:
+        content = {"run": self._run, **_totals(self._shards)}
+        _write_json(self._names.progress, PROGRESS_FORMAT, content)
+
+    def _write_manifest(self) -> None:
+        totals = _totals(self._shards)
+        shards = totals.pop("shards")
+        content = {
+            "dtype": id_dtype(self._vocabulary.size).name,
+            "byte_order": "little",
+            "layout": self._layout,
+            "offset": header_bytes(self._layout),
+            "shard_tokens": self._shard_tokens,
+            **totals,
+            "bytes_per_token": totals["bytes"] / totals["count"] if totals["count"] else None,
+            "vocabulary_size": self._vocabulary.size,
+            "fingerprint": self._vocabulary.fingerprint,
+            "shards": shards,
+        }
+        _write_json(self._names.manifest, MANIFEST_FORMAT, content)
+
+
+class _KeptShard(TokenSink):
+    """Compares ids with those of a finished shard."""
+
+    def __init__(self, path: str, dtype: np.dtype[np.unsignedinteger], layout: str) -> None:
+        super().__init__()
+        self._path = path
+        self._dtype = dtype
+        self._offset = header_bytes(layout)
+
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        offset = self._offset + self.ids * self._dtype.itemsize
+        there = np.fromfile(self._path, self._dtype, len(ids), offset=offset)
+        if not np.array_equal(there, ids):
+            raise _differs(self._path)
+        self.ids += len(ids)
+        self.documents += len(document_starts)
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
+    """Return the shards that a manifest lists, in order, each with its path.
+
+    InputError if it can't be read, or is damaged or none.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+        format, version = content["format"], content["version"]
+        shards = [Shard(**entry) for entry in content["shards"]]
+        paths = [os.path.join(os.path.dirname(path), shard.file) for shard in shards]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no list of token shards ({error})") from error
+    if (format, version) != (MANIFEST_FORMAT, VERSION):
+        raise InputError(f"{path}: {format!r} version {version!r}, not {MANIFEST_FORMAT} {VERSION}")
+    return list(zip(paths, shards, strict=True))
+
+
+def _differs(path: str) -> InputError:
+    return InputError(
+        f"{path} does not hold what the text gives now: the text or the file has changed; remove "
+        "the file to have it and those after it written again"
+    )
+
+
+def _check_length(shard_tokens: int, layout: str) -> None:
+    if shard_tokens < 1:
+        raise InputError(f"shards of {shard_tokens} tokens can't be: use 1 or more")
+    if layout == "llmc" and shard_tokens > LLMC_MAX_TOKENS:
+        raise InputError(
+            f"shards of {shard_tokens} tokens: a file of the layout llmc may have {LLMC_MAX_TOKENS}"
+        )
+
+
+def _check_is_manifest(path: str) -> None:
+    """Raise an OutputError if another file has the manifest's name."""
+    if not os.path.lexists(path):
+        return
+    with output_errors(path), open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if MANIFEST_FORMAT.encode() not in head:
+        raise OutputError(
+            f"{path}, where the list of the shards belongs, is another file: choose another output"
+        )
+
+
+def _totals(shards: list[Shard]) -> dict[str, Any]:
+    return {
+        "count": sum(shard.count for shard in shards),
+        "bytes": sum(shard.bytes for shard in shards),
+        "documents": sum(shard.documents for shard in shards),
+        "shards": [asdict(shard) for shard in shards],
+    }
+
+
+def _write_json(path: str, format: str, content: dict[str, Any]) -> None:
+    with atomic_output(path) as file:
+        whole = {"format": format, "version": VERSION, **content}
+        file.write(json.dumps(whole, indent=1).encode() + b"\n")
+
+
+def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
+    """Return the shards that are finished and there as they were left, up to the first that isn't.
+
+    InputError if the file is damaged or that of another run.
+    """
+    path = names.progress
+    if not os.path.lexists(path):
+        return []
+    try:
+        content = json.loads(Path(path).read_bytes())
+        format, version = content["format"], content["version"]
+        begun, shards = cast(Run, content["run"]), [Shard(**entry) for entry in content["shards"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} does not say what a run has finished ({error})") from error
+    if (format, version) != (PROGRESS_FORMAT, VERSION):
+        raise InputError(f"{path}: {format!r} version {version!r}, not {PROGRESS_FORMAT} {VERSION}")
+    check_same_run(f"{path} is that of another run", begun, run)
+    whole = 0
+    while whole < len(shards) and _is_whole(names.shard(whole), shards[whole]):
+        whole += 1
+    return shards[:whole]
+
+
+def _is_whole(path: str, shard: Shard) -> bool:
+    """Whether a shard and its side file are there, and fit together."""
+    try:
+        read_tokens(path, "bin")
+        side = read_side_file(path)
+    except InputError:
+        return False
+    names = ("count", "bytes", "documents", "continues")
+    return [side.get(name) for name in names] == [getattr(shard, name) for name in names]
+
+
+def _remove_from(names: ShardNames, first: int) -> None:
+    """Remove the shards from number `first` on that a former run has left."""
+    end = first
+    while _is_shard(names.shard(end)):
+        end += 1
+    for index in reversed(range(first, end)):  # a kill in between leaves no gap
+        _remove(names.shard(index))
+        _remove(side_path(names.shard(index)))
+
+
+def _is_shard(path: str) -> bool:
+    try:
+        read_side_file(path)
+    except InputError:
+        return False
+    return True
+
+
+def _remove(path: str) -> None:
+    with output_errors(path):
+        Path(path).unlink(missing_ok=True)
+
+
+def _sync(path: str) -> None:
+    """Have the disk take a shard before anything says that it is finished."""
+    for name in (path, side_path(path)):
+        with output_errors(name), open(name, "r+b") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,189 @@
+"""Byte pair encoding on an adapter against the plain loop, and against NumPy on long texts."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgpu.backend import Backend
+from llmgpu.bpe.encoding import encoder_gpu as encode_words_gpu
+from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder_gpu import BYTE_VECTORS, LONG_WORD, LONGEST, GpuEncoder
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.encoding.id_buffers import RESERVED_FROM, CollectedIds
+from llmgpu.bpe.encoding.pair_ranks import NO_RANK
+from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.encoding.test_bpe_matching import merge_vocabularies, rank_vocabularies
+from tests.bpe.words.test_count_gpu import PARTS
+from tests.gpu.wgsl import shader_constants
+from tests.reference import encoding as reference
+
+DOCUMENT = st.lists(
+    st.sampled_from([*PARTS, b"ab", b"ba", b"abc", b"c" * 300, b"abc" * 90]), max_size=40
+).map(b"".join)
+
+
+def with_pattern(vocabulary: Vocabulary, pattern: str) -> Vocabulary:
+    expression = PATTERNS[pattern].expression
+    return vocabulary.__class__(
+        vocabulary.tokens,
+        vocabulary.merges,
+        pattern,
+        expression,
+        match="bpe",
+        ignore_merges=vocabulary.ignore_merges,
+        unknown_token=vocabulary.unknown_token,
+    )
+
+
+def encode(encoder: Encoder, documents: list[bytes]) -> list[list[int]]:
+    """Return the ids of each document."""
+    ids: list[int] = []
+    starts: list[int] = []
+    for piece in encoder.encode(corpus_from_bytes(documents)):
+        assert (piece.ids.dtype, piece.document_starts.dtype) == (np.uint32, np.int64)
+        starts += (piece.document_starts + len(ids)).tolist()
+        ids += piece.ids.tolist()
+    return [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
+
+
+@given(
+    vocabulary=merge_vocabularies(),
+    pattern=st.sampled_from(sorted(PATTERNS)),
+    documents=st.lists(DOCUMENT, max_size=4),
+    slice_bytes=st.sampled_from([64, 1000, 4096, 1 << 16]),
+    first_words=st.sampled_from([1, 64, 4096]),
+    table_bytes=st.sampled_from([1, 10_000, 1 << 20]),
+    workgroup_size=st.sampled_from([64, 256]),
+)
+def test_ids_of_merging(
+    any_device: Device,
+    vocabulary: Vocabulary,
+    pattern: str,
+    documents: list[bytes],
+    slice_bytes: int,
+    first_words: int,
+    table_bytes: int,
+    workgroup_size: int,
+) -> None:
+    vocabulary = with_pattern(vocabulary, pattern)
+    encoder = GpuEncoder(
+        any_device,
+        vocabulary,
+        slice_bytes,
+        first_words=first_words,
+        table_bytes=table_bytes,
+        workgroup_size=workgroup_size,
+    )
+    expected = [reference.bpe_encode(vocabulary, text) for text in documents]
+    assert encode(encoder, documents) == expected
+    assert encode(encoder, documents[::-1]) == expected[::-1]  # the table is kept
+
+
+@given(rank_vocabularies(), st.lists(st.sampled_from(b"abc "), max_size=300).map(bytes))
+def test_ids_by_ranks(device: Device, vocabulary: Vocabulary, text: bytes) -> None:
+    encoder = GpuEncoder(device, with_pattern(vocabulary, "class"), 100)
+    expected = reference.bpe_encode(with_pattern(vocabulary, "class"), text)
+    assert encode(encoder, [text]) == [expected]
+
+
+def train(text: bytes) -> Vocabulary:
+    from tests.bpe.encoding.test_encoder_numpy import train as train_vocabulary
+
+    return with_pattern(train_vocabulary([text], 600, "class"), "class")
+
+
+def hostile_text(seed: int, size: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    letters = rng.choice(np.frombuffer(b"aaaabcdeeeeilnorst  \n.,\xc3\xa9'1", np.uint8), size)
+    runs = b"".join(bytes([65 + k]) * (k * 37 % 900) + b" " for k in range(40))
+    return letters.tobytes() + runs + bytes(range(256)) * 3
+
+
+@pytest.mark.parametrize("slice_bytes", [5000, 70_000, 1 << 20])
+def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
+    text = hostile_text(1, 200_000)
+    vocabulary = train(text[:50_000])
+    documents = text.splitlines(keepends=True)
+    expected = encode(NumpyEncoder(vocabulary, threads=2), documents)
+    encoder = GpuEncoder(any_device, vocabulary, slice_bytes, first_words=64)
+    assert encode(encoder, documents) == expected
+    assert b"".join(vocabulary.decode(np.array(ids)) for ids in expected) == text
+
+
+def test_texts_whose_tokens_become_shorter_and_longer(any_device: Device) -> None:
+    """What is copied along with a slice may be too little, and more than there is."""
+    vocabulary = train(b"abcdefgh " * 1000)
+    text = (b"abcdefgh" * 500 + b" 0123456789" * 400 + b"abcdefgh " * 20) * 3
+    expected = encode(NumpyEncoder(vocabulary), [text])
+    encoder = GpuEncoder(any_device, vocabulary, 1000, first_words=64)
+    assert encode(encoder, [text]) == encode(encoder, [text]) == expected
+
+
+def test_ids_are_put_where_the_caller_says(any_device: Device) -> None:
+    text = hostile_text(2, 100_000)
+    vocabulary = train(text)
+    ids = CollectedIds(RESERVED_FROM)
+    encoder = GpuEncoder(any_device, vocabulary, 20_000)
+    for piece in encoder.encode(corpus_from_bytes(text), ids.allocate):
+        place = ids.allocate(len(piece.ids))
+        assert piece.ids.ctypes.data == place.ctypes.data
+        ids.append(piece.ids)
+    [expected] = encode(NumpyEncoder(vocabulary), [text])
+    assert ids.take().tolist() == expected
+
+
+def test_a_byte_without_a_token_is_named(device: Device) -> None:
+    tokens = (b"a", b" ", b"aa")
+    expression = PATTERNS["class"].expression
+    vocabulary = Vocabulary(
+        tokens, np.empty((0, 3), np.uint32), "class", expression, match="bpe", ignore_merges=True
+    )
+    text = b"aa " * 40 + b"aaba"
+    for encoder in (GpuEncoder(device, vocabulary, 64), NumpyEncoder(vocabulary, 50)):
+        with pytest.raises(InputError, match="byte 0x62 at offset 122 "):
+            encode(encoder, [text])
+
+
+def test_no_text(device: Device) -> None:
+    encoder = GpuEncoder(device, train(b"abc " * 100))
+    assert encode(encoder, []) == []
+    assert encode(encoder, [b"", b"", b"a", b""]) == [[], [], [97], []]
+
+
+@pytest.mark.parametrize("match", ["bpe", "greedy"])
+def test_an_encoder_is_freed_with_its_last_name(device: Device, match: str) -> None:
+    """Its memory on the device is large: cycles may be collected late."""
+    backend = Backend(device, "the device")
+    text = b"abc abcd " * 20_000
+    encoder = open_encoder(train(text).with_match(match), backend, 4096)
+    gc.disable()
+    try:
+        assert sum(len(piece.ids) for piece in encoder.encode(corpus_from_bytes(text)))
+        next(pieces := encoder.encode(corpus_from_bytes(text)))
+        pieces.close()
+        freed = weakref.ref(encoder)
+        del encoder, pieces
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    shared = shader_constants("encode/params.wgsl")
+    assert (shared["LONG_WORD"], shared["NO_TOKEN"]) == (LONG_WORD, NO_TOKEN)
+    merging = shader_constants("encode/02_merge.wgsl")
+    assert (merging["NO_RANK"], merging["BYTE_VECTORS"]) == (NO_RANK, BYTE_VECTORS)
+    assert merging["BYTE_MASK"] >= LONGEST
+    assert merging["FREE"] == encode_words_gpu.FREE

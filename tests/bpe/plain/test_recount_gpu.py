@@ -1,0 +1,239 @@
+"""The recount trainer against the sequential algorithm, and against the NumPy trainer."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.bpe.plain import recount_gpu as train_recount
+from llmgpu.bpe.training import batched_numpy as train_numpy
+from llmgpu.bpe.training.merges import TrainedMerges, byte_ids, translate
+from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.reference import bpe as reference
+
+# Runs, ties, byte 0, boundaries of all kinds.
+TEXT = st.lists(st.sampled_from(b"aab \n0!\x00\xc3"), max_size=300).map(bytes)
+DOCUMENTS = st.lists(TEXT, min_size=1, max_size=3).filter(any)
+
+
+def train(
+    device: Device, documents: list[bytes], *, merges: int, tie: str = "bytes", **options: object
+) -> TrainedMerges:
+    lengths = [len(document) for document in documents]
+    starts = np.array([0, *itertools.accumulate(lengths)][:-1], np.int64)
+    text = np.frombuffer(b"".join(documents), np.uint8)
+    return train_recount.train(
+        device,
+        text,
+        starts,
+        merges=merges,
+        byte_ranks=byte_ranks(tie),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def replay(
+    documents: list[bytes], merges: list[tuple[int, int]], pattern: str
+) -> tuple[list[int], int]:
+    """Return how often each pair occurs when it is merged, and the symbols left at the end."""
+    pieces = [tuple(piece) for text in documents for piece in reference.pre_tokens(text, pattern)]
+    counts = []
+    for number, pair in enumerate(merges):
+        counts.append(sum(list(itertools.pairwise(piece)).count(pair) for piece in pieces))
+        pieces = [reference.merge_word(piece, pair, 256 + number) for piece in pieces]
+    return counts, sum(map(len, pieces))
+
+
+def merge_everywhere(
+    symbols: NDArray[np.int64], left: int, right: int, new: int
+) -> NDArray[np.int64]:
+    """Merge a pair in a text without pre-tokens, from the left in runs of one symbol."""
+    first = np.flatnonzero((symbols[:-1] == left) & (symbols[1:] == right))
+    if left == right:
+        begins = np.flatnonzero(np.diff(first, prepend=-2) != 1)  # in first
+        place = np.arange(len(first)) - np.repeat(begins, np.diff(begins, append=len(first)))
+        first = first[place % 2 == 0]
+    merged = symbols.copy()
+    merged[first] = new
+    return np.delete(merged, first + 1)
+
+
+def words(seed: int, count: int, distinct: int) -> bytes:
+    """Text whose words are as unevenly frequent as those of a language."""
+    rng = np.random.default_rng(seed)
+    letters = np.frombuffer(b"etaoinshrdlucmfwypvbgk", np.uint8)
+    listed = [bytes(rng.choice(letters, rng.integers(1, 10))) for _ in range(distinct)]
+    picks = np.minimum(rng.zipf(1.3, count) - 1, distinct - 1)
+    return b" ".join(listed[pick] for pick in picks)
+
+
+@given(
+    documents=DOCUMENTS,
+    pattern=st.sampled_from(["class", "none"]),
+    tie=st.sampled_from(["bytes", "hf"]),
+    min_frequency=st.sampled_from([0, 1, 2, 3]),
+    workgroup_size=st.sampled_from([64, 256]),
+    table_slots=st.sampled_from([16, 65_536]),
+)
+def test_merges_are_those_of_the_sequential_algorithm(
+    any_device: Device,
+    documents: list[bytes],
+    pattern: str,
+    tie: str,
+    min_frequency: int,
+    workgroup_size: int,
+    table_slots: int,
+) -> None:
+    trained = train(
+        any_device,
+        documents,
+        merges=20,
+        tie=tie,
+        pattern=pattern,
+        min_frequency=min_frequency,
+        workgroup_size=workgroup_size,
+        table_slots=table_slots,
+    )
+    expected = reference.train(documents, 20, pattern, tie, min_frequency)
+    assert [tuple(pair) for pair in trained.merges.tolist()] == expected
+    counts = trained.counts.tolist()
+    assert (counts, trained.symbols) == replay(documents, expected, pattern)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 255, 256, 257, 511, 513, 4097, 66_000])
+def test_one_run_merges_left_to_right(any_device: Device, length: int) -> None:
+    trained = train(any_device, [b"a" * length], merges=3, pattern="none", min_frequency=1)
+    assert [tuple(pair) for pair in trained.merges.tolist()] == reference.train(
+        [b"a" * length], 3, "none", "bytes", 1
+    )
+
+
+def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
+    documents = [words(1, 4_000, 700), words(2, 4_000, 700)]
+    results = [
+        train(
+            any_device,
+            documents,
+            merges=150,
+            pattern="class",
+            workgroup_size=workgroup_size,
+            table_slots=table_slots,
+        )
+        for workgroup_size, table_slots in [(64, 64), (256, 64), (256, 1 << 16), (128, 1 << 12)]
+    ]
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0].merges, other.merges)
+        np.testing.assert_array_equal(results[0].counts, other.counts)
+        assert results[0].symbols == other.symbols
+
+
+@pytest.mark.parametrize("tie", ["hf", "bytes"])
+def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
+    text = words(3, 12_000, 3_000)
+    on_gpu = train(device, [text], merges=300, tie=tie, pattern="class")
+    ranks = byte_ranks(tie)
+    symbols = byte_symbols(count_words(corpus_from_bytes(text), "class"), ranks)
+    on_cpu = train_numpy.train(symbols, merges=300)
+    results = np.arange(256, 256 + len(on_cpu.pairs), dtype=np.uint32)
+    merges = translate(on_cpu.pairs, results, byte_ids(ranks))
+    np.testing.assert_array_equal(on_gpu.merges, merges[:, :2])
+    np.testing.assert_array_equal(on_gpu.counts, on_cpu.counts)
+    assert on_gpu.symbols == on_cpu.symbols
+
+
+def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
+    rng = np.random.default_rng(4)
+    size = (1 << 24) + 300_001
+    text = rng.choice(np.frombuffer(b"abcd", np.uint8), size, p=[0.4, 0.3, 0.2, 0.1])
+    starts = np.zeros(1, np.int64)
+    trained = train_recount.train(
+        device, text, starts, pattern="none", merges=2, byte_ranks=byte_ranks("bytes")
+    )
+    symbols = text.astype(np.int64)
+    for new, pair, count in zip((256, 257), trained.merges, trained.counts, strict=True):
+        pairs = np.bincount(symbols[:-1] * 258 + symbols[1:])
+        best = int(pairs.argmax())  # the first of equals, which is the lowest pair
+        assert pair.tolist() == list(divmod(best, 258))
+        assert count == pairs[best]
+        symbols = merge_everywhere(symbols, *divmod(best, 258), new)
+    assert trained.merges[0].tolist() == [97, 97]
+    assert trained.symbols == len(symbols)
+
+
+def test_a_second_training_of_the_same_size_allocates_nothing(device: Device) -> None:
+    text = words(5, 3_000, 500)
+    first = train(device, [text], merges=10, pattern="class")
+    allocations = device.pool.allocations
+    again = train(device, [text], merges=10, pattern="class")
+    assert device.pool.allocations == allocations
+    np.testing.assert_array_equal(first.merges, again.merges)
+
+
+def test_more_tokens_than_16_bits_number_are_refused(device: Device) -> None:
+    with pytest.raises(LlmgpuError, match=r"65537 tokens asked for, 65536 at most"):
+        train(device, [b"abc"], merges=65_537 - 256, pattern="class")
+
+
+def test_a_text_larger_than_the_adapter_takes_is_refused() -> None:
+    small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
+    with pytest.raises(DeviceError, match=r"more than 262144 bytes.*--limit 262144"):
+        train(small, [b"a" * 262_145], merges=1, pattern="none")
+
+
+def test_a_minimum_frequency_of_more_than_32_bits(device: Device) -> None:
+    trained = train(device, [b"ababab"], merges=3, pattern="none", min_frequency=1 << 33)
+    assert (len(trained.merges), trained.symbols) == (0, 6)
+
+
+def test_an_interrupted_training_does_not_disturb_the_next(device: Device) -> None:
+    text = words(8, 3_000, 500)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    first = train(device, [text], merges=40, pattern="class")
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            train(device, [text[::-1]], merges=40, pattern="class", progress=interrupt)
+    again = train(device, [text], merges=40, pattern="class")
+    np.testing.assert_array_equal(first.merges, again.merges)
+    np.testing.assert_array_equal(first.counts, again.counts)
+
+
+def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
+    if "timestamp-query" not in device.features:
+        pytest.skip("no timestamp queries")
+    text = words(9, 2_000, 300)
+    plain = train(device, [text], merges=30, pattern="class")
+    device.gpu_seconds.clear()
+    device.timing = True
+    try:
+        timed = train(device, [text], merges=30, pattern="class")
+    finally:
+        device.timing = False
+    np.testing.assert_array_equal(plain.merges, timed.merges)
+    assert len(device.gpu_seconds) == train_recount.DISPATCHES + 2
+    assert all(seconds >= 0 for seconds in device.gpu_seconds.values())
+    assert device.gpu_seconds["bpe_pair_count_b"] > 0
+
+
+def test_progress_is_reported(device: Device) -> None:
+    calls: list[tuple[str, int, int | None]] = []
+    train(
+        device,
+        [words(6, 500, 100)],
+        merges=12,
+        pattern="class",
+        progress=lambda *call: calls.append(call),
+    )
+    assert calls[-1] == ("merging", 12, 12)

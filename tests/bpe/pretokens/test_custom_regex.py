@@ -1,0 +1,123 @@
+"""Patterns that are any regular expression: where they cut, and that all backends cut alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.pretokens.pattern import (
+    PATTERNS,
+    REGEX_PREFIX,
+    get_pattern,
+    last_start,
+    pattern_of_expression,
+    start_mask,
+)
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import LlmgpuError, VocabularyError
+from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.pretokens.test_pattern import ANY_TEXT
+
+EXPRESSIONS = [r"\w+|\s", r"(?<=a)b|a", r"[\p{Lu}]\p{Ll}*", r".", r"x*", r"\b", r"(?s:.){1,3}"]
+
+
+def plain_starts(text: bytes, expression: str) -> list[int]:
+    """Where matches and what is between them begin, character by character."""
+    characters = text.decode("utf-8", "surrogateescape")
+    cuts = {0}
+    for match in regex.finditer(expression, characters):
+        if match.start() < match.end():
+            cuts |= {match.start(), match.end()}
+    found = {len(characters[:cut].encode("utf-8", "surrogateescape")) for cut in cuts}
+    return sorted(found - {len(text)})
+
+
+@given(st.lists(ANY_TEXT, min_size=1, max_size=4), st.sampled_from(EXPRESSIONS))
+def test_cuts_are_where_matches_begin_and_end(documents: list[bytes], expression: str) -> None:
+    text = np.frombuffer(b"".join(documents), np.uint8)
+    begins = np.cumsum([0, *map(len, documents[:-1])])
+    expected = [
+        begin + cut
+        for begin, document in zip(begins.tolist(), documents, strict=True)
+        if document
+        for cut in plain_starts(document, expression)
+    ]
+    name = pattern_of_expression(expression)
+    assert name == REGEX_PREFIX + expression
+    assert np.flatnonzero(start_mask(text, name, begins)).tolist() == expected
+    assert last_start(text, name, begins) == max((begins[begins < len(text)]).tolist(), default=0)
+
+
+def test_a_published_expression_is_its_pattern() -> None:
+    for pattern in PATTERNS.values():
+        assert pattern_of_expression(pattern.expression) == pattern.name
+
+
+@pytest.mark.parametrize("expression", ["(", "[", "*", r"\p{Nothing}"])
+def test_a_wrong_expression_is_refused(expression: str) -> None:
+    with pytest.raises(LlmgpuError, match="is no regular expression"):
+        get_pattern(REGEX_PREFIX + expression)
+
+
+def test_all_backends_train_and_encode_alike(device: Device) -> None:
+    documents = [b"abc abd\xff 12 abc" * 9, b"", "\u00e9\u00e9 abc ".encode() * 30]
+    options = TrainingOptions(280, pattern_of_expression(r"\w{2}|\W"))
+    made = [
+        train_vocabulary(corpus_from_bytes(documents), options, backend).vocabulary
+        for backend in (NUMPY, Backend(device, device.name))
+    ]
+    assert made[0].to_bytes() == made[1].to_bytes()
+    assert Vocabulary.from_bytes(made[0].to_bytes()).pattern == options.pattern
+    for match in ("bpe", "greedy"):
+        vocabulary = made[0].with_match(match)
+        ids = [
+            np.concatenate([p.ids for p in open_encoder(vocabulary, backend, 64).encode(source)])
+            for backend in (NUMPY, Backend(device, device.name))
+            for source in [corpus_from_bytes(documents)]
+        ]
+        assert ids[0].tolist() == ids[1].tolist()
+        assert vocabulary.decode(ids[0]) == b"".join(documents)
+
+
+def test_the_name_goes_with_the_expression() -> None:
+    options = TrainingOptions(258, pattern_of_expression(r"\w+|\W"))
+    vocabulary = train_vocabulary(corpus_from_bytes(b"aa aa"), options, NUMPY).vocabulary
+    fields = {name: getattr(vocabulary, name) for name in ("tokens", "merges", "pattern")}
+    with pytest.raises(VocabularyError, match="does not go with"):
+        Vocabulary(**fields, expression=r"\w+")
+
+
+def test_recounting_marks_long_runs_on_the_host(device: Device) -> None:
+    """More digits than a thread looks back over: the kernel leaves the text undecided."""
+    documents = [b"1" * 9000 + b" ab" * 50, b" " * 5000 + b"\n ab"]
+    made = [
+        train_vocabulary(
+            corpus_from_bytes(documents), TrainingOptions(262, "cl100k", engine=engine), backend
+        ).vocabulary
+        for engine, backend in (
+            ("batched", NUMPY),
+            ("recount", Backend(device, device.name)),
+            ("batched", Backend(device, device.name)),
+        )
+    ]
+    assert [v.merges.tolist() for v in made[1:]] == [made[0].merges.tolist()] * 2
+    for vocabulary in (made[0], made[0].with_match("greedy")):
+        for size in (4000, 1 << 16):
+            ids = [
+                np.concatenate(
+                    [piece.ids for piece in encoder.encode(corpus_from_bytes(documents))]
+                )
+                for encoder in (
+                    open_encoder(vocabulary, NUMPY),
+                    open_encoder(vocabulary, Backend(device, device.name), size),
+                )
+            ]
+            assert ids[0].tolist() == ids[1].tolist()

@@ -1,0 +1,116 @@
+"""The local boundary rule against Python's re on the published expression; the ranks of bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.pretokens.pattern import (
+    _BLOCK,
+    PATTERNS,
+    get_pattern,
+    start_mask,
+)
+from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
+from llmgpu.errors import LlmgpuError
+from tests.reference import bpe as reference
+
+TEXT = st.lists(
+    st.sampled_from(b"   \n\naZz09.\t\r_\x00\x7f\x80\xc3\xff@[`{/:") | st.integers(0, 255),
+    max_size=60,
+).map(bytes)
+PATTERN_NAMES = sorted(PATTERNS)
+
+# What the patterns over characters tell apart: letters of each kind, numbers, marks, white space,
+# contractions and what looks like them.
+SPACES = [" ", "  ", "\n", "\t", "\r\n", "\u00a0", "\u3000", "\x85", "\u2028"]
+CONTRACTIONS = ["'", "'s", "'S", "'ll", "'re", "'v"]
+LETTERS = ["a", "Z", "e\u0301", "\u0131", "\u01c5", "\u02b0", "\u6f22"]
+SIGNS = ["9", "\u0663", "\u00bd", "!", ".", "\U0001f44d", "\u200b", "\x1c", "\x00"]
+PIECES = [*SPACES, *CONTRACTIONS, *LETTERS, *SIGNS]
+CHARACTERS = st.lists(st.sampled_from(PIECES), max_size=20).map(
+    lambda parts: "".join(parts).encode()
+)
+ANY_TEXT = TEXT | CHARACTERS | st.text(max_size=20).map(str.encode)
+
+
+def mask_of(text: bytes, pattern: str, starts: list[int], *, continues: bool = False) -> list[bool]:
+    data, positions = np.frombuffer(text, np.uint8), np.array(starts, np.int64)
+    return start_mask(data, pattern, positions, continues=continues).tolist()
+
+
+def starts_of(documents: list[bytes]) -> list[int]:
+    return [sum(map(len, documents[:k])) for k in range(len(documents))]
+
+
+def test_published_expressions() -> None:
+    published = {name: pattern.expression.encode() for name, pattern in PATTERNS.items()}
+    assert published == {name: reference.EXPRESSIONS[name] for name in PATTERNS}
+
+
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+@settings(deadline=None)
+@given(documents=st.lists(ANY_TEXT, max_size=5))
+def test_mask_is_that_of_the_expression(pattern: str, documents: list[bytes]) -> None:
+    expected = reference.pre_token_starts(documents, pattern)
+    assert mask_of(b"".join(documents), pattern, starts_of(documents)) == expected
+
+
+def test_every_pair_of_bytes() -> None:
+    pairs = [bytes([left, right]) for left in range(256) for right in range(256)]
+    expected = reference.pre_token_starts(pairs, "class")
+    assert mask_of(b"".join(pairs), "class", list(range(0, 2 * len(pairs), 2))) == expected
+
+
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+def test_text_longer_than_a_block(pattern: str) -> None:
+    rng = np.random.default_rng(5)
+    text = rng.choice(np.frombuffer(b"  \nab01.\xc3", np.uint8), _BLOCK * 2 + 3).tobytes()
+    assert mask_of(text, pattern, [0]) == reference.pre_token_starts([text], pattern)
+
+
+def test_long_runs_are_one_pre_token() -> None:
+    text = b" " * (_BLOCK + 1) + b"a" * _BLOCK
+    assert np.flatnonzero(mask_of(text, "class", [0])).tolist() == [0]
+
+
+def test_empty_text_has_no_starts() -> None:
+    assert mask_of(b"", "class", [0, 0]) == []
+    assert mask_of(b"", "none", [], continues=True) == []
+
+
+def test_a_document_may_go_on_inside_of_its_pre_token() -> None:
+    assert mask_of(b"ab", "none", [], continues=True) == [False, False]
+    assert mask_of(b"ab", "none", [1], continues=True) == [False, True]
+
+
+def test_text_need_not_be_contiguous() -> None:
+    data = np.frombuffer(b"a.b. .", np.uint8)[::2]
+    mask = start_mask(data, "class", np.zeros(1, np.int64))
+    assert mask.tolist() == [True, False, True]
+
+
+def test_unknown_pattern_names_the_known_ones() -> None:
+    with pytest.raises(LlmgpuError, match=r"'gpt5'.*class, gpt2, .*none, gpt4"):
+        get_pattern("gpt5")
+    with pytest.raises(LlmgpuError):
+        mask_of(b"a", "gpt5", [0])
+
+
+def test_gpt4_is_cl100k() -> None:
+    assert get_pattern("gpt4") is PATTERNS["cl100k"]
+
+
+@pytest.mark.parametrize("tie", TIE_RULES)
+def test_byte_ranks(tie: str) -> None:
+    ranks = byte_ranks(tie)
+    assert ranks.dtype == np.uint32
+    assert ranks.tolist() == [reference.symbol_rank(byte, tie) for byte in range(256)]
+    assert sorted(ranks.tolist()) == list(range(256))
+
+
+def test_unknown_tie_rule() -> None:
+    with pytest.raises(LlmgpuError, match=r"'random'.*hf, bytes"):
+        byte_ranks("random")

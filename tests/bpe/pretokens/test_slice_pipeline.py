@@ -1,0 +1,53 @@
+"""The thread that reads slices ahead: what it must not do when nobody wants more of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.gpu import Device, Staging
+from llmgpu.text.corpus import corpus_from_bytes
+
+
+class SlowSlot:
+    """A slot that takes its time to submit, and computes nothing."""
+
+    def __init__(self, device: Device) -> None:
+        self.staging = Staging(device, 4096)
+        self.texts: list[bytes] = []
+        self.is_submitting = False
+
+    def submit(self, piece: Slice) -> None:
+        self.is_submitting = True
+        time.sleep(0.01)
+        self.texts.append(piece.buffer[: piece.main_end].tobytes())
+        self.is_submitting = False
+
+
+def test_slices_come_in_order(device: Device) -> None:
+    text = b"one two three " * 2000
+    reader = SliceReader(corpus_from_bytes(text), "class")
+    slots = [SlowSlot(device) for _ in range(3)]
+    found = [slot.texts[-1] for slot, _ in submitted_slices(reader, slots, 4096, 256)]
+    assert b"".join(found) == text
+    assert len(found) > 6
+
+
+@pytest.mark.parametrize("taken", range(4))
+def test_nothing_is_submitted_when_the_caller_has_enough(device: Device, taken: int) -> None:
+    reader = SliceReader(corpus_from_bytes(b"one two three " * 20_000), "class")
+    slots = [SlowSlot(device) for _ in range(3)]
+    slices = submitted_slices(reader, slots, 4096)
+    for _ in range(1 + taken):
+        next(slices)
+    slices.close()
+    assert not any(slot.is_submitting for slot in slots)
+    submitted = sum(len(slot.texts) for slot in slots)
+    [thread] = [t for t in threading.enumerate() if t.name == "llmgpu-submit"] or [None]
+    if thread is not None:
+        thread.join(10)
+    assert sum(len(slot.texts) for slot in slots) == submitted

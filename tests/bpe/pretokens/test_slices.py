@@ -1,0 +1,102 @@
+"""Slices put together are the text, and each begins where a pre-token starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.pretokens import slices
+from llmgpu.bpe.pretokens.pattern import PATTERNS, start_mask
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.reference import bpe as reference
+
+LETTERS = b"ab1 \n\t'.s\x00\xc3\xa9\xff"
+DOCUMENTS = st.lists(
+    st.lists(st.sampled_from(LETTERS), max_size=60).map(bytes) | st.binary(max_size=40), max_size=8
+)
+NAMES = st.sampled_from(sorted(PATTERNS))
+
+
+def read_all(
+    documents: list[bytes], size: int, pattern: str, lookahead: int | None = None
+) -> list[Slice]:
+    """Return slices read into memory for `size` bytes, each with a copy of its text."""
+    reader = SliceReader(corpus_from_bytes(documents), pattern, lookahead)
+    found = []
+    while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
+        assert piece.oversized == (len(piece.buffer) > size + PADDING)
+        assert len(piece.buffer) >= piece.length + PADDING
+        found.append(piece)
+    assert reader.read(np.zeros(size + PADDING, np.uint8)) is None
+    return found
+
+
+@given(DOCUMENTS, NAMES, st.integers(1, 60))
+def test_main_parts_joined_are_the_text(documents: list[bytes], pattern: str, size: int) -> None:
+    found = read_all(documents, size, pattern)
+    assert b"".join(s.text[: s.main_end].tobytes() for s in found) == b"".join(documents)
+    assert [piece.end for piece in found] == [False] * (len(found) - 1) + [True]
+
+
+@given(DOCUMENTS, NAMES, st.integers(1, 60))
+def test_pre_tokens_of_slices_are_those_of_the_text(
+    documents: list[bytes], pattern: str, size: int
+) -> None:
+    marks: list[bool] = []
+    for piece in read_all(documents, size, pattern):
+        assert not piece.continues
+        mask = start_mask(piece.text, pattern, piece.boundaries, closed=piece.closed)
+        marks += mask[: piece.main_end].tolist()
+    assert marks == reference.pre_token_starts(documents, pattern)
+
+
+@given(DOCUMENTS, NAMES, st.integers(1, 60), st.none() | st.integers(0, 12))
+def test_starts_are_conserved(
+    documents: list[bytes], pattern: str, size: int, lookahead: int | None
+) -> None:
+    expected = np.concatenate([[0], np.cumsum([len(d) for d in documents])])[: len(documents)]
+    found: list[int] = []
+    offset = 0
+    for piece in read_all(documents, size, pattern, lookahead):
+        assert all(0 <= start <= piece.main_end for start in piece.document_starts)
+        found += (piece.document_starts + offset).tolist()
+        offset += piece.main_end
+    assert found == expected.tolist()
+
+
+@given(DOCUMENTS, st.integers(0, 12), st.integers(1, 60))
+def test_cut_anywhere_the_lookahead_follows(
+    documents: list[bytes], lookahead: int, more: int
+) -> None:
+    text = b"".join(documents)
+    starts = {0, *np.cumsum([len(d) for d in documents]).tolist()}
+    offset = 0
+    for piece in read_all(documents, lookahead + more, "none", lookahead):
+        assert piece.text.tobytes() == text[offset : offset + piece.length]
+        assert piece.continues == (offset not in starts)
+        offset += piece.main_end
+        # Less than the lookahead may follow only where a document ends anyway.
+        assert piece.length - piece.main_end >= lookahead or offset in starts
+
+
+def test_a_long_pre_token_gets_memory_of_its_own() -> None:
+    found = read_all([b"a" * 300 + b" b" * 400], 64, "class")
+    assert found[0].oversized and found[0].main_end >= 300
+    assert not found[-1].oversized
+
+
+def test_a_pre_token_beyond_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "MAX_WORD_BYTES", 1000)
+    assert read_all([b"a" * 999], 64, "class")
+    with pytest.raises(InputError, match="the limit is"):
+        read_all([b"a" * 5000], 64, "class")
+
+
+def test_no_documents() -> None:
+    (piece,) = read_all([], 4, "class")
+    assert (piece.length, piece.main_end, piece.document_starts.tolist()) == (0, 0, [])

@@ -1,0 +1,313 @@
+"""Training through a corpus: the same file from every backend, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.plan import estimate_memory
+from llmgpu.bpe.training.train import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.plain.test_recount_gpu import words
+from tests.bpe.training.test_batched_numpy import DOCUMENTS, PATTERNS, TIES
+from tests.reference import bpe as reference
+
+
+@pytest.mark.parametrize("pattern", ["class", "none"])
+@pytest.mark.parametrize("tie", ["hf", "bytes"])
+def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie: str) -> None:
+    documents = [words(1, 2_000, 400), b"", words(2, 2_000, 400), b"\x00\xff" * 300]
+    adapter = Backend(any_device, "the adapter")
+    files = set()
+    for backend, engine in ((NUMPY, "batched"), (adapter, "batched"), (adapter, "recount")):
+        options = TrainingOptions(
+            330, pattern=pattern, tie=tie, special_tokens=("<|end|>",), engine=engine
+        )
+        result = train_vocabulary(corpus_from_bytes(documents), options, backend)
+        files.add(result.vocabulary.to_bytes())
+    assert len(files) == 1
+
+
+def test_training_facts(device: Device) -> None:
+    text = words(3, 1_000, 200)
+    result = train_vocabulary(
+        corpus_from_bytes([text, text]), TrainingOptions(300), Backend(device, "the adapter")
+    )
+    facts = result.vocabulary.training
+    assert (facts["text_bytes"], facts["documents"]) == (2 * len(text), 2)
+    assert result.stop_reason is None
+    assert len(result.merge_counts) == 44 and (result.merge_counts[:-1] > 0).all()
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_corpus_that_ends_early_says_so(device: Device, on_gpu: bool) -> None:
+    backend = Backend(device, "the adapter") if on_gpu else NUMPY
+    result = train_vocabulary(corpus_from_bytes(b"abcabcab"), TrainingOptions(1_000), backend)
+    assert result.vocabulary.size == 258
+    assert result.stop_reason is not None and "after 2 merges" in result.stop_reason
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("documents", [[b""], [b"", b""]])
+def test_an_empty_corpus_is_refused(device: Device, on_gpu: bool, documents: list[bytes]) -> None:
+    backend = Backend(device, "the adapter") if on_gpu else NUMPY
+    with pytest.raises(InputError, match="the corpus is empty"):
+        train_vocabulary(corpus_from_bytes(documents), TrainingOptions(300), backend)
+
+
+def test_a_vocabulary_of_bytes_alone(device: Device) -> None:
+    for backend in (NUMPY, Backend(device, "the adapter")):
+        result = train_vocabulary(corpus_from_bytes(b"aaaa"), TrainingOptions(256), backend)
+        assert (result.vocabulary.size, result.stop_reason) == (256, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocab_size": 255}, "the vocabulary size is 255; it must be from 256"),
+        ({"vocab_size": 256, "special_tokens": ("a",)}, "from 257"),
+        ({"vocab_size": 1 << 21}, "to 1048576"),
+        ({"vocab_size": 300, "min_frequency": -1}, "the minimum frequency is -1"),
+        ({"vocab_size": 300, "tie": "random"}, "unknown tie rule 'random'"),
+        ({"vocab_size": 300, "pattern": "gpt5"}, "gpt5"),
+        ({"vocab_size": 300, "special_tokens": ("x", "x")}, "special tokens must differ"),
+        ({"vocab_size": 300, "max_token_length": 0}, "may have 0 bytes; use 1 or more"),
+        ({"vocab_size": 300, "smaller_sizes": (301,)}, "the smaller size 301 is more than 300"),
+        ({"vocab_size": 300, "smaller_sizes": (255,)}, "the vocabulary size is 255"),
+        ({"vocab_size": 300, "engine": "steam"}, "unknown engine 'steam'"),
+    ],
+)
+def test_options_out_of_range(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(LlmgpuError, match=message):
+        TrainingOptions(**arguments)  # type: ignore[arg-type]
+
+
+def test_memory_is_estimated(device: Device) -> None:
+    host, on_device = estimate_memory(10**8, Backend(device, "the adapter"), "recount")
+    assert on_device > 13 * 10**8 and host > 10**8
+    assert estimate_memory(10**8, NUMPY)[1] == 0
+
+
+@st.composite
+def seeds(draw: st.DrawFn) -> Vocabulary:
+    """A vocabulary with trained merges, tokens that no merge makes, and special ones, in any order.
+
+    Parts come before what they make.
+    """
+    tie = draw(TIES)
+    pattern = draw(PATTERNS)
+    merges = reference.train(draw(DOCUMENTS), draw(st.integers(0, 12)), pattern, tie, 1)
+    spelled = reference.spell(merges)[256:]
+    others = draw(st.lists(st.lists(st.sampled_from(b"abc "), min_size=2, max_size=5), max_size=8))
+    unmade = [bytes(other) for other in others]
+    special = draw(st.sampled_from([[], ["<s>"], ["<s>", "</s>"]]))
+    first = draw(st.integers(0, len(special)))
+    tokens = [text.encode() for text in special[:first]]
+    shift = len(tokens)
+    tokens += [bytes([value]) for value in range(256)]
+    ids = list(range(shift, shift + 256))  # of the sequential trainer's ids
+    for token in spelled:
+        while unmade and draw(st.booleans()):
+            tokens.append(unmade.pop())
+        ids.append(len(tokens))
+        tokens.append(token)
+    tokens += [*unmade, *(text.encode() for text in special[first:])]
+    triples = [(ids[left], ids[right], ids[256 + k]) for k, (left, right) in enumerate(merges)]
+    return replace(
+        byte_vocabulary(pattern, tie).with_match("greedy"),
+        tokens=tuple(tokens),
+        merges=np.array(triples, np.uint32).reshape(-1, 3),
+        special_tokens={text: tokens.index(text.encode()) for text in special},
+    )
+
+
+@st.composite
+def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
+    """Documents, and a vocabulary with tokens that merging of them is likely to reach."""
+    documents = draw(
+        st.lists(
+            st.lists(st.sampled_from(b"ab"), min_size=10, max_size=40).map(bytes),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    tie = draw(TIES)
+    spelled = reference.spell(reference.train(documents, 12, "none", tie, 1))[256:]
+    others = [b"aab", b"bba", b"aaaa"]
+    tokens = draw(st.lists(st.sampled_from([*spelled, *others]), max_size=6, unique=True))
+    start = byte_vocabulary("none", tie).with_match("greedy")
+    return replace(start, tokens=(*start.tokens, *tokens)), documents
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seeded=st.one_of(st.tuples(seeds(), DOCUMENTS), seeds_to_reach()),
+    new_tokens=st.integers(0, 25),
+    min_frequency=st.sampled_from([0, 1, 2, 5]),
+    max_token_length=st.sampled_from([None, None, 1, 2, 3, 5]),
+    special_tokens=st.sampled_from([(), ("<new>",)]),
+)
+def test_training_goes_on_from_a_seed(
+    seeded: tuple[Vocabulary, list[bytes]],
+    new_tokens: int,
+    min_frequency: int,
+    max_token_length: int | None,
+    special_tokens: tuple[str, ...],
+) -> None:
+    seed, documents = seeded
+    documents = [*documents, b"a"]
+    options = TrainingOptions(
+        seed.size + new_tokens + len(special_tokens),
+        pattern=seed.pattern,
+        tie=seed.tie,
+        min_frequency=min_frequency,
+        max_token_length=max_token_length,
+        special_tokens=special_tokens,
+        seed=seed,
+    )
+    result = train_vocabulary(corpus_from_bytes(documents), options, NUMPY)
+    learned, symbols = reference.extend(
+        documents,
+        seed.tokens,
+        [(left, right, result) for left, right, result in seed.merges.tolist()],
+        set(seed.special_tokens.values()),
+        new_tokens,
+        seed.pattern,
+        seed.tie,
+        min_frequency,
+        max_token_length,
+    )
+    made = result.vocabulary
+    assert made.merges.tolist() == [*seed.merges.tolist(), *map(list, learned)]
+    assert made.training["tokens"] == symbols
+    assert made.tokens[: seed.size] == seed.tokens
+    new = [made.tokens[left] + made.tokens[right] for left, right, k in learned if k >= seed.size]
+    assert made.tokens[seed.size :] == (*new, *(text.encode() for text in special_tokens))
+    assert made.special_tokens == seed.special_tokens | {
+        text: made.size - 1 for text in special_tokens
+    }
+    assert (result.stop_reason is None) == (len(new) == new_tokens)
+    assert Vocabulary.from_bytes(made.to_bytes()).fingerprint == made.fingerprint
+
+
+def test_a_merge_that_spells_a_token_of_the_seed_takes_its_id() -> None:
+    seed = replace(
+        byte_vocabulary("class", "hf").with_match("greedy"),
+        tokens=(*byte_vocabulary("class", "hf").tokens, b"abc", b"zz", b"ab"),
+    )
+    options = TrainingOptions(260, seed.pattern, seed=seed)
+    made = train_vocabulary(corpus_from_bytes(b"abcd " * 9), options, NUMPY).vocabulary
+    # Equally frequent, and the token spelled "ab" ranks behind all bytes: (c, d) comes before it.
+    assert made.merges.tolist() == [[97, 98, 258], [99, 100, 259]]
+    assert made.tokens[259:] == (b"cd",)
+    assert made.training["seed_fingerprint"] == seed.fingerprint
+
+
+def test_ranks_are_gone_on_from_like_merges() -> None:
+    text = corpus_from_bytes(b"abcabc abd " * 30)
+    listed = train_vocabulary(text, TrainingOptions(262, "class"), NUMPY).vocabulary
+    ranked = replace(listed, merges=np.empty((0, 3), np.uint32), ignore_merges=True)
+    made = []
+    for seed in (listed, ranked):
+        options = TrainingOptions(270, "class", seed=seed)
+        corpus = corpus_from_bytes(b"abcabc abd xyz xyz " * 30)
+        made.append(train_vocabulary(corpus, options, NUMPY).vocabulary)
+    assert made[0].tokens == made[1].tokens
+    assert made[0].merges.tolist() == made[1].merges.tolist()
+    assert made[1].size > 262
+
+
+@pytest.mark.parametrize("engine", ["numpy", "seed"])
+@settings(deadline=None, max_examples=60)
+@given(
+    documents=DOCUMENTS,
+    sizes=st.lists(st.integers(257, 290), min_size=1, max_size=4, unique=True),
+    tie=TIES,
+)
+def test_several_sizes_are_those_of_several_runs(
+    engine: str, documents: list[bytes], sizes: list[int], tie: str
+) -> None:
+    documents = [*documents, b"a"]
+    start = byte_vocabulary("none", tie).with_match("greedy")
+    seed = replace(start, tokens=(*start.tokens, b"aab")) if engine == "seed" else None
+    sizes = sorted(size + (seed is not None) for size in sizes)
+
+    def train(size: int, *smaller: int) -> dict[int, Vocabulary]:
+        options = TrainingOptions(
+            size,
+            pattern="none",
+            tie=tie,
+            min_frequency=1,
+            special_tokens=("<|end|>",),
+            smaller_sizes=smaller,
+            seed=seed,
+        )
+        return train_vocabulary(corpus_from_bytes(documents), options, NUMPY).vocabularies
+
+    together = train(sizes[-1], *sizes[:-1])
+    assert list(together) == sizes
+    for size, vocabulary in together.items():
+        assert vocabulary.to_bytes() == train(size)[size].to_bytes()
+
+
+def test_what_the_recount_engine_cannot_do(device: Device) -> None:
+    adapter = Backend(device, "the adapter")
+    seed = byte_vocabulary("class", "hf")
+    for changes, message in (
+        ({"seed": seed}, "a seed vocabulary"),
+        ({"max_token_length": 4}, "the length of tokens"),
+        ({"smaller_sizes": (280,)}, "several sizes"),
+    ):
+        options = TrainingOptions(300, "class", engine="recount", **changes)  # type: ignore[arg-type]
+        with pytest.raises(LlmgpuError, match=message):
+            train_vocabulary(corpus_from_bytes(b"abab"), options, adapter)
+    options = TrainingOptions(300, engine="recount")
+    counted = count_corpus(corpus_from_bytes(b"abab"), TrainingOptions(300), NUMPY)
+    with pytest.raises(LlmgpuError, match="no word counts"):
+        train_vocabulary(counted, options, adapter)
+    with pytest.raises(LlmgpuError, match="needs a GPU adapter"):
+        train_vocabulary(corpus_from_bytes(b"abab"), options, NUMPY)
+
+
+def test_counted_words_train_the_same_vocabulary() -> None:
+    documents = [words(1, 2_000, 400), b"\x00\xff" * 300]
+    options = TrainingOptions(400)
+    counted = count_corpus(corpus_from_bytes(documents), options, NUMPY)
+    seen: list[CountedWords] = []
+    again = train_vocabulary(counted, options, NUMPY, on_counted=seen.append)
+    assert seen == [counted]
+    whole = train_vocabulary(corpus_from_bytes(documents), options, NUMPY)
+    assert again.vocabulary.to_bytes() == whole.vocabulary.to_bytes()
+    assert again.batches is not None and 0 < again.batches <= 144
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 257}, "it must be from 258 .257 of the seed vocabulary and 1 special"),
+        ({"pattern": "none"}, "has pattern 'class', which training goes on with: 'none'"),
+        ({"tie": "bytes"}, "has tie rule 'hf', which training goes on with: 'bytes'"),
+        ({"special_tokens": ("<s>",)}, "special token '<s>' is in the seed vocabulary already"),
+        ({"special_tokens": ("bc",)}, "special token 'bc' is in the seed vocabulary already"),
+    ],
+)
+def test_options_that_do_not_go_with_the_seed(changes: dict[str, object], message: str) -> None:
+    start = byte_vocabulary("class", "hf")
+    seed = replace(
+        start,
+        tokens=(*start.tokens, b"<s>") if "<s>" in message else (*start.tokens, b"abcd"),
+        special_tokens={"<s>": 256} if "<s>" in message else {},
+    )
+    given = {"pattern": seed.pattern, "special_tokens": ("<x>",), "seed": seed}
+    options = {"vocab_size": 300} | given | changes
+    with pytest.raises(LlmgpuError, match=message):
+        TrainingOptions(**options)  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""Text from ``.parquet`` files: a column, each row a document."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmgpu.errors import InputError
+from llmgpu.text import parquet
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from tests.text.reading import read_documents, split_lines, write
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+BYTES = pa.binary()
+
+
+def table(path: Path, values: list[Any], kind: Any = None, **options: Any) -> str:
+    columns = {"id": pa.array(range(len(values))), "text": pa.array(values, kind or pa.string())}
+    pq.write_table(pa.table(columns), path, **options)
+    return str(path)
+
+
+def read_and_close(paths: list[str], options: CorpusOptions | None = None) -> list[bytes]:
+    with Corpus(paths, options) as corpus:
+        return read_documents(corpus)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    st.lists(st.none() | st.text(max_size=9), max_size=20),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 40),
+)
+def test_rows_are_documents(
+    tmp_path: Path, texts: list[str | None], group: int, rows: int, size: int
+) -> None:
+    path = table(tmp_path / "f.parquet", texts, row_group_size=group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet, "_BATCH_ROWS", rows)
+        corpus = Corpus([path])
+        assert read_documents(corpus, size) == [t.encode() for t in texts if t is not None]
+    assert corpus.null_rows == texts.count(None)
+    assert corpus.total_bytes == os.path.getsize(path)
+    assert corpus.bytes_read == (corpus.total_bytes if texts else 0)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_types_of_text(tmp_path: Path, kind: Any, compression: str) -> None:
+    values: list[Any] = ["one", None, "", "\u00e9", "one"]
+    if "binary" in str(kind):
+        values = [value and value.encode() for value in values]
+    path = table(tmp_path / "F.PARQUET", values, kind, compression=compression)
+    assert read_documents(Corpus([path])) == [b"one", b"", "\u00e9".encode(), b"one"]
+
+
+def test_null_rows_of_several_files(tmp_path: Path) -> None:
+    paths = [table(tmp_path / f"{i}.parquet", ["a", None, None]) for i in range(2)]
+    corpus = Corpus([*paths, write(tmp_path, "f.txt", b"plain")])
+    assert read_documents(corpus) == [b"a", b"a", b"plain"]
+    assert corpus.null_rows == 4
+
+
+def test_separators_lines_and_limits(tmp_path: Path) -> None:
+    path = table(tmp_path / "f.parquet", ["a-b\nc", "", "d"])
+    assert read_documents(Corpus([path], CorpusOptions(separators=(b"-",)))) == [
+        b"a",
+        b"b\nc",
+        b"",
+        b"d",
+    ]
+    lines = CorpusOptions(line_documents=True)
+    assert read_documents(Corpus([path], lines)) == split_lines([b"a-b\nc", b"", b"d"])
+    assert read_documents(Corpus([path], CorpusOptions(limit=3))) == [b"a-b"]
+
+
+def test_another_column(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"a.b": ["dotted"], "text": ["text"], "n": [1]}), path)
+    assert read_documents(Corpus([str(path)], CorpusOptions(text_field="a.b"))) == [b"dotted"]
+    columns = "the columns are: 'a.b' (string), 'text' (string), 'n' (int64)"
+    for column, message in [("body", "no column 'body'"), ("n", "column 'n' is not text")]:
+        expected = re.escape(f"{path}: {message}; {columns}")
+        with pytest.raises(InputError, match=expected):
+            read_documents(Corpus([str(path)], CorpusOptions(text_field=column)))
+
+
+def test_columns_of_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), path)
+    with pytest.raises(InputError, match="2 columns 'text'"):
+        read_documents(Corpus([str(path)]))
+
+
+def test_many_columns(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({f"c{i}": [i] for i in range(1000)}), path)
+    with pytest.raises(InputError, match=r"no column 'text'; .*'c19' \(int64\), \.\.\.$"):
+        read_documents(Corpus([str(path)]))
+
+
+def test_invalid_utf8(tmp_path: Path) -> None:
+    path = table(tmp_path / "f.parquet", [b"ok", None, b"a\xff", b"\xe2\x82"], BYTES)
+    assert read_documents(Corpus([path])) == [b"ok", b"a\xff", b"\xe2\x82"]
+    corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))
+    assert read_documents(corpus) == [b"ok", "a\ufffd".encode(), "\ufffd".encode()]
+    assert corpus.invalid_sequences == 2
+    with pytest.raises(InputError, match="row 3: invalid UTF-8 at byte 1"):
+        read_and_close([path], CorpusOptions(encoding_errors="strict"))
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    texts = [rng.bytes(300).hex() for _ in range(300)]
+    whole = Path(table(tmp_path / "whole.parquet", texts, row_group_size=50)).read_bytes()
+    middle = bytearray(whole)
+    middle[5000:60_000] = rng.bytes(55_000)
+    end = bytearray(whole)
+    end[-200:-8] = rng.bytes(192)
+    damaged = [b"", b"x", b"PAR1PAR1", b"no such format" * 9, whole[:-20], whole[:5000], whole[9:]]
+    for number, data in enumerate([*damaged, bytes(middle), bytes(end)]):
+        path = write(tmp_path, f"{number}.parquet", data)
+        with pytest.raises(InputError, match=re.escape(f"{path}: damaged or no parquet file (")):
+            read_and_close([path])
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.parquet")
+    with pytest.raises(InputError, match="it can't be a pipe"):
+        Corpus([str(tmp_path / "f.parquet")])
+
+
+def test_a_file_that_went_away(tmp_path: Path) -> None:
+    path = table(tmp_path / "f.parquet", ["a"])
+    corpus = Corpus([path])
+    os.unlink(path)
+    with pytest.raises(InputError, match=re.escape(f"can't read {path}: No such file")):
+        read_documents(corpus)
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path / "f.parquet", ["a"])
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    message = "needs the package pyarrow.parquet: pip install 'llmgpu[parquet]'"
+    with pytest.raises(InputError, match=re.escape(message)):
+        Corpus([path])

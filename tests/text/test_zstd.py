@@ -1,0 +1,73 @@
+"""Text from ``.zst`` files."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import Corpus
+from tests.text.reading import read_documents, write
+
+zstandard = pytest.importorskip("zstandard")
+SKIPPABLE = (0x184D2A50).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"notes"
+
+
+def compress(data: bytes) -> bytes:
+    packed: bytes = zstandard.ZstdCompressor(write_checksum=True).compress(data)
+    return packed
+
+
+@pytest.mark.parametrize("name", ["f.txt.zst", "f.ZST"])
+@pytest.mark.parametrize("size", [700, 8192, 1 << 21])
+def test_frames_are_read_one_after_the_other(tmp_path: Path, name: str, size: int) -> None:
+    data = bytes(range(256)) * 500 + np.random.default_rng(0).bytes(50_000)
+    packed = compress(data[:100_000]) + SKIPPABLE + compress(b"") + compress(data[100_000:])
+    assert read_documents(Corpus([write(tmp_path, name, packed)]), size) == [data]
+
+
+def test_position_and_size(tmp_path: Path) -> None:
+    packed = compress(b"some text" * 1000)
+    corpus = Corpus([write(tmp_path, "f.zst", packed)])
+    assert read_documents(corpus) == [b"some text" * 1000]
+    assert corpus.total_bytes == corpus.bytes_read == len(packed)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, "f.jsonl.zst", compress(b'{"text": "one"}\n{"text": ""}\n'))
+    assert read_documents(Corpus([path])) == [b"one", b""]
+
+
+def test_a_text_that_is_much_longer_than_its_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "f.zst", compress(bytes(50_000_000)))
+    corpus = Corpus([path])
+    buffer = np.empty(1 << 20, np.uint8)
+    length = 0
+    while not (fill := corpus.read_into(buffer)).end:
+        length += fill.length
+    assert length + fill.length == 50_000_000
+
+
+@pytest.mark.parametrize("name", ["f.zst", "f.jsonl.zst"])
+def test_damaged_files(tmp_path: Path, name: str) -> None:
+    text = np.random.default_rng(0).bytes(50_000).hex()
+    packed = compress(b'{"text": "%s"}' % text.encode())
+    two = packed + packed[:-1]
+    flipped = packed[:-1] + bytes([packed[-1] ^ 1])  # the checksum
+    damaged = [packed[:-20], packed[:-1], packed[:5], b"no such format" * 9, b"", two, flipped]
+    for number, data in enumerate([*damaged, packed + b"behind"]):
+        path = write(tmp_path, f"{number}{name}", data)
+        with pytest.raises(InputError, match=re.escape(f"{path}: damaged or truncated .zst")):
+            read_documents(Corpus([path]))
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "f.jsonl.zst", compress(b"{}"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    message = f"{path}: reading it needs the package zstandard: pip install 'llmgpu[zstd]'"
+    with pytest.raises(InputError, match=re.escape(message)):
+        Corpus([path])

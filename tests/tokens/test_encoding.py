@@ -1,0 +1,112 @@
+"""Encoding a corpus into a sink, which writes while the next piece is encoded."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError, OutputError
+from llmgpu.progress import no_progress
+from llmgpu.text.corpus import Corpus, corpus_from_bytes
+from llmgpu.tokens.encoding import encode_into
+from llmgpu.tokens.writers import TokenSink
+from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
+from tests.text.reading import write
+
+
+class Collecting(TokenSink):
+    """Keeps what it gets, and fails at the piece with this number."""
+
+    def __init__(self, failing: int = -1, *, is_direct: bool = False) -> None:
+        super().__init__()
+        self.is_direct = is_direct
+        self.threads: set[int] = set()
+        self.pieces: list[NDArray[np.uint32]] = []
+        self.text_bytes = 0
+        self._failing = failing
+
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        self.threads.add(threading.get_ident())
+        if len(self.pieces) == self._failing:
+            raise OutputError("no room")
+        self.pieces.append(ids.copy())
+        self.text_bytes += text_bytes
+
+    def close(self) -> None:
+        raise AssertionError("that is for who opened the sink")
+
+    abort = close
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_all_ids_are_written_in_order(is_direct: bool) -> None:
+    text = hostile_text(3, 50_000)
+    vocabulary = train(text)
+    sink = Collecting(is_direct=is_direct)
+    encode_into(sink, NumpyEncoder(vocabulary, 1000), corpus_from_bytes(text), no_progress)
+    assert len(sink.pieces) > 10
+    assert sink.text_bytes == len(text)
+    assert vocabulary.decode(np.concatenate(sink.pieces)) == text
+    assert (sink.threads == {threading.get_ident()}) == is_direct
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_what_a_sink_raises_ends_the_encoding(failing: int) -> None:
+    text = hostile_text(3, 50_000)
+    encoder = NumpyEncoder(train(text), 1000)
+    threads = threading.active_count()
+    sink = Collecting(failing)
+    with pytest.raises(OutputError, match="no room"):
+        encode_into(sink, encoder, corpus_from_bytes(text), no_progress)
+    assert len(sink.pieces) == failing
+    assert threading.active_count() == threads
+
+
+def test_a_byte_without_a_token_is_in_a_file(tmp_path: Path) -> None:
+    expression = PATTERNS["class"].expression
+    vocabulary = Vocabulary((b"a", b" "), np.empty((0, 3), np.uint32), "class", expression)
+    paths = [write(tmp_path, name, data) for name, data in (("x", b"aa a"), ("y", b"a aba"))]
+    options = SpecialOptions(eos=1)
+    for normalizer, message in (
+        (None, f"0x62 at offset 3 of the text in {paths[1]} has"),
+        ("NFC", "in the normalized text, byte 0x62 at offset 7 of"),
+    ):
+        made = replace(vocabulary, normalizer=normalizer)
+        encoder = with_special_tokens(open_encoder(made, NUMPY), made, options)
+        with Corpus(paths) as text, pytest.raises(InputError, match=re.escape(message)):
+            encode_into(Collecting(), encoder, text, no_progress)
+
+
+def test_a_direct_sink_fails_at_once() -> None:
+    """Who reads may have gone, and the next piece may never come."""
+    text = hostile_text(3, 50_000)
+    encoder = NumpyEncoder(train(text), 1000)
+    corpus = corpus_from_bytes(text)
+    with pytest.raises(OutputError, match="no room"):
+        encode_into(Collecting(0, is_direct=True), encoder, corpus, no_progress)
+    assert corpus.text_bytes < 3000
+
+
+def test_what_fails_last_is_raised_too() -> None:
+    vocabulary = train(b"abc " * 100)
+    with pytest.raises(OutputError, match="no room"):
+        encode_into(Collecting(0), NumpyEncoder(vocabulary), corpus_from_bytes(b"abc"), no_progress)
