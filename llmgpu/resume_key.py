@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from llmgpu.errors import InputError
-from llmgpu.text.sources import STANDARD_INPUT
+from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # what JSON holds, by names that people know
 FILES = "corpus files (name, bytes, time of change)"

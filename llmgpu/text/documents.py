@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,21 +28,79 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _NEWLINE = 0x0A
 _CHECK_BYTES = 1 << 20  # UTF-8 is checked in pieces: decoded text takes up to four times the bytes
-_NO_STARTS = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of text with the documents that begin in it.
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A piece of text with the document starts in it.
 
-    text: uint8.
-    starts: int64, ascending positions in [0, len(text)], repeats for empty documents.
-    closed: the next byte, if any, is the first of a document.
+    text: uint8 (n,).
+    starts: int64, ascending positions in [0, n] at which documents begin, repeats for empty
+        documents. All pieces of a text together have as many starts as it has documents.
+    closed: a document ends with the text; the next byte, if any, is the first of another one.
+    end: no piece follows.
     """
 
     text: NDArray[np.uint8]
     starts: NDArray[np.int64]
     closed: bool
+    end: bool = False
+
+    @property
+    def length(self) -> int:
+        """Bytes of the text."""
+        return len(self.text)
+
+
+NO_TEXT = Piece(np.empty(0, np.uint8), np.empty(0, np.int64), closed=True, end=True)
+
+
+class PieceReader:
+    """Copies pieces into buffers of any size."""
+
+    def __init__(
+        self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
+    ) -> None:
+        """Take the pieces; wait: see `wait`, None if there is nothing to wait for."""
+        self._pieces = pieces
+        self._wait = wait
+        self._piece = NO_TEXT
+        self._position = 0  # in the piece's text
+        self._next_start = 0  # in the piece's starts
+
+    def read(self, view: NDArray[np.uint8]) -> Piece:
+        """Fill the front of `view` from one piece, which may have no text."""
+        if self.is_used_up:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return NO_TEXT
+            self._piece, self._position, self._next_start = piece, 0, 0
+        return self._copy_to(view)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for up to `seconds`; return whether `read` would not block."""
+        return not self.is_used_up or self._wait is None or self._wait(seconds)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether all of the last piece was handed over."""
+        piece = self._piece
+        return self._position == len(piece.text) and self._next_start == len(piece.starts)
+
+    def _copy_to(self, view: NDArray[np.uint8]) -> Piece:
+        piece, begin = self._piece, self._position
+        end = min(len(piece.text), begin + len(view))
+        text = view[: end - begin]
+        text[:] = piece.text[begin:end]
+        if end == len(piece.text):
+            last, closed = len(piece.starts), piece.closed
+        else:
+            # A start at the cut goes with the byte after it, but already says that a document ends.
+            last = int(np.searchsorted(piece.starts, end))
+            closed = last < len(piece.starts) and bool(piece.starts[last] == end)
+        starts = piece.starts[self._next_start : last] - begin
+        self._position, self._next_start = end, last
+        return Piece(text, starts, closed)
 
 
 class Utf8Policy:
@@ -65,6 +123,15 @@ class Utf8Policy:
         self._name = name
         self._held = b""  # an incomplete sequence: in strict mode delivered already
         self._offset = 0  # of the first held byte in the file
+
+    def apply(self, block: bytes, final: bool) -> bytes:
+        """Return the file's next bytes as the policy has them; some may be held back.
+
+        final: no more will come. Raises InputError where bytes are invalid under "strict".
+        """
+        if self.policy == "strict":
+            self.check(np.frombuffer(block, np.uint8), final)
+        return self.replace(block, final) if self.policy == "replace" else block
 
     def check(self, text: NDArray[np.uint8], final: bool) -> None:
         """Raise InputError where the file's next bytes are invalid; `final`: no more will come."""
@@ -114,7 +181,7 @@ class LineStarts:
         """Start with the first byte of a text."""
         self.fresh = True
 
-    def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = _NO_STARTS) -> Chunk:
+    def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = NO_TEXT.starts) -> Piece:
         """Return `text` with its line starts; `cuts` (ascending) are positions that begin one too.
 
         A position at the end of the text is kept for the next byte, if there is one.
@@ -125,7 +192,7 @@ class LineStarts:
         if self.fresh and not (len(starts) and starts[0] == 0):
             starts = np.concatenate([np.zeros(1, np.int64), starts])
         self.fresh = bool(len(starts)) and bool(starts[-1] == len(text))
-        return Chunk(text, starts[:-1] if self.fresh else starts, self.fresh)
+        return Piece(text, starts[:-1] if self.fresh else starts, self.fresh)
 
 
 class DocumentSplitter:
@@ -149,24 +216,24 @@ class DocumentSplitter:
         if self._lines:
             self._lines.fresh = True
 
-    def feed(self, block: bytes, final: bool) -> Chunk:
+    def feed(self, block: bytes, final: bool) -> Piece:
         """Return what is decided once `block` is there; `final`: it is the end of the text."""
         data = self._held + block
         spans, decided = self._find_separators(data, final) if self._separators else ([], len(data))
         self._held = data[decided:]
         text = np.frombuffer(data, np.uint8, decided)
-        cuts = _NO_STARTS
+        cuts = NO_TEXT.starts
         if spans:
             text, cuts = remove_spans(text, np.array(spans, np.int64))
         if self._lines:
-            chunk = self._lines.find(text, cuts)
-            return Chunk(chunk.text, chunk.starts, chunk.closed or final)
+            piece = self._lines.find(text, cuts)
+            return Piece(piece.text, piece.starts, piece.closed or final)
         if self._due:
             cuts = np.concatenate([np.zeros(1, np.int64), cuts])
             self._due = False
         if len(text) or len(cuts):
             self._closed = bool(len(cuts)) and bool(cuts[-1] == len(text))
-        return Chunk(text, cuts, self._closed or final)
+        return Piece(text, cuts, self._closed or final)
 
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
         """Return the separators' (begin, end) and up to where `data` is decided."""

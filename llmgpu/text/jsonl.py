@@ -1,9 +1,9 @@
 """The documents of a JSON Lines file: one field of the object in each line.
 
-A line ends at a newline byte; lines of nothing but white space are passed over, as every reader of
-the format does. JSON can spell lone surrogates, which are not text: under the policy "raw" they
-become the three bytes that UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses
-them. Bytes of a line that are not UTF-8 are treated by the same policy.
+A line ends at a newline byte; blank lines are skipped, as every reader of the format does. JSON can
+spell lone surrogates, which are not text: under the policy "raw" they become the three bytes that
+UTF-8 would give them, under "replace" U+FFFD, and "strict" refuses them. Bytes of a line that are
+not UTF-8 are treated by the same policy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Iterator
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import REPLACEMENT, Utf8Policy
+from llmgpu.text.streams import ByteStream, Source
 
+_BLOCK_BYTES = 1 << 20  # of the file, read at a time
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -47,14 +49,26 @@ def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, byt
             yield number, line
 
 
-def jsonl_documents(
-    stream: io.BufferedIOBase, name: str, text_field: str, policy: Utf8Policy
-) -> Iterator[bytes]:
-    """Yield the text of each line's `text_field`; InputError names the file and the line."""
-    for number, line in jsonl_lines(stream, name):
-        where = f"{name}, line {number}"
-        decoded, has_invalid = _decode(line, where, policy)
-        yield _encode(_field(decoded, where, text_field), has_invalid, where, policy)
+class JsonlFile(ByteStream):
+    """A file of which each line is a document, opened."""
+
+    may_be_compressed = True
+
+    @staticmethod
+    def check(source: Source) -> None:
+        """Allow any file."""
+
+    def __init__(self, source: Source, text_field: str) -> None:
+        """Open the file; `text_field` of each line's object is its text."""
+        super().__init__(source)
+        self._text_field = text_field
+
+    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
+        """Yield the text of each line; InputError names the file and the line."""
+        for number, line in jsonl_lines(io.BufferedReader(self, _BLOCK_BYTES), self.name):
+            where = f"{self.name}, line {number}"
+            decoded, has_invalid = _decode(line, where, policy)
+            yield _encode(_field(decoded, where, self._text_field), has_invalid, where, policy)
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:

@@ -10,11 +10,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Utf8Policy
-from llmgpu.text.extras import require_package
+from llmgpu.text.extras import PYARROW, PYARROW_PARQUET
+from llmgpu.text.streams import Source
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 1024
@@ -22,26 +21,33 @@ _BUFFER_BYTES = 1 << 20
 _SHOWN_COLUMNS = 20
 
 
-def require_pyarrow(path: str) -> None:
-    """Raise an InputError if the package that reads parquet files is missing."""
-    require_package("pyarrow.parquet", "parquet", path)
-
-
-class ParquetColumn:
-    """One column of a file.
+class ParquetFile:
+    """A file of which one column is text, opened.
 
     position: bytes of the file that were consumed, about.
     null_rows: rows without a value so far.
     """
 
-    def __init__(self, path: str, column: str) -> None:
+    may_be_compressed = False
+
+    @staticmethod
+    def check(source: Source) -> None:
+        """Raise an InputError if a package is missing, or the file is a pipe."""
+        PYARROW_PARQUET.require(source.path)
+        if source.size is None:
+            raise InputError(
+                f"{source.path}: a parquet file is read from its end: it can't be a pipe"
+            )
+
+    def __init__(self, source: Source, column: str) -> None:
         """Open the file; InputError if it can't be read or has no such column of text."""
+        path = source.path
         self.position = 0
         self.null_rows = 0
         self._path = path
         self._column = column
-        self._arrow = require_package("pyarrow", "parquet", path)
-        parquet = require_package("pyarrow.parquet", "parquet", path)
+        self._arrow = PYARROW.require(path)
+        parquet = PYARROW_PARQUET.require(path)
         try:
             self._raw = open(path, "rb")  # noqa: SIM115 (closed by `close`)
         except OSError as error:
@@ -58,7 +64,7 @@ class ParquetColumn:
             raise self._damaged(error) from error
 
     def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
-        """Yield the text of each row; InputError for what is damaged or, if "strict", no UTF-8."""
+        """Yield the text of each row; InputError for damage or, under "strict", invalid UTF-8."""
         number = 0
         rows = max(1, self._file.metadata.num_rows)
         for values in self._batches():
@@ -68,7 +74,8 @@ class ParquetColumn:
                 if value is None:
                     self.null_rows += 1
                 else:
-                    yield _apply(policy, value, f"{self._path}, row {number}")
+                    policy.begin(f"{self._path}, row {number}")
+                    yield policy.apply(value, final=True)
 
     def wait(self, seconds: float | None) -> bool:
         """Say that reading would not block."""
@@ -84,7 +91,7 @@ class ParquetColumn:
 
     def _damaged(self, error: Exception) -> InputError:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return InputError(f"{self._path}: damaged or no parquet file ({reason})")
+        return InputError(f"{self._path}: damaged, or not a parquet file ({reason})")
 
     def _check_column(self) -> None:
         """Raise an InputError unless there is one such column, and it is text."""
@@ -132,13 +139,3 @@ class ParquetColumn:
             array = array.dictionary_decode()
         values: list[bytes | None] = array.cast(self._arrow.large_binary()).to_pylist()
         return values
-
-
-def _apply(policy: Utf8Policy, text: bytes, where: str) -> bytes:
-    if policy.policy == "raw":
-        return text
-    policy.begin(where)
-    if policy.policy == "replace":
-        return policy.replace(text, final=True)
-    policy.check(np.frombuffer(text, np.uint8), final=True)
-    return text

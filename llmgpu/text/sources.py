@@ -1,93 +1,62 @@
-"""Where a corpus comes from: names turned into files, and files opened as streams of bytes.
+"""Where a corpus comes from: names turned into files, and the formats of files.
 
-- A source is a file, a folder (walked; the files in it in byte order of their relative names), a
-  glob (the files it matches, folders among them walked, each file once, in byte order) or ``-``
-  for standard input. A name that exists is that file even when it looks like a glob.
-- In folders, names that begin with a dot, links to folders and what is no regular file are left
-  out and counted.
-- Compression and format go by suffix; ``.gz``, ``.bz2`` and ``.xz`` are read through the standard
-  library, ``.zst`` and ``.parquet`` through packages that are asked for when they are needed.
+- A source is a file, a folder (walked; its files in byte order of their relative names), a glob
+  (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
+  standard input. A name that exists is that file even if it looks like a glob.
+- In folders, names that begin with a dot, links to folders and special files are left out and
+  counted.
+- A format goes by suffix; a file that has none of them is text. To add one, write a
+  `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
 - Everything that can be known to fail is checked before the first byte is read.
 """
 
 from __future__ import annotations
 
-import bz2
 import glob
-import gzip
-import io
-import lzma
 import os
-import select
 import stat
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
-from typing import BinaryIO, Protocol, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.text.extras import require_package
-from llmgpu.text.parquet import require_pyarrow
-from llmgpu.text.zstd import ZstdFile
+from llmgpu.text.jsonl import JsonlFile
+from llmgpu.text.parquet import ParquetFile
+from llmgpu.text.streams import COMPRESSIONS, STANDARD_INPUT, DocumentFile, Source
 
-STANDARD_INPUT = "-"
-
-
-class _Readable(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
-
-    def close(self) -> None: ...
-
-
-_DECOMPRESSORS: dict[str, Callable[[BinaryIO], _Readable]] = {
-    ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-    ".zst": ZstdFile,
+# Formats whose files have documents inside, by suffix.
+FORMATS: dict[str, type[DocumentFile]] = {
+    ".jsonl": JsonlFile,
+    ".parquet": ParquetFile,
 }
-_DECOMPRESSED_BYTES = 1 << 20
-_PIECE_BYTES = 2 << 20  # of a regular file that one thread reads at a time
-_HAS_PREADV = hasattr(os, "preadv")
-_READERS = 8  # threads that read pieces
 
 
-@dataclass(frozen=True)
-class Source:
-    """One file of a corpus.
+class Sources(NamedTuple):
+    """The files of a corpus in the order they are read, and how many folder entries were left out.
 
-    path: its name, "-" for standard input.
-    size: bytes on disk; None for what is no regular file.
+    Resolving names walks folders, so it is done once and handed on.
     """
 
-    path: str
-    size: int | None
-
-    @property
-    def compression(self) -> str:
-        """The suffix of a compression that is read, or ""."""
-        suffix = os.path.splitext(self.path)[1].lower()
-        return suffix if suffix in _DECOMPRESSORS else ""
-
-    @property
-    def is_jsonl(self) -> bool:
-        """Whether each line is a JSON object."""
-        name = self.path.lower()
-        return name.removesuffix(self.compression).endswith(".jsonl")
-
-    @property
-    def is_parquet(self) -> bool:
-        """Whether it is a table, of which one column is text."""
-        return self.path.lower().endswith(".parquet")
+    files: list[Source]
+    left_out: int
 
 
-def resolve_sources(names: Sequence[str]) -> tuple[list[Source], int]:
-    """Return the files that `names` stand for, in order, and how many folder entries were left out.
+def format_of(source: Source) -> type[DocumentFile] | None:
+    """Return the format in FORMATS that a file is of; None if it is text."""
+    name = source.path.lower()
+    for suffix, file_type in FORMATS.items():
+        if name.endswith(suffix):
+            return file_type
+        if file_type.may_be_compressed and name.removesuffix(source.compression).endswith(suffix):
+            return file_type
+    return None
 
-    InputError for no names, a missing or unreadable path, a folder or glob without files, a format
-    that needs a package which is missing, or standard input named twice.
+
+def resolve_sources(names: Sequence[str]) -> Sources:
+    """Return the files that `names` stand for.
+
+    Raises InputError for no names, a missing or unreadable path, a folder or glob without files, a
+    format that needs a package which is missing, or standard input named twice.
     """
     if not names:
         raise InputError("no corpus given: name a file, a folder, a glob or - for standard input")
@@ -99,7 +68,7 @@ def resolve_sources(names: Sequence[str]) -> tuple[list[Source], int]:
         paths, skipped = _expand(name)
         sources += [_check(path) for path in paths]
         left_out += skipped
-    return sources, left_out
+    return Sources(sources, left_out)
 
 
 def _expand(name: str) -> tuple[list[str], int]:
@@ -155,12 +124,12 @@ def _check(path: str) -> Source:
     if not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
     source = Source(path, status.st_size if stat.S_ISREG(status.st_mode) else None)
-    if source.compression == ".zst":
-        require_package("zstandard", "zstd", path)
-    if source.is_parquet:
-        require_pyarrow(path)
-        if source.size is None:
-            raise InputError(f"{path}: a parquet file is read from its end: it can't be a pipe")
+    compression = COMPRESSIONS.get(source.compression)
+    if compression and compression.package:
+        compression.package.require(path)
+    file_type = format_of(source)
+    if file_type:
+        file_type.check(source)
     return source
 
 
@@ -174,118 +143,3 @@ def _standard_input_size() -> int | None:
         return max(0, status.st_size - os.lseek(descriptor, 0, os.SEEK_CUR))
     except (AttributeError, OSError, ValueError):
         return None
-
-
-class ByteStream(io.RawIOBase):
-    """The bytes of one source, decompressed; whatever goes wrong is an InputError that names it.
-
-    position: bytes of the source on disk that were consumed.
-    """
-
-    def __init__(self, source: Source) -> None:
-        """Open `source`."""
-        super().__init__()
-        self.name = source.path
-        self._compression = source.compression
-        self.position = 0
-        self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
-        try:
-            self._raw = _open_raw(source.path)
-            if not self._compression:
-                self._pollable = _pollable_descriptor(self._raw)
-        except OSError as error:
-            raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
-        wrap = _DECOMPRESSORS.get(self._compression)
-        self._stream = wrap(self._raw) if wrap else cast(_Readable, self._raw)
-
-    def readable(self) -> bool:
-        """Say yes, as `io.BufferedReader` asks."""
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        """Read what is there, at most `buffer`'s length; wait only for a first byte. 0: the end."""
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        if self._compression:  # decompressors make a copy of what they are asked for
-            view = view[:_DECOMPRESSED_BYTES]
-        try:
-            count = self._read(view)
-            while count is None:  # a descriptor somebody set to non-blocking
-                self.wait(None)
-                count = self._read(view)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise InputError(self._describe(error)) from error
-        self.position = self._raw.tell() if self._compression else self.position + count
-        return count
-
-    def _read(self, view: memoryview) -> int | None:
-        large = len(view) >= 2 * _PIECE_BYTES
-        if large and not self._compression and self._pollable is None and _HAS_PREADV:
-            return _read_pieces(self._raw, view)
-        return self._stream.readinto(view)
-
-    def wait(self, seconds: float | None) -> bool:
-        """Whether reading would not block, within `seconds` (None: however long that takes)."""
-        if self._pollable is None:
-            return True
-        try:
-            return bool(select.select([self._pollable], [], [], seconds)[0])
-        except (OSError, ValueError):  # no select for pipes here: take each read by itself
-            return False
-
-    def close(self) -> None:
-        """Close the file; standard input stays open."""
-        if not self.closed and self.name != STANDARD_INPUT:
-            self._stream.close()
-            self._raw.close()
-        super().close()
-
-    def _describe(self, error: Exception) -> str:
-        reason = getattr(error, "strerror", None) or error
-        if self._compression and getattr(error, "errno", None) is None:
-            return f"{self.name}: damaged or truncated {self._compression} file ({reason})"
-        return f"can't read {self.name}: {reason}"
-
-
-def _open_raw(path: str) -> BinaryIO:
-    if path != STANDARD_INPUT:
-        return cast(BinaryIO, open(path, "rb", buffering=0))
-    if sys.stdin is None:
-        raise OSError("standard input is closed")
-    buffered = sys.stdin.buffer
-    return cast(BinaryIO, getattr(buffered, "raw", buffered))
-
-
-@cache
-def _readers(process: int) -> ThreadPoolExecutor:
-    """Return the threads of a process; a forked one has none of its parent's."""
-    return ThreadPoolExecutor(_READERS, thread_name_prefix="llmgpu-read")
-
-
-def _read_pieces(file: BinaryIO, view: memoryview) -> int:
-    """Read from a regular file with several threads: one alone is slower than memory."""
-    first, descriptor = file.tell(), file.fileno()
-
-    def read(start: int) -> int:
-        return os.preadv(descriptor, [view[start : start + _PIECE_BYTES]], first + start)
-
-    starts = range(0, len(view), _PIECE_BYTES)
-    count = 0
-    for start, got in zip(starts, _readers(os.getpid()).map(read, starts), strict=True):
-        if count == start:  # what is behind a short piece is not in sequence: read it again
-            count += got
-    file.seek(first + count)
-    return count
-
-
-def _pollable_descriptor(raw: BinaryIO) -> int | None:
-    try:
-        descriptor = raw.fileno()
-    except (OSError, ValueError):  # a stream in memory
-        return None
-    return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else descriptor
-
-
-def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
-    """Yield what `stream` gives, in pieces of at most `block_bytes`, as they come."""
-    while block := stream.read(block_bytes):
-        yield block

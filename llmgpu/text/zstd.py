@@ -1,16 +1,16 @@
 """Bytes of a ``.zst`` file, decompressed in pieces of bounded size.
 
-A file is any number of frames. One that ends inside of a frame is damaged, and said to be.
+A file is any number of frames; one that ends inside a frame is damaged.
 """
 
 from __future__ import annotations
 
 from typing import BinaryIO
 
-from llmgpu.text.extras import require_package
+from llmgpu.text.extras import ZSTANDARD
 
 _READ_BYTES = 1 << 20
-_STEP_BYTES = 1 << 13  # given to the decompressor at a time, which makes up to 32,768 times as much
+_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
 
 
 class ZstdFile:
@@ -19,7 +19,7 @@ class ZstdFile:
     def __init__(self, raw: BinaryIO) -> None:
         """Take the compressed bytes of `raw`; InputError without the package for it."""
         self._raw = raw
-        self._package = require_package("zstandard", "zstd", ".zst")
+        self._package = ZSTANDARD.require(".zst")
         self._decoder = self._package.ZstdDecompressor()
         self._frame = self._decoder.decompressobj()  # what is being read; None between frames
         self._compressed = memoryview(b"")
@@ -32,7 +32,7 @@ class ZstdFile:
                 self._compressed = memoryview(self._raw.read(_READ_BYTES) or b"")
             if not self._compressed:
                 if self._frame is not None:
-                    raise EOFError("it ends inside of a frame")
+                    raise EOFError("it ends inside a frame")
                 return 0
             self._text = memoryview(self._decompress())
         count = min(len(buffer), len(self._text))
@@ -41,7 +41,7 @@ class ZstdFile:
         return count
 
     def close(self) -> None:
-        """Let go of what is kept."""
+        """Drop what is buffered."""
         self._compressed = self._text = memoryview(b"")
 
     def _decompress(self) -> bytes:

@@ -14,7 +14,8 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.text.sources import resolve_sources
+from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.writers import TokenSink
 
 

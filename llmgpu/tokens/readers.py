@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
-from llmgpu.text.sources import STANDARD_INPUT, ByteStream, Source, read_blocks
+from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Source, read_blocks
 from llmgpu.tokens.layouts import (
     LAYOUTS,
     LLMC_HEADER_BYTES,

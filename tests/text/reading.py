@@ -1,4 +1,4 @@
-"""Reading a corpus to its end, with a check of every fill on the way."""
+"""Reading a corpus to its end, with a check of every piece on the way."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from pathlib import Path
 
 import numpy as np
 
-from llmgpu.text.corpus import Corpus, Fill
+from llmgpu.text.corpus import Corpus
+from llmgpu.text.documents import Piece
 
 
-def read_fills(corpus: Corpus, size: int = 1 << 16) -> Iterator[tuple[Fill, bytes]]:
-    """Yield every fill with its text, checking what must hold for each."""
+def read_pieces(corpus: Corpus, size: int = 1 << 16) -> Iterator[tuple[Piece, bytes]]:
+    """Yield every piece with its text, checking what must hold for each."""
     buffer = np.full(size, 0xEE, np.uint8)
     closed, end = True, False
     while not end:
-        fill = corpus.read_into(buffer)
-        starts = fill.document_starts
+        piece = corpus.read_into(buffer)
+        starts = piece.starts
         assert starts.dtype == np.int64
-        assert all(0 <= start <= fill.length for start in starts)
+        assert all(0 <= start <= piece.length for start in starts)
         assert (np.diff(starts) >= 0).all()
-        assert fill.length or fill.end or len(starts)
-        closed, end = fill.closed, fill.end
-        yield fill, buffer[: fill.length].tobytes()
+        assert piece.length or piece.end or len(starts)
+        closed, end = piece.closed, piece.end
+        yield piece, buffer[: piece.length].tobytes()
     assert closed
     last = corpus.read_into(buffer)
-    assert (last.length, len(last.document_starts), last.closed, last.end) == (0, 0, True, True)
+    assert (last.length, len(last.starts), last.closed, last.end) == (0, 0, True, True)
 
 
 def read_documents(corpus: Corpus, size: int = 1 << 16) -> list[bytes]:
     """Return the documents, read through a buffer of `size` bytes."""
     text, starts = b"", []
     closed_at = [0]
-    for fill, data in read_fills(corpus, size):
-        starts += (fill.document_starts + len(text)).tolist()
+    for piece, data in read_pieces(corpus, size):
+        starts += (piece.starts + len(text)).tolist()
         text += data
-        if fill.closed:
+        if piece.closed:
             closed_at.append(len(text))
     assert corpus.text_bytes == len(text)
     assert corpus.documents == len(starts)

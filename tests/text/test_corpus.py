@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
-from llmgpu.text import sources
+from llmgpu.text import streams
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.text.reading import read_documents, split_lines, write
 
@@ -48,7 +48,7 @@ def test_a_file_is_a_document(tmp_path: Path, data: bytes, size: int, policy: st
 def test_a_file_read_in_pieces_by_several_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, buffer: int
 ) -> None:
-    monkeypatch.setattr(sources, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(streams, "_PART_BYTES", 64)
     data = np.random.default_rng(size).bytes(size)
     path = write(tmp_path, "f.txt", data)
     corpus = Corpus([path, path], CorpusOptions())
@@ -135,12 +135,12 @@ def test_many_files(tmp_path: Path, files: list[bytes], size: int, lines: bool) 
     assert corpus.total_bytes == corpus.bytes_read == sum(map(len, files))
 
 
-def test_several_small_files_fill_one_buffer(tmp_path: Path) -> None:
+def test_several_small_files_piece_one_buffer(tmp_path: Path) -> None:
     paths = [write(tmp_path, name, b"12345") for name in "abc"]
-    fill = Corpus(paths).read_into(np.zeros(12, np.uint8))
-    assert (fill.length, fill.document_starts.tolist()) == (12, [0, 5, 10])
-    assert not fill.closed
-    assert not fill.end
+    piece = Corpus(paths).read_into(np.zeros(12, np.uint8))
+    assert (piece.length, piece.starts.tolist()) == (12, [0, 5, 10])
+    assert not piece.closed
+    assert not piece.end
 
 
 def test_the_file_of_a_place(tmp_path: Path) -> None:
@@ -377,10 +377,10 @@ def test_what_is_there_is_handed_over(options: dict[str, object], lines: bool) -
     for number in range(3):
         # The writer waits for the reader: a read that waited for more would never return.
         os.write(write_end, b"a line\n!"[: 8 - lines])
-        fill = corpus.read_into(buffer)
-        assert fill.length == 8 - lines
-        assert fill.closed == lines
-        assert fill.document_starts.tolist() == ([0, 7][: 2 - lines] if lines else [0][number:])
+        piece = corpus.read_into(buffer)
+        assert piece.length == 8 - lines
+        assert piece.closed == lines
+        assert piece.starts.tolist() == ([0, 7][: 2 - lines] if lines else [0][number:])
     os.close(write_end)
     assert corpus.read_into(buffer).end
     os.close(read_end)
@@ -391,8 +391,8 @@ def test_a_pipe_that_is_not_ready_does_not_hold_back_files(tmp_path: Path) -> No
     read_end, write_end = os.pipe()
     corpus = Corpus([path, f"/dev/fd/{read_end}"])
     buffer = np.zeros(100, np.uint8)
-    fill = corpus.read_into(buffer)
-    assert (fill.length, fill.closed, fill.end) == (6, True, False)
+    piece = corpus.read_into(buffer)
+    assert (piece.length, piece.closed, piece.end) == (6, True, False)
     os.write(write_end, b"pipe")
     os.close(write_end)
     assert read_documents_after(corpus, buffer) == (b"pipe", [0])
@@ -401,11 +401,11 @@ def test_a_pipe_that_is_not_ready_does_not_hold_back_files(tmp_path: Path) -> No
 
 def read_documents_after(corpus: Corpus, buffer: np.ndarray) -> tuple[bytes, list[int]]:
     text, starts = b"", []
-    while not (fill := corpus.read_into(buffer)).end:
-        starts += (fill.document_starts + len(text)).tolist()
-        text += buffer[: fill.length].tobytes()
-    starts += (fill.document_starts + len(text)).tolist()
-    return text + buffer[: fill.length].tobytes(), starts
+    while not (piece := corpus.read_into(buffer)).end:
+        starts += (piece.starts + len(text)).tolist()
+        text += buffer[: piece.length].tobytes()
+    starts += (piece.starts + len(text)).tolist()
+    return text + buffer[: piece.length].tobytes(), starts
 
 
 def test_a_non_blocking_pipe() -> None:

@@ -141,7 +141,9 @@ def test_damaged_files(tmp_path: Path) -> None:
     damaged = [b"", b"x", b"PAR1PAR1", b"no such format" * 9, whole[:-20], whole[:5000], whole[9:]]
     for number, data in enumerate([*damaged, bytes(middle), bytes(end)]):
         path = write(tmp_path, f"{number}.parquet", data)
-        with pytest.raises(InputError, match=re.escape(f"{path}: damaged or no parquet file (")):
+        with pytest.raises(
+            InputError, match=re.escape(f"{path}: damaged, or not a parquet file (")
+        ):
             read_and_close([path])
 
 

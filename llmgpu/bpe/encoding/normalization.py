@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.bpe.pretokens.slices import TextSource
 from llmgpu.errors import InputError
-from llmgpu.text.documents import Chunk
-from llmgpu.text.text_filter import LEAST_BYTES, FilteredSource
+from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
+from llmgpu.text.documents import Piece
 
 UNICODE_VERSION = unicodedata.unidata_version
 
@@ -51,13 +50,13 @@ class NormalizingEncoder:
 
 
 class NfcFilter:
-    """Normalizes a text that comes in blocks; see `llmgpu.text.text_filter.TextFilter`."""
+    """Normalizes a text that comes in blocks; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(self) -> None:
         self._held = b""  # begins where a document does, or at a safe place; has no other one
         self._held_starts = np.empty(0, np.int64)
 
-    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Chunk:
+    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the normalized text that is decided."""
         before = len(self._held)
         data = self._held + text.tobytes()
@@ -70,7 +69,7 @@ class NfcFilter:
             own = int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         normalized, places = _normalize_documents(data[:decided], starts[:own])
-        return Chunk(np.frombuffer(normalized, np.uint8), places, final)
+        return Piece(np.frombuffer(normalized, np.uint8), places, final)
 
 
 def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:

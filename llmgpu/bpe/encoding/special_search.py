@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import TextError
-from llmgpu.text.documents import Chunk, remove_spans
+from llmgpu.text.documents import Piece, remove_spans
 
 DOCUMENT = -1  # the kind of a boundary at which a document begins; others are a token's id
 
@@ -90,7 +90,7 @@ class Boundaries:
 
 
 class SpecialTokenFilter:
-    """Takes the allowed special tokens out of a text; see `text_filter.TextFilter`."""
+    """Takes the allowed special tokens out of a text; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(self, sought: SoughtTokens, boundaries: Boundaries) -> None:
         """Look for `sought`; `boundaries` gets what is found."""
@@ -102,7 +102,7 @@ class SpecialTokenFilter:
         self._held_starts = np.empty(0, np.int64)
         self._handed_over = 0
 
-    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Chunk:
+    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the text without special tokens, with a boundary where each was.
 
         Raises TextError for a disallowed special token.
@@ -116,13 +116,13 @@ class SpecialTokenFilter:
         # A document that begins behind what is decided is for the next block to announce.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
-        chunk, kinds = self._cut(data[:decided], starts[:own], spans, final)
+        piece, kinds = self._cut(data[:decided], starts[:own], spans, final)
         # A document that begins at the very end may still get its text.
         begun = int((starts == len(data)).sum())
         ended = len(kinds) - begun if final else None
-        self._boundaries.add(kinds, chunk.starts + self._handed_over, ended)
-        self._handed_over += len(chunk.text)
-        return chunk
+        self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
+        self._handed_over += len(piece.text)
+        return piece
 
     def _find(
         self, data: bytes, starts: NDArray[np.int64], final: bool
@@ -150,7 +150,7 @@ class SpecialTokenFilter:
 
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], spans: list[tuple[int, int]], final: bool
-    ) -> tuple[Chunk, NDArray[np.int64]]:
+    ) -> tuple[Piece, NDArray[np.int64]]:
         """Take `spans` out of `data`; return what is left, and the kinds of its boundaries."""
         text = np.frombuffer(data, np.uint8)
         kinds = np.full(len(starts), DOCUMENT, np.int64)
@@ -166,7 +166,7 @@ class SpecialTokenFilter:
             ids = np.array([self._ids[data[begin:end]] for begin, end in spans], np.int64)
             kinds = np.concatenate([kinds, ids])[order]
         closed = final or bool(len(starts) and starts[-1] == len(text))
-        return Chunk(text, starts, closed), kinds
+        return Piece(text, starts, closed), kinds
 
 
 class _Search:

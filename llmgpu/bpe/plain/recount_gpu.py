@@ -171,17 +171,7 @@ class _RecountLoop:
         """Upload the text and turn it into symbols."""
         pool = self._device.pool
         self._log = pool.get("merge log", 16 * merge_limit)
-        whole = Slice(
-            buffer=text,
-            length=len(text),
-            main_end=len(text),
-            continues=False,
-            document_starts=document_starts,
-            boundaries=document_starts,
-            closed=True,
-            end=True,
-            oversized=False,
-        )
+        whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
         text_buffer = pool.get("text", len(text))
         ranks = pool.get("byte ranks", byte_ranks.nbytes)
         self._device.write(text_buffer, text)

@@ -82,7 +82,7 @@ class GpuPretokenizer:
         """
         if self._bound is None:
             raise RuntimeError("no text is bound")
-        inner = piece.boundaries[(piece.boundaries > 0) & (piece.boundaries < piece.length)]
+        inner = piece.starts[(piece.starts > 0) & (piece.starts < piece.length)]
         params = np.zeros(1, PARAMS)
         params["length"] = piece.length
         params["has_documents"] = len(inner) > 0
@@ -99,9 +99,7 @@ class GpuPretokenizer:
     def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
         """Mark the starts that the kernel could not, in a slice, whose text this is."""
         spans = self._undecided_spans(len(text))
-        masks = start_masks_between(
-            text, self._pattern, piece.boundaries, spans, closed=piece.closed
-        )
+        masks = start_masks_between(text, self._pattern, piece.starts, spans, closed=piece.closed)
         for (begin, _), mask in zip(spans, masks, strict=True):
             padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
             padded[: len(mask)] = mask

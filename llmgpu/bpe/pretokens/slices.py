@@ -1,67 +1,61 @@
-"""Cutting a text into slices that can be worked on one after the other, wherever they are cut.
+"""Cutting a text into slices that can be processed one by one, with the same result for any cuts.
 
-- A slice begins where a pre-token starts. No pattern looks behind that, so nothing of what was
-  before matters to it, and the result can't depend on where the text is cut.
-- It ends at the last place at which a pre-token is certain to start, whatever follows; the bytes
-  behind that are there because it depends on them where the pre-tokens before end.
-- A pre-token that is longer than the memory for a slice gets a slice in memory of its own.
-- Greedy matching of pattern ``none``, whose pre-tokens are documents of any length, can do with
-  cuts anywhere, if as many bytes follow as the longest token has.
+- A slice begins where a pre-token starts. No pattern looks back past that, so nothing before it
+  matters, and the result can't depend on where the text is cut.
+- Its main part ends at the last position at which a pre-token starts no matter what follows. The
+  bytes after that are there because the ends of the pre-tokens before depend on them.
+- A pre-token that is longer than the memory for a slice gets a slice with separate memory.
+- Greedy matching of pattern ``none``, whose pre-tokens are documents of any length, allows cuts
+  anywhere, if as many bytes follow as the longest token has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import last_start
-from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, word_too_long
-from llmgpu.text.corpus import Fill
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import TextSource
+from llmgpu.text.documents import NO_TEXT, Piece
+
+MAX_WORD_BYTES = 1 << 30
 
 
-class TextSource(Protocol):
-    """What gives text piece by piece; see `llmgpu.text.corpus.Corpus.read_into`."""
+def word_too_long(nbytes: int) -> InputError:
+    """Return the error for a pre-token of at least `nbytes`, more than MAX_WORD_BYTES."""
+    return InputError(
+        f"a pre-token has {nbytes:,} bytes or more, the limit is {MAX_WORD_BYTES:,}: cut the text "
+        "into smaller documents (--doc-separator, .jsonl, more files) or use another --pattern"
+    )
 
-    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
-        """Write the next bytes of text to the front of a buffer."""
-        ...
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slice(Piece):
+    """A part of a text: its pre-tokens are those of the main part, the rest is there to be seen.
 
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """A part of a text.
-
-    buffer: uint8, the text at its front, PADDING bytes or more behind it.
-    length: bytes of the text, those behind the main part included.
+    buffer: uint8, the text at its front, PADDING bytes or more after it.
     main_end: where the main part ends; pre-tokens that start before it belong to the slice, and
         end by there unless the text is cut anywhere.
-    continues: the slice begins inside of a pre-token, so the text is cut anywhere.
-    document_starts: int64, positions in [0, main_end] at which documents begin, repeats for empty
-        documents.
-    boundaries: int64, positions in [0, length] at which documents begin.
-    closed: a document ends with the text.
-    end: no slice follows.
+    continues: the slice begins inside a pre-token, so the text is cut anywhere.
     oversized: the text did not fit into the memory for it.
     """
 
     buffer: NDArray[np.uint8]
-    length: int
     main_end: int
-    continues: bool
-    document_starts: NDArray[np.int64]
-    boundaries: NDArray[np.int64]
-    closed: bool
-    end: bool
-    oversized: bool
+    continues: bool = False
+    oversized: bool = False
 
     @property
-    def text(self) -> NDArray[np.uint8]:
-        """The text: uint8 (length,), a view of the buffer."""
-        return self.buffer[: self.length]
+    def document_starts(self) -> NDArray[np.int64]:
+        """Where the documents of the slice begin: int64, positions in [0, main_end]."""
+        # A start at the cut belongs to the next slice, unless no other bytes will follow it.
+        if self.end:
+            return self.starts
+        return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
 
 
 class SliceReader:
@@ -70,67 +64,73 @@ class SliceReader:
     def __init__(self, source: TextSource, pattern: str, lookahead: int | None = None) -> None:
         """Take slices of `source`, cut where pre-tokens of `pattern` start.
 
-        lookahead: cut anywhere instead, with so many bytes of the next slice behind each.
+        lookahead: cut anywhere instead, with this many bytes of the next slice after each.
         """
         self._source = source
         self._pattern = pattern
         self._lookahead = lookahead
-        self._tail = np.empty(0, np.uint8)  # read already, not yet in any main part
-        self._tail_starts = np.empty(0, np.int64)  # where documents begin in it
+        self._tail = NO_TEXT.text  # read already, not yet in any main part
+        self._tail_starts = NO_TEXT.starts  # where documents begin in it
         self._continues = False
         self._ended = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end.
 
-        Raises InputError if the source can't be read, or a pre-token that is not cut has more than
-        MAX_WORD_BYTES.
+        Raises InputError if the source can't be read, or if a pre-token that is not cut has more
+        than MAX_WORD_BYTES.
         """
         oversized = False
         while not self._ended:
             if len(buffer) < 2 * len(self._tail) + PADDING + 1:
                 buffer, oversized = np.empty(2 * len(buffer) + PADDING, np.uint8), True
                 continue
-            length, starts, cut, closed, end = self._fill(buffer[:-PADDING])
-            # A start at the cut belongs to the next slice, unless no other bytes will follow it.
-            own = len(starts) if end else int(np.searchsorted(starts, cut, side="left"))
-            piece = Slice(
-                buffer, length, cut, self._continues, starts[:own], starts, closed, end, oversized
+            piece, cut = self._fill(buffer[:-PADDING])
+            found = Slice(
+                piece.text,
+                piece.starts,
+                piece.closed,
+                piece.end,
+                buffer=buffer,
+                main_end=cut,
+                continues=self._continues,
+                oversized=oversized,
             )
-            self._keep(piece, starts[own:] - cut)
-            if cut or own or end:
-                return piece
-            if length > MAX_WORD_BYTES:
-                raise word_too_long(length)
+            own = len(found.document_starts)
+            self._keep(found, piece.starts[own:] - cut)
+            if cut or own or piece.end:
+                return found
+            if piece.length > MAX_WORD_BYTES:
+                raise word_too_long(piece.length)
         return None
 
-    def _fill(self, room: NDArray[np.uint8]) -> tuple[int, NDArray[np.int64], int, bool, bool]:
+    def _fill(self, room: NDArray[np.uint8]) -> tuple[Piece, int]:
         """Put the tail into `room` and read on until there is a place to cut, or no room.
 
-        Returns the bytes there are, where documents begin, where to cut (0: nowhere), whether a
-        document ends with the text, and whether it is the end.
+        Returns the text there is, and where to cut it (0: nowhere).
         """
         length, starts = len(self._tail), self._tail_starts
         room[:length] = self._tail
         searched = 0
         while True:
-            fill = self._source.read_into(room[length:])
-            starts = np.concatenate([starts, fill.document_starts + length])
-            length += fill.length
-            if fill.closed or fill.end:
-                return length, starts, length, True, fill.end
+            piece = self._source.read_into(room[length:])
+            starts = np.concatenate([starts, piece.starts + length])
+            length += piece.length
+            if piece.closed or piece.end:
+                return Piece(room[:length], starts, closed=True, end=piece.end), length
             full = length == len(room)
             cut = 0
             if self._lookahead is not None:
                 cut = max(0, length - self._lookahead)
             elif full or length >= 2 * searched:
+                # A search may have to look at all of the text: search again when that has doubled.
                 cut = last_start(room[:length], self._pattern, starts)
                 searched = length
             if cut or full:
-                return length, starts, cut, False, False
+                return Piece(room[:length], starts, closed=False), cut
 
     def _keep(self, piece: Slice, starts: NDArray[np.int64]) -> None:
-        self._tail = piece.buffer[piece.main_end : piece.length].copy()
+        self._tail = piece.text[piece.main_end :].copy()
         self._tail_starts = starts
         self._ended = piece.end
         cut_inside = self._lookahead is not None and not piece.closed

@@ -269,11 +269,11 @@ def _read_all(
     length, ended = 0, False
     while not ended and length <= most:
         buffer = np.empty(READ_BYTES, np.uint8)
-        fill = corpus.read_into(buffer)
-        pieces.append(buffer[: fill.length])
-        starts.append(fill.document_starts + length)
-        length += fill.length
-        ended = fill.end
+        piece = corpus.read_into(buffer)
+        pieces.append(piece.text)
+        starts.append(piece.starts + length)
+        length += piece.length
+        ended = piece.end
         progress("reading", corpus.bytes_read, corpus.total_bytes)
     return np.concatenate(pieces), np.concatenate(starts)
 

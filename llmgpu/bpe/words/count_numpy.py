@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING, GrowableArray
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
-from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, DistinctWords, word_too_long
+from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
+from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.processors import usable_processors
@@ -145,7 +145,7 @@ def word_bounds(piece: Slice, pattern: str) -> NDArray[np.int64]:
 
     Raises InputError if a word has more than MAX_WORD_BYTES.
     """
-    mask = start_mask(piece.text, pattern, piece.boundaries, closed=piece.closed)
+    mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
     bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
     if piece.main_end > MAX_WORD_BYTES:
         longest = int(np.diff(bounds).max())

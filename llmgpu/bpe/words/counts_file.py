@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import is_ascending
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, MAX_WORD_BYTES, DistinctWords, add_up
+from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
+from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, add_up
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import concatenate_ranges, sort_by_bytes
 from llmgpu.errors import InputError
 
-MAX_WORD_BYTES = 1 << 30
 MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of counts overflows
 
 
@@ -61,14 +60,6 @@ class DistinctWords:
     def spell(self, word: int) -> bytes:
         """Return the bytes of a word."""
         return self.data[self.offsets[word] : self.offsets[word + 1]].tobytes()
-
-
-def word_too_long(nbytes: int) -> InputError:
-    """Return the error for a word that has at least `nbytes`, more than MAX_WORD_BYTES."""
-    return InputError(
-        f"a pre-token has {nbytes:,} bytes or more, the limit is {MAX_WORD_BYTES:,}: cut the text "
-        "into smaller documents (--doc-separator, .jsonl, more files) or use another --pattern"
-    )
 
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:

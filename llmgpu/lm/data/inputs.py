@@ -27,7 +27,8 @@ from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import STANDARD_INPUT, resolve_sources
+from llmgpu.text.sources import resolve_sources
+from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.encoding import encode_into, encoding_facts, require_same_again
 from llmgpu.tokens.readers import describe_bin_file
 from llmgpu.tokens.shards import (

@@ -19,8 +19,7 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_to
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device
-from llmgpu.text.corpus import corpus_from_bytes
-from llmgpu.text.text_filter import FilteredSource
+from llmgpu.text.corpus import FilteredSource, corpus_from_bytes
 
 # Marks that compose, reorder or do neither; Hangul letters; singletons; exclusions; a stray half.
 CHARACTERS = "aeO \n\u0300\u0301\u0308\u0323\u0327\u0345\u0338각가각Å\u212b\u1e9b\u0958\u093c\u0915"
@@ -46,7 +45,7 @@ def read(documents: list[bytes], block: int, room: int) -> list[bytes]:
     text, starts, end = b"", [], False
     while not end:
         fill = source.read_into(buffer)
-        starts += (fill.document_starts + len(text)).tolist()
+        starts += (fill.starts + len(text)).tolist()
         text += buffer[: fill.length].tobytes()
         end = fill.end
     assert fill.closed

@@ -23,7 +23,8 @@ from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu import Device
-from llmgpu.text.corpus import Corpus, CorpusOptions, Fill, corpus_from_bytes
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.text.documents import Piece
 from tests.bpe.encoding.test_encoder_numpy import make_vocabulary
 
 # Tokens that end, contain and overlap one another. Which of two that begin with one another counts
@@ -177,10 +178,10 @@ class Announcing:
                 starts = [len(piece)] * (closed and number + 1 < len(documents))
                 self._fills.append((piece, [0, *starts] if not self._fills else starts, closed))
 
-    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
+    def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         data, starts, closed = self._fills.pop(0)
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
-        return Fill(len(data), np.array(starts, np.int64), closed, not self._fills)
+        return Piece(buffer[: len(data)], np.array(starts, np.int64), closed, not self._fills)
 
 
 @settings(max_examples=300)

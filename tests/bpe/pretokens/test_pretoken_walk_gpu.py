@@ -31,7 +31,7 @@ REACH = shader_constants("pretoken/walk.wgsl")["REACH"]
 
 def make_slice(text: bytes, begins: NDArray[np.int64], *, closed: bool) -> Slice:
     buffer = np.frombuffer(text + bytes(PADDING), np.uint8)
-    return Slice(buffer, len(text), len(text), False, begins, begins, closed, closed, False)
+    return Slice(buffer[: len(text)], begins, closed, closed, buffer=buffer, main_end=len(text))
 
 
 class Walker:

@@ -50,7 +50,7 @@ def test_pre_tokens_of_slices_are_those_of_the_text(
     marks: list[bool] = []
     for piece in read_all(documents, size, pattern):
         assert not piece.continues
-        mask = start_mask(piece.text, pattern, piece.boundaries, closed=piece.closed)
+        mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
         marks += mask[: piece.main_end].tolist()
     assert marks == reference.pre_token_starts(documents, pattern)
 

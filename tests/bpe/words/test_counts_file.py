@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.words.counts_file import (
     CountsInfo,
     WordCounts,
@@ -22,7 +23,7 @@ from llmgpu.bpe.words.counts_file import (
     load_counts,
     save_counts,
 )
-from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, DistinctWords
+from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from tests.bpe.word_lists import as_words, listed
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, add_up, join, word_too_long
+from llmgpu.bpe.pretokens.slices import word_too_long
+from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, add_up, join
 from llmgpu.errors import InputError
 from tests.bpe.word_lists import as_words, listed
 

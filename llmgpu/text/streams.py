@@ -1,0 +1,225 @@
+"""Files opened as streams of bytes, decompressed.
+
+Compression goes by suffix. ``.gz``, ``.bz2`` and ``.xz`` are read through the standard library,
+``.zst`` through a package that is asked for when it is needed. To add one, add a line to
+COMPRESSIONS.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import select
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import BinaryIO, ClassVar, Protocol, cast
+
+from llmgpu.errors import InputError
+from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.extras import ZSTANDARD, Package
+from llmgpu.text.zstd import ZstdFile
+
+STANDARD_INPUT = "-"
+
+_DECOMPRESSED_BYTES = 1 << 20
+_PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
+_HAS_PREADV = hasattr(os, "preadv")
+_READERS = 8  # threads that read parts
+
+
+class _Readable(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A way to decompress files.
+
+    open: takes the compressed bytes.
+    package: what it needs, None if that is always there.
+    """
+
+    open: Callable[[BinaryIO], _Readable]
+    package: Package | None = None
+
+
+COMPRESSIONS = {
+    ".gz": Compression(lambda raw: gzip.GzipFile(fileobj=raw, mode="rb")),
+    ".bz2": Compression(bz2.BZ2File),
+    ".xz": Compression(lzma.LZMAFile),
+    ".zst": Compression(ZstdFile, ZSTANDARD),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a corpus.
+
+    path: its name, "-" for standard input.
+    size: bytes on disk; None if it is not a regular file.
+    """
+
+    path: str
+    size: int | None
+
+    @property
+    def compression(self) -> str:
+        """The suffix in COMPRESSIONS that the name ends with, or ""."""
+        suffix = os.path.splitext(self.path)[1].lower()
+        return suffix if suffix in COMPRESSIONS else ""
+
+
+class DocumentFile(Protocol):
+    """A file of a format that has documents inside, opened; see `llmgpu.text.sources.FORMATS`.
+
+    may_be_compressed: whether files of the format are read through COMPRESSIONS.
+    position: bytes of the file on disk that were consumed, about.
+    null_rows: documents so far that were left out because they have no text.
+    """
+
+    may_be_compressed: ClassVar[bool]
+    position: int
+    null_rows: int
+
+    @staticmethod
+    def check(source: Source) -> None:
+        """Raise an InputError if it is known already that the file can't be read."""
+
+    def __init__(self, source: Source, text_field: str) -> None:
+        """Open the file; text_field: the part of each document that is its text."""
+
+    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
+        """Yield the text of each document; InputError names the file and the place in it."""
+
+    def wait(self, seconds: float | None, /) -> bool:
+        """Wait for up to `seconds` (None: forever); return whether reading would not block."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class ByteStream(io.RawIOBase):
+    """The bytes of one source, decompressed; every failure is an InputError that names it.
+
+    position: bytes of the source on disk that were consumed.
+    null_rows: none; for `DocumentFile`.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Open `source`."""
+        super().__init__()
+        self.name = source.path
+        self._compression = source.compression
+        self.position = 0
+        self.null_rows = 0
+        self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
+        try:
+            self._raw = _open_raw(source.path)
+            if not self._compression:
+                self._pollable = _pollable_descriptor(self._raw)
+        except OSError as error:
+            raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
+        compression = COMPRESSIONS.get(self._compression)
+        self._stream = compression.open(self._raw) if compression else cast(_Readable, self._raw)
+
+    def readable(self) -> bool:
+        """Say yes, as `io.BufferedReader` asks."""
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        """Fill the front of `buffer` with what is there; wait only for a first byte. 0: the end."""
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        if self._compression:  # decompressors make a copy of what they are asked for
+            view = view[:_DECOMPRESSED_BYTES]
+        try:
+            count = self._read(view)
+            while count is None:  # a descriptor that somebody set to non-blocking
+                self.wait(None)
+                count = self._read(view)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise InputError(self._describe(error)) from error
+        self.position = self._raw.tell() if self._compression else self.position + count
+        return count
+
+    def _read(self, view: memoryview) -> int | None:
+        large = len(view) >= 2 * _PART_BYTES
+        if large and not self._compression and self._pollable is None and _HAS_PREADV:
+            return _read_parts(self._raw, view)
+        return self._stream.readinto(view)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for up to `seconds` (None: forever); return whether reading would not block."""
+        if self._pollable is None:
+            return True
+        try:
+            return bool(select.select([self._pollable], [], [], seconds)[0])
+        except (OSError, ValueError):  # no select for pipes on this system: don't combine reads
+            return False
+
+    def close(self) -> None:
+        """Close the file; standard input stays open."""
+        if not self.closed and self.name != STANDARD_INPUT:
+            self._stream.close()
+            self._raw.close()
+        super().close()
+
+    def _describe(self, error: Exception) -> str:
+        reason = getattr(error, "strerror", None) or error
+        if self._compression and getattr(error, "errno", None) is None:
+            return f"{self.name}: damaged or truncated {self._compression} file ({reason})"
+        return f"can't read {self.name}: {reason}"
+
+
+def _open_raw(path: str) -> BinaryIO:
+    if path != STANDARD_INPUT:
+        return cast(BinaryIO, open(path, "rb", buffering=0))
+    if sys.stdin is None:
+        raise OSError("standard input is closed")
+    buffered = sys.stdin.buffer
+    return cast(BinaryIO, getattr(buffered, "raw", buffered))
+
+
+@cache
+def _readers(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(_READERS, thread_name_prefix="llmgpu-read")
+
+
+def _read_parts(file: BinaryIO, view: memoryview) -> int:
+    """Read from a regular file with several threads: one alone is slower than memory."""
+    first, descriptor = file.tell(), file.fileno()
+
+    def read(start: int) -> int:
+        return os.preadv(descriptor, [view[start : start + _PART_BYTES]], first + start)
+
+    starts = range(0, len(view), _PART_BYTES)
+    count = 0
+    for start, got in zip(starts, _readers(os.getpid()).map(read, starts), strict=True):
+        if count == start:  # what follows a short part is not in sequence: read it again
+            count += got
+    file.seek(first + count)
+    return count
+
+
+def _pollable_descriptor(raw: BinaryIO) -> int | None:
+    try:
+        descriptor = raw.fileno()
+    except (OSError, ValueError):  # a stream in memory
+        return None
+    return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else descriptor
+
+
+def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of `stream` as they come, at most `block_bytes` at a time."""
+    while block := stream.read(block_bytes):
+        yield block
