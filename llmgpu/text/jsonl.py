@@ -12,6 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from typing import ClassVar
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import REPLACEMENT, Utf8Policy
@@ -52,7 +53,7 @@ def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, byt
 class JsonlFile(ByteStream):
     """A file of which each line is a document, opened."""
 
-    may_be_compressed = True
+    may_be_compressed: ClassVar[bool] = True
 
     @staticmethod
     def check(source: Source) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Utf8Policy
@@ -28,7 +28,7 @@ class ParquetFile:
     null_rows: rows without a value so far.
     """
 
-    may_be_compressed = False
+    may_be_compressed: ClassVar[bool] = False
 
     @staticmethod
     def check(source: Source) -> None:
