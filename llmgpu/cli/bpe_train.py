@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
+from click.core import ParameterSource
 
-from llmgpu.backend import Backend, select_backend
+from llmgpu.backend import select_backend
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
 from llmgpu.bpe.training.plan import Plan, estimate_memory, make_plan
-from llmgpu.bpe.training.result import TrainingResult
-from llmgpu.bpe.training.train import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.training.train import TrainingResult, carry_out, count_corpus
 from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.counts_file import CountsInfo, WordCounts, load_counts, save_counts
+from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
+from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
     VocabularySizes,
@@ -32,16 +33,24 @@ from llmgpu.cli.options import (
     output_options,
     pattern_options,
 )
-from llmgpu.cli.word_counts import check_counted_alike, check_sources, load_all
+from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
-from llmgpu.text.sources import resolve_sources
+
+READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
 @click.command("bpe-train")
 @click.argument("corpus", nargs=-1)
-@click.option("--output", "-o", default="v.bin", show_default=True, metavar="FILE")
+@click.option(
+    "--output",
+    "-o",
+    default="v.bin",
+    show_default=True,
+    metavar="FILE",
+    help="Write the vocabulary to this file; - is standard output.",
+)
 @click.option(
     "--vocab-size",
     "sizes",
@@ -49,71 +58,80 @@ from llmgpu.text.sources import resolve_sources
     default="32768",
     show_default=True,
     metavar="N[,N...]",
-    help="Ids at most, special tokens and those of a seed included. Several sizes are written to "
-    "v-8192.bin, v-32768.bin and so on.",
+    help="Size of the vocabulary, including special tokens and the tokens of a seed. Several sizes "
+    "are written to v-8192.bin, v-32768.bin and so on.",
 )
 @pattern_options(
-    show_default=f"that of the seed or the counts, or {DEFAULT_PATTERN}",
-    help="How text is cut into pre-tokens, which no token crosses.",
+    show_default=f"the pattern of the seed or the counts, or {DEFAULT_PATTERN}",
+    help="Cut text into pre-tokens by this pattern; no token crosses their boundaries.",
 )
-@click.option("--min-frequency", default=2, show_default=True, help="Rarer pairs are not merged.")
+@click.option(
+    "--min-frequency",
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Merge only pairs that occur at least this often.",
+)
 @click.option(
     "--max-token-length",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="Make no longer tokens. (One less than what Hugging Face calls max_token_length.)",
+    help="Make no tokens longer than this (one less than Hugging Face's max_token_length).",
 )
 @click.option(
     "--special-token",
     "special_tokens",
     multiple=True,
     metavar="TEXT",
-    help="Reserve an id; in the corpus it separates documents and is not counted. Repeatable.",
+    help="Reserve an id for this token. In the corpus it separates documents and is not counted. "
+    "Repeatable.",
 )
 @click.option(
     "--tie",
     type=click.Choice(list(TIE_RULES)),
-    show_default="that of the seed, or hf",
-    help="Order of equally frequent pairs: as Hugging Face tokenizers, or by byte value.",
+    show_default="the rule of the seed, or hf",
+    help="Merge equally frequent pairs in the order of Hugging Face tokenizers (hf) or by byte "
+    "value (bytes).",
 )
 @click.option(
     "--seed-vocab",
     metavar="FILE",
-    help="Go on from this vocabulary: its tokens keep their ids, its merges come first.",
+    help="Extend this vocabulary: its tokens keep their ids, and its merges come first.",
 )
 @click.option(
     "--engine",
     type=click.Choice(list(ENGINES)),
     default="batched",
     show_default=True,
-    help="Merge distinct words, many pairs at a time, or count the whole text again for each merge "
-    "(on a GPU only). The merges are the same.",
+    help="Merge many pairs of the distinct words at a time (batched), or recount the whole text "
+    "for each merge (recount, GPU only). Both make the same merges.",
 )
 @click.option(
     "--save-counts",
     "counts_output",
     metavar="FILE",
-    help="Write the word counts to this file, too.",
+    help="Also write the word counts to this file.",
 )
-@click.option("--counts-only", is_flag=True, help="Write them and train nothing.")
+@click.option("--counts-only", is_flag=True, help="Write the word counts without training.")
 @click.option(
     "--from-counts",
     multiple=True,
     metavar="FILE",
-    help="Train on word counts that were saved, not on a CORPUS. Repeatable: they are added up.",
+    help="Train on saved word counts instead of a CORPUS. Repeatable; the counts are added up.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    show_default="processors there are, 4 at most",
-    help="How many count words where there is no GPU.",
+    metavar="N",
+    show_default="number of processors, up to 4",
+    help="Count words with this many threads if there is no GPU.",
 )
 @click.option(
     "--checkpoint",
     metavar="FOLDER",
-    help="Keep what is done in this folder until the end, so that --resume can go on from it.",
+    help="Keep the progress of the run in this folder until it is finished, for --resume.",
 )
-@click.option("--resume", is_flag=True, help="Go on from --checkpoint where a run was ended.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run from its --checkpoint.")
 @corpus_options
 @device_option
 @output_options
@@ -121,7 +139,6 @@ def bpe_train(
     corpus: tuple[str, ...],
     output: str,
     device: str,
-    threads: int | None,
     counts_output: str | None,
     counts_only: bool,
     from_counts: tuple[str, ...],
@@ -145,24 +162,23 @@ def bpe_train(
     """
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
-    check_sources(corpus, from_counts, counts_output, counts_only)
-    loaded = load_all(from_counts)
+    _check_sources(corpus, from_counts, counts_output, counts_only)
+    loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
     options, reading = _take_options(settings, loaded)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
     before = time.perf_counter()
     with Corpus(corpus, how) if corpus else nullcontext() as text:
-        backend = select_backend(device, "train")
+        plan = make_plan(options, select_backend(device, "train"))
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
-        plan = make_plan(options, backend)
-        _announce(report, plan, _known_bytes(text, loaded, how.limit), options.engine)
-        separators = loaded.info.separators if loaded else how.separators
-        job = _Job(options, backend, text, loaded, separators, counts_output, threads, report)
+        _announce(report, plan, _known_bytes(text, loaded, how.limit))
+        job = _Job(plan, text, loaded, counts_output, report)
         if counts_only:
             summary = _count(job)
         else:
-            run = {**options.facts(), **_reading_facts(corpus, from_counts, reading)}
+            paths = [source.path for source in text.sources.files] if text else from_counts
+            run = {**options.facts(), FILES: list(map(file_facts, paths)), **reading}
             with _open_checkpoint(checkpoint, resume, run, report) as kept:
                 result = _train(job, kept, outputs)
             summary = _summary(result, plan, text, outputs, seconds)
@@ -178,35 +194,30 @@ def bpe_train(
 class _Job:
     """What counting and training share.
 
-    text: the corpus, or None where `loaded` has its word counts.
-    separators: what was or will be left out of it.
+    text: the corpus, or None if `loaded` has its word counts.
     counts_output: file that takes the counts, or None.
     """
 
-    options: TrainingOptions
-    backend: Backend
+    plan: Plan
     text: Corpus | None
     loaded: WordCounts | None
-    separators: tuple[bytes, ...]
     counts_output: str | None
-    threads: int | None
     report: Reporter
 
-    def source(self, kept: Checkpoint | None) -> Corpus | CountedWords:
+    def source(self, kept: Checkpoint | None) -> Corpus | WordCounts:
         """Return what to count or to train on; counts of a checkpoint come first."""
         counts = load_counts(kept.counts_path) if kept and kept.has_counts else self.loaded
         if counts is None:
             assert self.text is not None
             return self.text
-        return CountedWords(counts.words, counts.words.text_bytes, counts.info.documents)
+        return counts
 
-    def save(self, counted: CountedWords, kept: Checkpoint | None) -> None:
+    def save(self, counts: WordCounts, kept: Checkpoint | None) -> None:
         """Write counts where they were asked for."""
-        info = CountsInfo(self.options.pattern, self.separators, counted.documents)
         if kept and not kept.has_counts:
-            save_counts(kept.counts_path, counted.words, info)
+            save_counts(kept.counts_path, counts)
         if self.counts_output:
-            save_counts(self.counts_output, counted.words, info)
+            save_counts(self.counts_output, counts)
 
 
 def _count(job: _Job) -> dict[str, Any]:
@@ -216,7 +227,7 @@ def _count(job: _Job) -> dict[str, Any]:
     if isinstance(source, Corpus):
         start = time.perf_counter()
         try:
-            source = count_corpus(source, job.options, job.backend, job.report, threads=job.threads)
+            source = count_corpus(source, job.plan, job.report)
         finally:
             job.report.close()
         seconds["count words"] = round(time.perf_counter() - start, 3)
@@ -224,11 +235,9 @@ def _count(job: _Job) -> dict[str, Any]:
     return {
         "output": job.counts_output,
         "distinct_words": len(source.words),
-        "text_bytes": source.text_bytes,
+        "text_bytes": source.words.text_bytes,
         "documents": source.documents,
-        "invalid_sequences": job.text.invalid_sequences if job.text else 0,
-        "left_out_files": job.text.left_out if job.text else 0,
-        "left_out_rows": job.text.null_rows if job.text else 0,
+        **_reading_summary(job.text),
         "seconds": seconds,
     }
 
@@ -238,14 +247,8 @@ def _train(job: _Job, kept: Checkpoint | None, outputs: dict[int, str]) -> Train
     on_counted = partial(job.save, kept=kept) if job.counts_output or kept else None
     with _open_all(outputs) as files:
         try:
-            result = train_vocabulary(
-                job.source(kept),
-                job.options,
-                job.backend,
-                job.report,
-                checkpoint=kept,
-                on_counted=on_counted,
-                threads=job.threads,
+            result = carry_out(
+                job.plan, job.source(kept), job.report, checkpoint=kept, on_counted=on_counted
             )
         finally:
             job.report.close()
@@ -254,30 +257,59 @@ def _train(job: _Job, kept: Checkpoint | None, outputs: dict[int, str]) -> Train
     return result
 
 
+def _check_sources(
+    corpus: Sequence[str], from_counts: Sequence[str], output: str | None, counts_only: bool
+) -> None:
+    """Raise UsageError unless there is one kind of source, and options that go with it."""
+    if bool(corpus) == bool(from_counts):
+        raise click.UsageError("give either CORPUS or --from-counts")
+    if counts_only and not output:
+        raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
+    context = click.get_current_context()
+    for option in context.command.params if from_counts else ():
+        given = context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
+        if given and option.name in READING_OPTIONS:
+            raise click.UsageError(f"{option.opts[0]} is for CORPUS, not for --from-counts")
+
+
 def _take_options(
     settings: dict[str, Any], loaded: WordCounts | None
 ) -> tuple[TrainingOptions, dict[str, Any]]:
     """Return what to train, and the values of `corpus_options`."""
+    reading = {name: settings.pop(name) for name in READING_OPTIONS}
     path = settings.pop("seed_vocab")
     seed = Vocabulary.load(path) if path else None
     *smaller, largest = settings.pop("sizes")
-    pattern = chosen_pattern(settings.pop("pattern"), settings.pop("pattern_regex"))
-    pattern = pattern or (seed.pattern if seed else None)
+    chosen = chosen_pattern(settings.pop("pattern"), settings.pop("pattern_regex"))
+    origin = seed or loaded
+    # The settings that are left have the names of TrainingOptions' fields.
     options = TrainingOptions(
         largest,
-        pattern=pattern or (loaded.info.pattern if loaded else DEFAULT_PATTERN),
-        min_frequency=settings.pop("min_frequency"),
-        special_tokens=settings.pop("special_tokens"),
+        pattern=chosen or (origin.pattern if origin else DEFAULT_PATTERN),
         tie=settings.pop("tie") or (seed.tie if seed else "hf"),
-        max_token_length=settings.pop("max_token_length"),
         smaller_sizes=tuple(smaller),
         seed=seed,
-        engine=settings.pop("engine"),
+        **settings,
     )
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
-        check_counted_alike(loaded, options.pattern, special)
-    return options, settings | {"doc_separators": settings["doc_separators"] + special}
+        _check_counted_alike(loaded, options.pattern, special)
+    return options, reading | {"doc_separators": reading["doc_separators"] + special}
+
+
+def _check_counted_alike(loaded: WordCounts, pattern: str, special_tokens: Iterable[str]) -> None:
+    """Raise InputError unless words were counted as they would be for this training."""
+    if loaded.pattern != pattern:
+        raise InputError(
+            f"{loaded.source}: the words were cut by pattern {loaded.pattern!r}, not by "
+            f"{pattern!r}: count the corpus again"
+        )
+    for text in special_tokens:
+        if text.encode() not in loaded.separators:
+            raise InputError(
+                f"{loaded.source}: special token {text!r} was not left out of the words: count the "
+                "corpus again with it"
+            )
 
 
 def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
@@ -294,35 +326,27 @@ def _check_checkpoint_options(
     checkpoint: str | None, resume: bool, options: TrainingOptions, counts_only: bool
 ) -> None:
     if resume and not checkpoint:
-        raise click.UsageError("--resume needs --checkpoint FOLDER, which it goes on from")
+        raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
     if checkpoint and options.engine == "recount":
         raise click.UsageError("--checkpoint does not go with --engine recount")
     if checkpoint and counts_only:
         raise click.UsageError("--checkpoint does not go with --counts-only")
 
 
-def _reading_facts(
-    corpus: tuple[str, ...], from_counts: tuple[str, ...], reading: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what is read and how, for a checkpoint to compare."""
-    paths = [source.path for source in resolve_sources(corpus)[0]] if corpus else from_counts
-    return {FILES: list(map(file_facts, paths)), **reading}
-
-
 @contextmanager
 def _open_checkpoint(
     path: str | None, resume: bool, run: dict[str, Any], report: Reporter
 ) -> Iterator[Checkpoint | None]:
-    """Begin or resume a checkpoint; remove it when the block ends well, or did nothing."""
+    """Begin or resume a checkpoint; remove it if the block succeeds, or fails with nothing done."""
     if path is None:
         yield None
         return
     checkpoint = Checkpoint.resume(path, run) if resume else None
     if resume:
         report.line(
-            f"going on from {path}"
+            f"resuming from {path}"
             if checkpoint
-            else f"note: there is no {path} to resume from: starting anew"
+            else f"note: there is no {path} to resume from: starting from scratch"
         )
     checkpoint = checkpoint or Checkpoint.begin(path, run)
     try:
@@ -343,7 +367,7 @@ def _open_all(outputs: dict[int, str]) -> Iterator[dict[int, BinaryIO]]:
 
 
 def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | None) -> int | None:
-    """Return how much text there is at most; None if that is not known."""
+    """Return an upper bound of the bytes of text; None if there is none."""
     sizes = (
         loaded.words.text_bytes if loaded else None,
         text.total_bytes if text else None,
@@ -352,10 +376,10 @@ def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | No
     return min((size for size in sizes if size is not None), default=None)
 
 
-def _announce(report: Reporter, plan: Plan, text_bytes: int | None, engine: str) -> None:
+def _announce(report: Reporter, plan: Plan, text_bytes: int | None) -> None:
     report.line(f"training on {plan.merging.description}")
     if text_bytes is not None:
-        host, device = estimate_memory(text_bytes, plan.merging, engine)
+        host, device = estimate_memory(plan, text_bytes)
         on_device = f", {human_bytes(device)} on the device" if device else ""
         report.line(f"needs up to about {human_bytes(host)} of memory{on_device}")
     for note in plan.notes:
@@ -389,11 +413,17 @@ def _summary(
         "distinct_words": result.distinct_words,
         "new_merges": len(result.merge_counts),
         "batches": result.batches,
+        **_reading_summary(text),
+        "stop_reason": result.stop_reason,
+        "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
+    }
+
+
+def _reading_summary(text: Corpus | None) -> dict[str, int]:
+    return {
         "invalid_sequences": text.invalid_sequences if text else 0,
         "left_out_files": text.left_out if text else 0,
         "left_out_rows": text.null_rows if text else 0,
-        "stop_reason": result.stop_reason,
-        "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
     }
 
 

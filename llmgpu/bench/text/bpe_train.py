@@ -20,8 +20,7 @@ from llmgpu.bench.measuring.engines import Engine, Job, begin_result
 from llmgpu.bench.measuring.times import summarize, timed
 from llmgpu.bench.text.peers_training import TRAINING_PEERS, TrainingPeer
 from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
-from llmgpu.bpe.training.result import TrainingResult
-from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import Progress

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.bpe.training.merges import TrainedMerges
-from llmgpu.bpe.training.options import RECOUNT_SLOTS
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges
+from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import MAX_TIMED, BoundKernel, Commands, Device, Download, Kernel
 from llmgpu.progress import Progress, no_progress
@@ -61,36 +62,33 @@ def train(
     device: Device,
     text: NDArray[np.uint8],
     document_starts: NDArray[np.int64],
+    options: TrainingOptions,
     *,
-    pattern: str,
-    merges: int,
-    byte_ranks: NDArray[np.uint32],
-    min_frequency: int = 2,
     progress: Progress = no_progress,
     workgroup_size: int = 256,
     table_slots: int = FIRST_TABLE_SLOTS,
-    workgroup_slots: int = RECOUNT_SLOTS,
-) -> TrainedMerges:
+) -> Merges:
     """Train on `text`, uint8 (n,), whose documents start at `document_starts`.
 
-    byte_ranks: uint32 (256,), the order of bytes under the tie rule.
     table_slots: size of the first pair table, a power of two.
-    workgroup_slots: size of the pair table in workgroup memory, a power of two.
 
     Raises:
         LlmgpuError: more tokens than 16 bits number.
         DeviceError: the text doesn't fit into the adapter's memory.
     """
+    merges, ranks = options.merges, byte_ranks(options.tie)
     if merges + 256 > MAX_TOKENS:
         raise LlmgpuError(
             f"the recount engine numbers tokens with 16 bits: {merges + 256} tokens asked for, "
             f"{MAX_TOKENS} at most; ask for fewer or use --device cpu"
         )
-    loop = _RecountLoop(device, len(text), pattern, workgroup_size, table_slots, workgroup_slots)
+    loop = _RecountLoop(
+        device, len(text), options.pattern, workgroup_size, table_slots, options.recount_slots
+    )
     # No pair occurs as often as 32 bits count, so a larger minimum means the same.
-    frequency = min(max(min_frequency, 1), 0xFFFFFFFF)
-    loop.load(text, document_starts, byte_ranks, merges, frequency)
-    return loop.run(merges, byte_ranks, progress)
+    frequency = min(max(options.min_frequency, 1), 0xFFFFFFFF)
+    loop.load(text, document_starts, ranks, merges, frequency)
+    return loop.run(merges, ranks, progress)
 
 
 def most_text_bytes(device: Device) -> int:
@@ -267,7 +265,7 @@ class _RecountLoop:
         commands.dispatch_indirect(self._scan3, args, ARGS_SCAN)
         commands.dispatch_indirect(self._finalize[parity], args, ARGS_BLOCKS)
 
-    def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> TrainedMerges:
+    def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> Merges:
         """Iterate until all merges are made or no pair is frequent enough."""
         pending: deque[Download] = deque()
         spare = [Download(self._device) for _ in range(2)]
@@ -309,11 +307,11 @@ class _RecountLoop:
         state["status"] = RUNNING
         self._device.write(self._state, state)
 
-    def _result(self, done: int, symbols: int, byte_ranks: NDArray[np.uint32]) -> TrainedMerges:
+    def _result(self, done: int, symbols: int, byte_ranks: NDArray[np.uint32]) -> Merges:
         log = self._device.read(self._log, 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
         ids[byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
-        return TrainedMerges(ids[log[:, :2]], log[:, 2].astype(np.int64), symbols)
+        return Merges(ids[log[:, :2]], log[:, 2].astype(np.int64), symbols)
 
 
 def _next_iterations(iterations: int, seconds: float) -> int:

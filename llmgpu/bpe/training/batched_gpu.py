@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges
-from llmgpu.bpe.training.merges import OnMerges, SymbolMerges
-from llmgpu.bpe.training.symbols import SymbolWords
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import MAX_TIMED, BoundKernel, Buffer, Commands, Device, Download, Kernel
 from llmgpu.progress import Progress, no_progress
@@ -91,19 +91,17 @@ class Capacities:
 def train(
     device: Device,
     words: SymbolWords,
+    options: TrainingOptions,
     *,
     merges: int,
-    min_frequency: int = 2,
-    max_token_length: int | None = None,
     progress: Progress = no_progress,
     on_merges: OnMerges | None = None,
     workgroup_size: int = 256,
     first_capacities: Capacities | None = None,
-) -> SymbolMerges:
+) -> Merges:
     """Learn up to `merges` merges from counted words; merge k makes symbol len(words.lengths) + k.
 
-    min_frequency: rarer pairs are not merged; 0 counts as 1.
-    max_token_length: bytes that a token has at most.
+    options: say which pairs may be merged.
     on_merges: gets finished merges, a submission's at a time.
     first_capacities: sizes of buffers to begin with; by default they suit the words.
 
@@ -115,10 +113,10 @@ def train(
         raise DeviceError(f"{device.name} can't merge these words: {reason}; use --device cpu")
     if len(words.counts) == 0 or merges == 0:
         none = np.empty(0, np.int64)
-        return SymbolMerges(np.empty((0, 2), np.uint32), none, words.total, 0)
+        return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
     capacities = first_capacities or _suitable(words)
     loop = _BatchedLoop(device, words, merges, workgroup_size, capacities)
-    loop.load(words, merges, min_frequency, max_token_length)
+    loop.load(words, merges, options.min_frequency, options.max_token_length)
     return loop.run(words, merges, progress, on_merges)
 
 
@@ -381,7 +379,7 @@ class _BatchedLoop:
 
     def run(
         self, words: SymbolWords, merges: int, progress: Progress, on_merges: OnMerges | None
-    ) -> SymbolMerges:
+    ) -> Merges:
         """Go through batches until all merges are made or no pair is frequent enough."""
         pending: deque[Download] = deque()
         spare = [Download(self._device) for _ in range(2)]
@@ -468,11 +466,11 @@ class _BatchedLoop:
     def _read_log(self, done: int) -> NDArray[np.uint32]:
         return self._device.read(self._log, 4 * done, np.uint32).reshape(done, 4)
 
-    def _result(self, words: SymbolWords, log: NDArray[np.uint32], batches: int) -> SymbolMerges:
+    def _result(self, words: SymbolWords, log: NDArray[np.uint32], batches: int) -> Merges:
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)
-        return SymbolMerges(log[:, :2].copy(), counts, words.total - int(taken.sum()), batches)
+        return Merges(log[:, :2].copy(), counts, words.total - int(taken.sum()), batches)
 
 
 def _next_rounds(rounds: int, seconds: float) -> int:

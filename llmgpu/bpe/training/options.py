@@ -33,8 +33,9 @@ class TrainingOptions:
         rule must be those above.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
         text again for each merge, on a GPU.
-    recount_slots: of the table in workgroup memory in which the recount engine counts first, a
-        power of two. It changes no merge, only how fast they are found.
+    recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
+        a power of two. It changes no merge, only how fast they are found.
+    threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_numpy`.
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
@@ -51,6 +52,7 @@ class TrainingOptions:
     seed: Vocabulary | None = None
     engine: str = "batched"
     recount_slots: int = RECOUNT_SLOTS
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         get_pattern(self.pattern)

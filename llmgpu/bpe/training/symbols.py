@@ -9,18 +9,15 @@ A training run starts from a vocabulary: that of the 256 bytes, or one whose mer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import VocabularyError
-
-if TYPE_CHECKING:
-    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,3 +164,41 @@ def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
             )
         reached[result] = True
     return reached
+
+
+# Takes finished merges in their order, piece by piece: uint32 (k, 2) pairs of symbols, and int64
+# (k,) how often each pair occurred.
+OnMerges = Callable[[NDArray[np.uint32], NDArray[np.int64]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Merges:
+    """Merges that a trainer learned.
+
+    pairs: uint32 (M, 2), the symbols merged, first merge first. (From the recount trainer: ids, of
+        which a byte's is its value, and merge k makes id 256 + k.)
+    counts: int64 (M,), how often each pair occurred when it was merged.
+    symbols: length of the text in symbols after the last merge.
+    batches: passes that made them; None if that is not known.
+    """
+
+    pairs: NDArray[np.uint32]
+    counts: NDArray[np.int64]
+    symbols: int
+    batches: int | None = None
+
+
+def translate(
+    pairs: NDArray[np.uint32], results: NDArray[np.uint32], ids: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """Turn merges of symbols into merges of ids.
+
+    pairs: uint32 (M, 2), symbols. results: uint32 (M,), the symbols they make.
+    ids: uint32 (symbols,), the id of each symbol there was before; symbols behind are ids.
+
+    Returns uint32 (M, 3): left, right, result.
+    """
+    triples = np.column_stack([pairs, results]).astype(np.uint32)
+    known = triples < len(ids)
+    triples[known] = ids[triples[known]]
+    return triples

@@ -1,8 +1,8 @@
-"""Training a vocabulary from a corpus, on whichever backend was chosen.
+"""Training a vocabulary from a corpus, on the backend that was chosen.
 
 The phases are: count the words, turn them into symbols (and replay the merges of a seed, or of a
 run that is resumed), merge, make the vocabulary. Every backend makes the same merges, so the
-vocabulary and its file do not say where it was made.
+vocabulary and its file do not depend on where they were made.
 
 Several sizes are one run: the merges of a smaller vocabulary are the first of a larger one's, and
 so are its ordinary ids. Each file is what a run for that size alone gives.
@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+import llmgpu
 from llmgpu.backend import Backend
 from llmgpu.bpe.training.checkpoint import Checkpoint
-from llmgpu.bpe.training.merges import SymbolMerges, translate
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import Plan, make_plan
-from llmgpu.bpe.training.result import Trained, TrainingResult, make_vocabularies, stop_reason
-from llmgpu.bpe.training.symbols import Spellings, SymbolWords
+from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
+from llmgpu.bpe.words.distinct_words import DistinctWords, WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
@@ -39,25 +39,46 @@ if TYPE_CHECKING:
 READ_BYTES = 8 << 20  # text read at a time
 
 
-@dataclass(frozen=True, eq=False)
-class CountedWords:
-    """The distinct words of a corpus, and how much text and how many documents they are from."""
+@dataclass(frozen=True)
+class TrainingResult:
+    """Trained vocabularies and how they came about.
 
-    words: DistinctWords
+    vocabulary: that of the largest size.
+    vocabularies: by the size asked for, ascending.
+    merge_counts: int64 (merges,), how often each pair occurred when it was merged; merges of a seed
+        are left out.
+    stop_reason: why there are fewer tokens than asked for; None if there are not.
+    seconds: time by phase.
+    text_bytes, documents: what was trained on.
+    distinct_words: how many; None if words were not counted.
+    batches: passes that made the merges; None if that is not known.
+    notes: what people should know about it, a line each.
+    """
+
+    vocabulary: Vocabulary
+    vocabularies: dict[int, Vocabulary]
+    merge_counts: NDArray[np.int64]
+    stop_reason: str | None
+    seconds: dict[str, float]
     text_bytes: int
     documents: int
+    distinct_words: int | None = None
+    batches: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
 class _Run:
     """What the phases share: what is asked for, where, and how long each phase took."""
 
-    options: TrainingOptions
     plan: Plan
     progress: Progress
-    threads: int | None
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def options(self) -> TrainingOptions:
+        return self.plan.options
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -68,105 +89,110 @@ class _Run:
 
 
 def train_vocabulary(
-    source: Corpus | CountedWords,
+    source: Corpus | WordCounts,
     options: TrainingOptions,
     backend: Backend,
     progress: Progress = no_progress,
     *,
     checkpoint: Checkpoint | None = None,
-    on_counted: Callable[[CountedWords], None] | None = None,
-    threads: int | None = None,
+    on_counted: Callable[[WordCounts], None] | None = None,
+) -> TrainingResult:
+    """Plan a training and carry it out; see `make_plan` and `carry_out`."""
+    plan = make_plan(options, backend)
+    return carry_out(plan, source, progress, checkpoint=checkpoint, on_counted=on_counted)
+
+
+def carry_out(
+    plan: Plan,
+    source: Corpus | WordCounts,
+    progress: Progress = no_progress,
+    *,
+    checkpoint: Checkpoint | None = None,
+    on_counted: Callable[[WordCounts], None] | None = None,
 ) -> TrainingResult:
     """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
-    checkpoint: where to go on from, and to record what is done.
+    checkpoint: where to resume from, and to record what is done.
     on_counted: takes the counted words before they are merged.
-    threads: how many count where there is no GPU; None: see `llmgpu.bpe.words.count_numpy`.
 
     Raises:
         InputError: the corpus is empty or can't be read.
         DeviceError: it does not fit into the adapter's memory.
-        LlmgpuError: the engine can't do what the options ask for.
+        LlmgpuError: the engine does not support what the options ask for.
     """
-    run = _Run(options, make_plan(options, backend), progress, threads)
-    if options.engine == "recount":
+    run = _Run(plan, progress)
+    if plan.options.engine == "recount":
         if not isinstance(source, Corpus) or checkpoint or on_counted:
             raise LlmgpuError(
                 "the recount engine has no word counts to load, save or resume from: use the "
                 "batched one"
             )
-        return _result(_recount(source, run), run)
-    counted = source if isinstance(source, CountedWords) else _count(source, run)
+        return _recount(source, run)
+    counts = source if isinstance(source, WordCounts) else _count(source, run)
     if on_counted is not None:
-        on_counted(counted)
-    return _result(_merge_words(counted, run, checkpoint), run)
+        on_counted(counts)
+    return _merge_words(counts, run, checkpoint)
 
 
-def count_corpus(
-    corpus: Corpus,
-    options: TrainingOptions,
-    backend: Backend,
-    progress: Progress = no_progress,
-    *,
-    threads: int | None = None,
-) -> CountedWords:
-    """Count the words of a corpus, and train nothing; `threads` as in `train_vocabulary`.
+def count_corpus(corpus: Corpus, plan: Plan, progress: Progress = no_progress) -> WordCounts:
+    """Count the words of a corpus, and train nothing.
 
     Raises InputError if the corpus is empty or can't be read.
     """
-    return _count(corpus, _Run(options, make_plan(options, backend), progress, threads))
+    return _count(corpus, _Run(plan, progress))
 
 
-def _count(corpus: Corpus, run: _Run) -> CountedWords:
+def _count(corpus: Corpus, run: _Run) -> WordCounts:
     device = run.plan.counting.device
     words = _count_numpy(corpus, run) if device is None else _count_gpu(corpus, run, device)
     _require_text(corpus)
-    return CountedWords(words, corpus.text_bytes, corpus.documents)
+    return WordCounts(words, corpus.documents, run.options.pattern, corpus.options.separators)
 
 
 def _count_numpy(corpus: Corpus, run: _Run) -> DistinctWords:
     from llmgpu.bpe.words.count_numpy import count_words
 
     with run.phase("count words"):
-        return count_words(corpus, run.options.pattern, run.progress, threads=run.threads)
+        return count_words(corpus, run.options.pattern, run.progress, threads=run.options.threads)
 
 
 def _count_gpu(corpus: Corpus, run: _Run, device: Device) -> DistinctWords:
-    from llmgpu.bpe.training import batched_gpu as train_gpu
+    from llmgpu.bpe.training import batched_gpu
     from llmgpu.bpe.words.count_gpu import GpuWordCounter
 
     with run.phase("compile kernels"):
         counter = GpuWordCounter(device, run.options.pattern, WordAccumulator())
-        train_gpu.compile_kernels(device)
+        batched_gpu.compile_kernels(device)
     with run.phase("count words"):
         return counter.count(corpus, run.progress)
 
 
-def _merge_words(counted: CountedWords, run: _Run, checkpoint: Checkpoint | None) -> Trained:
+def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:
     """Turn words into symbols, replay what was merged before, and merge on from there."""
     seed = run.options.symbols
-    pairs, counts = checkpoint.read_merges() if checkpoint else _no_merges()
+    pairs, pair_counts = checkpoint.read_merges() if checkpoint else _no_merges()
     spellings = seed.spellings()
     with run.phase("make symbols"):
-        words = seed.words(counted.words, byte_ranks(run.options.tie))
+        words = seed.words(counts.words, byte_ranks(run.options.tie))
         words = _replay(words, seed.merges, run.progress)
         merges = np.column_stack([pairs, spellings.results(pairs)])
         rest = _replay(words, merges, run.progress)
     with run.phase("merge"):
-        merged = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
-    pairs = np.concatenate([pairs, merged.pairs])
+        learned = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
+    pairs = np.concatenate([pairs, learned.pairs])
     results = seed.spellings().results(pairs)
     with run.phase("measure smaller sizes"):
         merges = np.column_stack([pairs, results])
-        sizes = _measure_sizes(words, merges, merged.symbols, run)
-    return Trained(
-        translate(pairs, results, seed.ids),
-        np.concatenate([counts, merged.counts]),
-        sizes,
-        counted.text_bytes,
-        counted.documents,
-        len(counted.words.counts),
-        merged.batches,
+        sizes = _measure_sizes(words, merges, learned.symbols, run)
+    return _result(
+        run,
+        merges=translate(pairs, results, seed.ids),
+        merge_counts=np.concatenate([pair_counts, learned.counts]),
+        sizes=sizes,
+        text_bytes=counts.words.text_bytes,
+        documents=counts.documents,
+        distinct_words=len(counts.words),
+        batches=learned.batches,
     )
 
 
@@ -175,34 +201,38 @@ def _no_merges() -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
 
 
 def _replay(words: SymbolWords, merges: NDArray[np.uint32], progress: Progress) -> SymbolWords:
-    from llmgpu.bpe.training.numpy_replay import apply_merges
+    from llmgpu.bpe.training.replay import apply_merges
 
     return apply_merges(words, merges, progress) if len(merges) else words
 
 
 def _merge(
     words: SymbolWords, run: _Run, spellings: Spellings | None, checkpoint: Checkpoint | None
-) -> SymbolMerges:
+) -> Merges:
     """Learn the merges that are still missing."""
     options = run.options
-    wanted: dict[str, Any] = {
-        "merges": options.start.size + options.merges - len(words.lengths),
-        "min_frequency": options.min_frequency,
-        "max_token_length": options.max_token_length,
-        "progress": run.progress,
-        "on_merges": checkpoint.add_merges if checkpoint else None,
-    }
+    merges = options.start.size + options.merges - len(words.lengths)
+    on_merges = checkpoint.add_merges if checkpoint else None
     device = run.plan.merging.device
     if device is not None:
-        from llmgpu.bpe.training import batched_gpu as train_gpu
+        from llmgpu.bpe.training import batched_gpu
 
-        reason = train_gpu.unfit(device, words, wanted["merges"])
+        reason = batched_gpu.unfit(device, words, merges)
         if reason is None:
-            return train_gpu.train(device, words, **wanted)
+            return batched_gpu.train(
+                device, words, options, merges=merges, progress=run.progress, on_merges=on_merges
+            )
         run.notes.append(f"merged on NumPy, because {reason} on {device.name}")
-    from llmgpu.bpe.training import batched_numpy as train_numpy
+    from llmgpu.bpe.training import batched_numpy
 
-    return train_numpy.train(words, spellings=spellings, **wanted)
+    return batched_numpy.train(
+        words,
+        options,
+        merges=merges,
+        progress=run.progress,
+        on_merges=on_merges,
+        spellings=spellings,
+    )
 
 
 def _measure_sizes(
@@ -227,32 +257,28 @@ def _measure_sizes(
     return measured
 
 
-def _recount(corpus: Corpus, run: _Run) -> Trained:
-    from llmgpu.bpe.plain import recount_gpu as train_recount
+def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
+    from llmgpu.bpe.plain import recount_gpu
 
     device, options = run.plan.merging.device, run.options
     assert device is not None
     with run.phase("read"):
-        most = train_recount.most_text_bytes(device)
-        text, document_starts = _read_all(corpus, most, run.progress)
+        most = recount_gpu.most_text_bytes(device)
+        text, starts = _read_all(corpus, most, run.progress)
         _require_text(corpus)
-        train_recount.check_fits(device, len(text))
+        recount_gpu.check_fits(device, len(text))
     with run.phase("merge"):
-        trained = train_recount.train(
-            device,
-            text,
-            document_starts,
-            pattern=options.pattern,
-            merges=options.merges,
-            byte_ranks=byte_ranks(options.tie),
-            min_frequency=options.min_frequency,
-            progress=run.progress,
-            workgroup_slots=options.recount_slots,
-        )
-    count = len(trained.merges)
-    merges = np.column_stack([trained.merges, np.arange(256, 256 + count)]).astype(np.uint32)
-    sizes = {options.vocab_size: (count, trained.symbols)}
-    return Trained(merges, trained.counts, sizes, corpus.text_bytes, corpus.documents)
+        learned = recount_gpu.train(device, text, starts, options, progress=run.progress)
+    count = len(learned.pairs)
+    merges = np.column_stack([learned.pairs, np.arange(256, 256 + count)]).astype(np.uint32)
+    return _result(
+        run,
+        merges=merges,
+        merge_counts=learned.counts,
+        sizes={options.vocab_size: (count, learned.symbols)},
+        text_bytes=corpus.text_bytes,
+        documents=corpus.documents,
+    )
 
 
 def _require_text(corpus: Corpus) -> None:
@@ -278,19 +304,68 @@ def _read_all(
     return np.concatenate(pieces), np.concatenate(starts)
 
 
-def _result(trained: Trained, run: _Run) -> TrainingResult:
+def _result(
+    run: _Run,
+    merges: NDArray[np.uint32],
+    sizes: dict[int, tuple[int, int]],
+    text_bytes: int,
+    documents: int,
+    **facts: Any,
+) -> TrainingResult:
+    """Make the vocabulary of each size asked for.
+
+    merges: uint32 (M, 3), ids of the left part, the right part and the result.
+    sizes: merges and symbols of the text by vocabulary size.
+    """
+    options = run.options
     with run.phase("make vocabulary"):
-        vocabularies = make_vocabularies(trained, run.options)
-    largest = vocabularies[run.options.vocab_size]
+        vocabularies = {
+            size: extend_vocabulary(
+                options.start,
+                merges[:count],
+                special_tokens=options.special_tokens,
+                training=_training_facts(options, text_bytes, documents, symbols),
+            )
+            for size, (count, symbols) in sorted(sizes.items())
+        }
+    largest = vocabularies[options.vocab_size]
     return TrainingResult(
         vocabulary=largest,
         vocabularies=vocabularies,
-        merge_counts=trained.counts,
-        stop_reason=stop_reason(largest.size, len(trained.merges), run.options),
+        stop_reason=_stop_reason(largest.size, len(merges), options),
         seconds=run.seconds,
-        text_bytes=trained.text_bytes,
-        documents=trained.documents,
-        distinct_words=trained.distinct_words,
-        batches=trained.batches,
+        text_bytes=text_bytes,
+        documents=documents,
         notes=tuple(run.notes),
+        **facts,
+    )
+
+
+def _training_facts(
+    options: TrainingOptions, text_bytes: int, documents: int, symbols: int
+) -> dict[str, int | float | str]:
+    """Return what a vocabulary file says about its training."""
+    facts: dict[str, int | float | str] = {
+        "text_bytes": text_bytes,
+        "documents": documents,
+        "tokens": symbols,
+        "bytes_per_token": round(text_bytes / symbols, 6),
+        "min_frequency": options.min_frequency,
+        "tool": f"llmgpu {llmgpu.__version__}",
+    }
+    if options.max_token_length is not None:
+        facts["max_token_length"] = options.max_token_length
+    if options.seed is not None:
+        facts["seed_fingerprint"] = options.seed.fingerprint
+    return facts
+
+
+def _stop_reason(size: int, merges: int, options: TrainingOptions) -> str | None:
+    """Return why training made `size` tokens, if that is fewer than asked for."""
+    if size == options.vocab_size:
+        return None
+    short = f" of up to {options.max_token_length} bytes" if options.max_token_length else ""
+    return (
+        f"{options.vocab_size} tokens asked for, {size} made: after {merges} merges no pair of "
+        f"tokens{short} occurs {max(options.min_frequency, 1)} times or more"
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import is_ascending
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
-from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, add_up
+from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, WordCounts, add_up
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
@@ -48,62 +48,31 @@ _FIELDS: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True)
-class CountsInfo:
-    """What words were counted in.
-
-    pattern: name of the pattern that cut the text.
-    separators: byte strings between documents, special tokens too, that were not counted; kept in
-        ascending order and once, because nothing else matters.
-    documents: how many there were.
-    """
-
-    pattern: str
-    separators: tuple[bytes, ...]
-    documents: int
-
-    def __post_init__(self) -> None:
-        get_pattern(self.pattern)
-        object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
-
-
-@dataclass(frozen=True, eq=False)
-class WordCounts:
-    """Words of a corpus with their counts, and what they were counted in.
-
-    source: the file they are from, for messages.
-    """
-
-    words: DistinctWords
-    info: CountsInfo
-    source: str
-
-
-def save_counts(path: str | Path, words: DistinctWords, info: CountsInfo) -> None:
+def save_counts(path: str | Path, counts: WordCounts) -> None:
     """Write a file of word counts, whole or not at all.
 
     Raises OutputError when that can't be done.
     """
-    words = add_up([words])
+    words = add_up([counts.words])
     header = msgpack.packb(
         {
             "format": FORMAT_NAME,
             "version": FORMAT_VERSION,
-            "pattern": info.pattern,
-            "expression": get_pattern(info.pattern).expression,
-            "separators": list(info.separators),
+            "pattern": counts.pattern,
+            "expression": get_pattern(counts.pattern).expression,
+            "separators": list(counts.separators),
             "text_bytes": words.text_bytes,
-            "documents": info.documents,
+            "documents": counts.documents,
             "words": len(words),
             "data_bytes": len(words.data),
         }
     )
     if len(header) > _MAX_HEADER_BYTES:
         raise OutputError(f"can't write {path}: the separators of documents are too long for it")
-    lengths, counts = words.lengths.astype(_LENGTH), words.counts.astype(_COUNT)
+    lengths, numbers = words.lengths.astype(_LENGTH), words.counts.astype(_COUNT)
     digest = hashlib.sha256()
     with atomic_output(path) as stream:
-        for part in (header, lengths.data, counts.data, words.data.data):
+        for part in (header, lengths.data, numbers.data, words.data.data):
             digest.update(part)
             stream.write(part)
         stream.write(digest.digest())
@@ -127,8 +96,8 @@ def load_counts(path: str | Path) -> WordCounts:
         _check_words(words, header)
     except _UnfitError as error:
         raise InputError(f"{path}: {error}") from error
-    info = CountsInfo(header["pattern"], tuple(header["separators"]), header["documents"])
-    return WordCounts(words, info, str(path))
+    separators = tuple(header["separators"])
+    return WordCounts(words, header["documents"], header["pattern"], separators, str(path))
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
@@ -140,8 +109,8 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
     accumulator = WordAccumulator()
     for part in counts:
         for what, one, other in (
-            ("pattern", first.info.pattern, part.info.pattern),
-            ("separators of documents", first.info.separators, part.info.separators),
+            ("pattern", first.pattern, part.pattern),
+            ("separators of documents", first.separators, part.separators),
         ):
             if one != other:
                 raise InputError(
@@ -149,9 +118,12 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
                     f"{other!r}"
                 )
         accumulator.add(part.words)
-    documents = sum(part.info.documents for part in counts)
-    info = CountsInfo(first.info.pattern, first.info.separators, documents)
-    return WordCounts(accumulator.result(), info, ", ".join(part.source for part in counts))
+    return replace(
+        first,
+        words=accumulator.result(),
+        documents=sum(part.documents for part in counts),
+        source=", ".join(part.source for part in counts),
+    )
 
 
 class _UnfitError(Exception):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges, sort_by_bytes
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.errors import InputError
 
 MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of counts overflows
@@ -60,6 +61,28 @@ class DistinctWords:
     def spell(self, word: int) -> bytes:
         """Return the bytes of a word."""
         return self.data[self.offsets[word] : self.offsets[word + 1]].tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class WordCounts:
+    """The words of a corpus, and what they were counted in.
+
+    documents: how many there were.
+    pattern: name of the pattern that cut the text.
+    separators: byte strings between documents, special tokens included, that were not counted; kept
+        in ascending order and once, because nothing else matters.
+    source: the file they are from, for messages.
+    """
+
+    words: DistinctWords
+    documents: int
+    pattern: str
+    separators: tuple[bytes, ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        get_pattern(self.pattern)
+        object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
 
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:

@@ -15,15 +15,16 @@ from llmgpu.bpe.encoding import word_cache as encoded_words
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.plain import greedy_long_words
 from llmgpu.bpe.pretokens.pattern import PATTERNS
-from llmgpu.bpe.training import batched_numpy as train_numpy
-from llmgpu.bpe.training.merges import byte_ids, translate
-from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.training import batched_numpy
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import PIECES
+from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -51,7 +52,7 @@ def make_vocabulary(
 def train(documents: list[bytes], merges: int, pattern: str) -> Vocabulary:
     words = count_words(corpus_from_bytes(documents), pattern)
     ranks = byte_ranks("hf")
-    trained = train_numpy.train(byte_symbols(words, ranks), merges=merges)
+    trained = batched_numpy.train(byte_symbols(words, ranks), TrainingOptions(256), merges=merges)
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     return build_vocabulary(
         translate(trained.pairs, results, byte_ids(ranks))[:, :2],

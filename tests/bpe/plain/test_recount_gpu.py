@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.plain import recount_gpu as train_recount
-from llmgpu.bpe.training import batched_numpy as train_numpy
-from llmgpu.bpe.training.merges import TrainedMerges, byte_ids, translate
-from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.training import batched_numpy
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
 
 # Runs, ties, byte 0, boundaries of all kinds.
@@ -28,18 +31,14 @@ DOCUMENTS = st.lists(TEXT, min_size=1, max_size=3).filter(any)
 
 def train(
     device: Device, documents: list[bytes], *, merges: int, tie: str = "bytes", **options: object
-) -> TrainedMerges:
+) -> Merges:
     lengths = [len(document) for document in documents]
     starts = np.array([0, *itertools.accumulate(lengths)][:-1], np.int64)
     text = np.frombuffer(b"".join(documents), np.uint8)
-    return train_recount.train(
-        device,
-        text,
-        starts,
-        merges=merges,
-        byte_ranks=byte_ranks(tie),
-        **options,  # type: ignore[arg-type]
-    )
+    names = {field.name for field in fields(TrainingOptions)} & set(options)
+    training: Any = {name: options.pop(name) for name in names}
+    wanted = TrainingOptions(256 + merges, tie=tie, **training)
+    return train_recount.train(device, text, starts, wanted, **options)  # type: ignore[arg-type]
 
 
 def replay(
@@ -105,7 +104,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
         table_slots=table_slots,
     )
     expected = reference.train(documents, 20, pattern, tie, min_frequency)
-    assert [tuple(pair) for pair in trained.merges.tolist()] == expected
+    assert [tuple(pair) for pair in trained.pairs.tolist()] == expected
     counts = trained.counts.tolist()
     assert (counts, trained.symbols) == replay(documents, expected, pattern)
 
@@ -113,7 +112,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
 @pytest.mark.parametrize("length", [1, 2, 3, 255, 256, 257, 511, 513, 4097, 66_000])
 def test_one_run_merges_left_to_right(any_device: Device, length: int) -> None:
     trained = train(any_device, [b"a" * length], merges=3, pattern="none", min_frequency=1)
-    assert [tuple(pair) for pair in trained.merges.tolist()] == reference.train(
+    assert [tuple(pair) for pair in trained.pairs.tolist()] == reference.train(
         [b"a" * length], 3, "none", "bytes", 1
     )
 
@@ -132,7 +131,7 @@ def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
         for workgroup_size, table_slots in [(64, 64), (256, 64), (256, 1 << 16), (128, 1 << 12)]
     ]
     for other in results[1:]:
-        np.testing.assert_array_equal(results[0].merges, other.merges)
+        np.testing.assert_array_equal(results[0].pairs, other.pairs)
         np.testing.assert_array_equal(results[0].counts, other.counts)
         assert results[0].symbols == other.symbols
 
@@ -143,10 +142,10 @@ def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     on_gpu = train(device, [text], merges=300, tie=tie, pattern="class")
     ranks = byte_ranks(tie)
     symbols = byte_symbols(count_words(corpus_from_bytes(text), "class"), ranks)
-    on_cpu = train_numpy.train(symbols, merges=300)
+    on_cpu = batched_numpy.train(symbols, TrainingOptions(256), merges=300)
     results = np.arange(256, 256 + len(on_cpu.pairs), dtype=np.uint32)
     merges = translate(on_cpu.pairs, results, byte_ids(ranks))
-    np.testing.assert_array_equal(on_gpu.merges, merges[:, :2])
+    np.testing.assert_array_equal(on_gpu.pairs, merges[:, :2])
     np.testing.assert_array_equal(on_gpu.counts, on_cpu.counts)
     assert on_gpu.symbols == on_cpu.symbols
 
@@ -157,16 +156,16 @@ def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
     text = rng.choice(np.frombuffer(b"abcd", np.uint8), size, p=[0.4, 0.3, 0.2, 0.1])
     starts = np.zeros(1, np.int64)
     trained = train_recount.train(
-        device, text, starts, pattern="none", merges=2, byte_ranks=byte_ranks("bytes")
+        device, text, starts, TrainingOptions(258, pattern="none", tie="bytes")
     )
     symbols = text.astype(np.int64)
-    for new, pair, count in zip((256, 257), trained.merges, trained.counts, strict=True):
+    for new, pair, count in zip((256, 257), trained.pairs, trained.counts, strict=True):
         pairs = np.bincount(symbols[:-1] * 258 + symbols[1:])
         best = int(pairs.argmax())  # the first of equals, which is the lowest pair
         assert pair.tolist() == list(divmod(best, 258))
         assert count == pairs[best]
         symbols = merge_everywhere(symbols, *divmod(best, 258), new)
-    assert trained.merges[0].tolist() == [97, 97]
+    assert trained.pairs[0].tolist() == [97, 97]
     assert trained.symbols == len(symbols)
 
 
@@ -176,7 +175,7 @@ def test_a_second_training_of_the_same_size_allocates_nothing(device: Device) ->
     allocations = device.pool.allocations
     again = train(device, [text], merges=10, pattern="class")
     assert device.pool.allocations == allocations
-    np.testing.assert_array_equal(first.merges, again.merges)
+    np.testing.assert_array_equal(first.pairs, again.pairs)
 
 
 def test_more_tokens_than_16_bits_number_are_refused(device: Device) -> None:
@@ -192,7 +191,7 @@ def test_a_text_larger_than_the_adapter_takes_is_refused() -> None:
 
 def test_a_minimum_frequency_of_more_than_32_bits(device: Device) -> None:
     trained = train(device, [b"ababab"], merges=3, pattern="none", min_frequency=1 << 33)
-    assert (len(trained.merges), trained.symbols) == (0, 6)
+    assert (len(trained.pairs), trained.symbols) == (0, 6)
 
 
 def test_an_interrupted_training_does_not_disturb_the_next(device: Device) -> None:
@@ -206,7 +205,7 @@ def test_an_interrupted_training_does_not_disturb_the_next(device: Device) -> No
         with pytest.raises(KeyboardInterrupt):
             train(device, [text[::-1]], merges=40, pattern="class", progress=interrupt)
     again = train(device, [text], merges=40, pattern="class")
-    np.testing.assert_array_equal(first.merges, again.merges)
+    np.testing.assert_array_equal(first.pairs, again.pairs)
     np.testing.assert_array_equal(first.counts, again.counts)
 
 

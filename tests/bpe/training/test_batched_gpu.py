@@ -10,18 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_gpu as train_gpu
-from llmgpu.bpe.training import batched_numpy as train_numpy
-from llmgpu.bpe.training import numpy_replay as train_numpy_replay
+from llmgpu.bpe.training import batched_gpu, batched_numpy, replay
 from llmgpu.bpe.training.batched_gpu import Capacities
-from llmgpu.bpe.training.merges import SymbolMerges, byte_ids, translate
-from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
+from tests.bpe.word_lists import byte_ids
 from tests.gpu.wgsl import shader_constants, struct_fields
 from tests.reference import bpe as reference
+
+REPEATED = TrainingOptions(256)  # merge pairs that occur twice or more
+ALL_PAIRS = TrainingOptions(256, min_frequency=1)
 
 TINY = Capacities(pairs=4, listed=8, entries=2, candidates=1)  # everything has to grow
 # Counts full of ties; words that are runs, single letters, or hold byte 0.
@@ -43,13 +45,13 @@ def documents_of(words: dict[bytes, int]) -> list[bytes]:
     return [word for word, count in words.items() for _ in range(count)]
 
 
-def id_pairs(merges: SymbolMerges, tie: str) -> list[tuple[int, int]]:
+def id_pairs(merges: Merges, tie: str) -> list[tuple[int, int]]:
     results = np.arange(256, 256 + len(merges.pairs), dtype=np.uint32)
     ids = translate(merges.pairs, results, byte_ids(byte_ranks(tie)))
     return [(left, right) for left, right, _ in ids.tolist()]
 
 
-def assert_same(trained: SymbolMerges, expected: SymbolMerges) -> None:
+def assert_same(trained: Merges, expected: Merges) -> None:
     np.testing.assert_array_equal(trained.pairs, expected.pairs)
     np.testing.assert_array_equal(trained.counts, expected.counts)
     assert trained.symbols == expected.symbols
@@ -77,20 +79,19 @@ def test_merges_are_those_of_the_sequential_algorithm(
     workgroup_size: int,
 ) -> None:
     symbols = byte_symbols(distinct(words), byte_ranks(tie))
-    trained = train_gpu.train(
+    options = TrainingOptions(256, min_frequency=min_frequency, max_token_length=max_token_length)
+    trained = batched_gpu.train(
         any_device,
         symbols,
+        options,
         merges=merges,
-        min_frequency=min_frequency,
-        max_token_length=max_token_length,
         first_capacities=sizes,
         workgroup_size=workgroup_size,
     )
     assert id_pairs(trained, tie) == reference.train(
         documents_of(words), merges, "none", tie, min_frequency, max_token_length
     )
-    options = {"min_frequency": min_frequency, "max_token_length": max_token_length}
-    assert_same(trained, train_numpy.train(symbols, merges=merges, **options))  # type: ignore[arg-type]
+    assert_same(trained, batched_numpy.train(symbols, options, merges=merges))
 
 
 def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
@@ -105,17 +106,17 @@ def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
 @pytest.mark.parametrize("letters", [b"ab", bytes(range(97, 123)), bytes(range(256))])
 def test_thousands_of_equal_counts_are_told_apart(device: Device, letters: bytes) -> None:
     words = random_words(1, 20_000, letters)
-    trained = train_gpu.train(device, words, merges=3000, min_frequency=1)
-    assert_same(trained, train_numpy.train(words, merges=3000, min_frequency=1))
+    trained = batched_gpu.train(device, words, ALL_PAIRS, merges=3000)
+    assert_same(trained, batched_numpy.train(words, ALL_PAIRS, merges=3000))
 
 
 def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
     words = random_words(2, 2000, b"abcd")
-    first = train_numpy.train(words, merges=50)
+    first = batched_numpy.train(words, REPEATED, merges=50)
     results = np.arange(256, 306, dtype=np.uint32)
-    halfway = train_numpy_replay.apply_merges(words, np.column_stack([first.pairs, results]))
-    trained = train_gpu.train(any_device, halfway, merges=40)
-    whole = train_numpy.train(words, merges=90)
+    halfway = replay.apply_merges(words, np.column_stack([first.pairs, results]))
+    trained = batched_gpu.train(any_device, halfway, REPEATED, merges=40)
+    whole = batched_numpy.train(words, REPEATED, merges=90)
     np.testing.assert_array_equal(trained.pairs, whole.pairs[50:])
     assert trained.symbols == whole.symbols
 
@@ -128,16 +129,20 @@ def run_words(lengths: list[int]) -> SymbolWords:
 def test_a_run_longer_than_one_walk(device: Device, length: int) -> None:
     words = run_words([length, 7])
     assert_same(
-        train_gpu.train(device, words, merges=30, min_frequency=1),
-        train_numpy.train(words, merges=30, min_frequency=1),
+        batched_gpu.train(device, words, ALL_PAIRS, merges=30),
+        batched_numpy.train(words, ALL_PAIRS, merges=30),
     )
 
 
 def test_finished_merges_are_handed_over_in_order(device: Device) -> None:
     words = random_words(3, 3000, b"abcdefgh")
     pieces: list[tuple[NDArray[np.uint32], NDArray[np.int64]]] = []
-    trained = train_gpu.train(
-        device, words, merges=500, on_merges=lambda pairs, counts: pieces.append((pairs, counts))
+    trained = batched_gpu.train(
+        device,
+        words,
+        REPEATED,
+        merges=500,
+        on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
     )
     np.testing.assert_array_equal(np.concatenate([pairs for pairs, _ in pieces]), trained.pairs)
     np.testing.assert_array_equal(np.concatenate([counts for _, counts in pieces]), trained.counts)
@@ -148,31 +153,37 @@ def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
     words = random_words(4, 5000, b"abcdef")
     sizes = Capacities(listed=len(words.symbols) + 10)
     assert_same(
-        train_gpu.train(device, words, merges=2000, min_frequency=1, first_capacities=sizes),
-        train_numpy.train(words, merges=2000, min_frequency=1),
+        batched_gpu.train(
+            device,
+            words,
+            ALL_PAIRS,
+            merges=2000,
+            first_capacities=sizes,
+        ),
+        batched_numpy.train(words, ALL_PAIRS, merges=2000),
     )
 
 
 def test_counts_of_32_bits_are_exact_up_to_the_last(device: Device) -> None:
     most = (1 << 32) - 1
     words = byte_symbols(distinct({b"ab": most - 5, b"xab": 5, b"cd": most}), byte_ranks("hf"))
-    trained = train_gpu.train(device, words, merges=3)
+    trained = batched_gpu.train(device, words, REPEATED, merges=3)
     assert trained.counts.tolist() == [most, most, 5]
 
 
 def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
     words = byte_symbols(distinct({b"ab": 1 << 32}), byte_ranks("hf"))
     with pytest.raises(DeviceError, match="more than 4294967295 times; use --device cpu"):
-        train_gpu.train(portable_device, words, merges=1)
+        batched_gpu.train(portable_device, words, REPEATED, merges=1)
     with pytest.raises(DeviceError, match="1048577 tokens asked for"):
-        train_gpu.train(portable_device, run_words([3]), merges=(1 << 20) - 255)
+        batched_gpu.train(portable_device, run_words([3]), REPEATED, merges=(1 << 20) - 255)
 
 
 def test_constants_are_those_of_the_kernels() -> None:
     names = struct_fields("batched/state.wgsl", "BatchState")
-    assert [*train_gpu.STATE_FIELDS, "batch"] == names
+    assert [*batched_gpu.STATE_FIELDS, "batch"] == names
     constants = shader_constants("batched/state.wgsl") | shader_constants("batched/rank.wgsl")
     for name in ("RUNNING", "FINISHED", "REFILL", "FULL", "MAX_BATCH", "HOT_CAPACITY", "BINS"):
-        assert getattr(train_gpu, name) == constants[name]
-    assert constants["MAX_DIGITS"] == train_gpu.MAX_DIGITS
-    assert 1 << constants["SYMBOL_BITS"] == train_gpu.MAX_SYMBOLS
+        assert getattr(batched_gpu, name) == constants[name]
+    assert constants["MAX_DIGITS"] == batched_gpu.MAX_DIGITS
+    assert 1 << constants["SYMBOL_BITS"] == batched_gpu.MAX_SYMBOLS

@@ -13,18 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy as train_numpy
-from llmgpu.bpe.training import numpy_pairs as train_numpy_pairs
-from llmgpu.bpe.training import numpy_replay as train_numpy_replay
-from llmgpu.bpe.training import numpy_selection as train_numpy_selection
-from llmgpu.bpe.training import numpy_symbols as train_numpy_symbols
-from llmgpu.bpe.training.merges import SymbolMerges, byte_ids, translate
-from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
+from llmgpu.bpe.training import batched_numpy, linked_words, replay
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
+
+REPEATED = TrainingOptions(256)  # merge pairs that occur twice or more
 
 # Few letters, so that there are many ties and runs.
 DOCUMENT = st.one_of(
@@ -41,9 +40,11 @@ TIES = st.sampled_from(["hf", "bytes"])
 
 def train(
     documents: list[bytes], merges: int, pattern: str, tie: str, min_frequency: int
-) -> SymbolMerges:
-    return train_numpy.train(
-        symbol_words(documents, pattern, tie), merges=merges, min_frequency=min_frequency
+) -> Merges:
+    return batched_numpy.train(
+        symbol_words(documents, pattern, tie),
+        TrainingOptions(256, min_frequency=min_frequency),
+        merges=merges,
     )
 
 
@@ -52,7 +53,7 @@ def symbol_words(documents: list[bytes], pattern: str, tie: str = "hf") -> Symbo
     return byte_symbols(words, byte_ranks(tie))
 
 
-def id_pairs(merges: SymbolMerges, tie: str) -> list[tuple[int, int]]:
+def id_pairs(merges: Merges, tie: str) -> list[tuple[int, int]]:
     results = np.arange(256, 256 + len(merges.pairs), dtype=np.uint32)
     ids = translate(merges.pairs, results, byte_ids(byte_ranks(tie)))
     return [(left, right) for left, right, _ in ids.tolist()]
@@ -100,8 +101,8 @@ def test_sizes_of_batches_and_lists_do_not_matter(
     documents: list[bytes], pattern: str, batch: int, short_list: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_numpy, "MAX_BATCH", batch)
-        patch.setattr(train_numpy_selection, "SHORT_LIST", short_list)
+        patch.setattr(batched_numpy, "MAX_BATCH", batch)
+        patch.setattr(batched_numpy, "SHORT_LIST", short_list)
         check(documents, 30, pattern, "hf", 1)
 
 
@@ -123,7 +124,7 @@ def test_merges_of_a_longer_text(tie: str) -> None:
 
 
 def test_long_keys_are_sorted_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_numpy_pairs, "_INDEX_BITS", 1)
+    monkeypatch.setattr(linked_words, "_INDEX_BITS", 1)
     check([make_text(3, 300)], 100, "class", "hf", 2)
 
 
@@ -145,7 +146,7 @@ def test_the_last_merge_is_frequent_enough() -> None:
 
 def test_counts_have_64_bits() -> None:
     words = replace(symbol_words([b"abab"], "class"), counts=np.array([1 << 40]), total=4 << 40)
-    trained = train_numpy.train(words, merges=9)
+    trained = batched_numpy.train(words, REPEATED, merges=9)
     assert id_pairs(trained, "hf") == [(97, 98), (256, 256)]
     assert trained.counts.tolist() == [2 << 40, 1 << 40]
     assert trained.symbols == 1 << 40
@@ -154,7 +155,7 @@ def test_counts_have_64_bits() -> None:
 def test_progress_counts_merges() -> None:
     seen: list[tuple[str, int, int | None]] = []
     words = symbol_words([make_text(4, 100)], "class")
-    train_numpy.train(words, merges=20, progress=lambda *call: seen.append(call))
+    batched_numpy.train(words, REPEATED, merges=20, progress=lambda *call: seen.append(call))
     assert seen[-1] == ("merging", 20, 20)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
 
@@ -162,11 +163,11 @@ def test_progress_counts_merges() -> None:
 def test_too_many_merges_are_refused() -> None:
     words = symbol_words([b"abab"], "class")
     with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
-        train_numpy.train(words, merges=(1 << 20) - 255)
+        batched_numpy.train(words, REPEATED, merges=(1 << 20) - 255)
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_numpy_symbols, "MAX_POSITIONS", 8)
+    monkeypatch.setattr(linked_words, "MAX_POSITIONS", 8)
     assert len(train([b"abcdef"], 9, "none", "hf", 1).pairs) == 5  # and a separator at each end
     with pytest.raises(LlmgpuError, match="9 positions, the trainer can number 8"):
         train([b"abcdefg"], 9, "none", "hf", 1)
@@ -177,11 +178,10 @@ def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_token_is_longer_than_allowed(
     documents: list[bytes], pattern: str, tie: str, min_frequency: int, longest: int
 ) -> None:
-    trained = train_numpy.train(
+    trained = batched_numpy.train(
         symbol_words(documents, pattern, tie),
+        TrainingOptions(256, min_frequency=min_frequency, max_token_length=longest),
         merges=30,
-        min_frequency=min_frequency,
-        max_token_length=longest,
     )
     expected = reference.train(documents, 30, pattern, tie, min_frequency, longest)
     assert id_pairs(trained, tie) == expected
@@ -205,7 +205,7 @@ def test_the_longest_token_is_one_byte_shorter_than_that_of_tokenizers(longest: 
     tokenizer.train_from_iterator(pieces, trainer)
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     words = symbol_words([text], "class")
-    trained = train_numpy.train(words, merges=100, max_token_length=longest)
+    trained = batched_numpy.train(words, TrainingOptions(256, max_token_length=longest), merges=100)
     shown = reference.bytes_to_unicode()
     tokens = [
         "".join(shown[byte] for byte in token) for token in reference.spell(id_pairs(trained, "hf"))
@@ -224,12 +224,12 @@ def test_training_goes_on_from_replayed_merges(
     documents: list[bytes], pattern: str, replayed: int, min_frequency: int
 ) -> None:
     words = symbol_words(documents, pattern)
-    whole = train_numpy.train(words, merges=40, min_frequency=min_frequency)
+    whole = batched_numpy.train(words, TrainingOptions(256, min_frequency=min_frequency), merges=40)
     first = triples_of(whole.pairs)[:replayed]
-    rest = train_numpy.train(
-        train_numpy_replay.apply_merges(words, first),
+    rest = batched_numpy.train(
+        replay.apply_merges(words, first),
+        TrainingOptions(256, min_frequency=min_frequency),
         merges=40 - len(first),
-        min_frequency=min_frequency,
     )
     assert np.concatenate([first[:, :2], rest.pairs]).tolist() == whole.pairs.tolist()
     assert rest.counts.tolist() == whole.counts[replayed:].tolist()
@@ -265,7 +265,7 @@ def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
         result = data.draw(st.one_of(st.just(size), part))
         merges.append((data.draw(part), data.draw(part), result))
         size = max(size, result + 1)
-    replayed = train_numpy_replay.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
+    replayed = replay.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
     expected: Counter[tuple[int, ...]] = Counter()
     total = 0
     for piece, weight in counted.items():
@@ -282,8 +282,11 @@ def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
 def test_merges_are_handed_over_in_their_order() -> None:
     words = symbol_words([make_text(6, 300)], "class")
     pieces: list[tuple[NDArray[np.uint32], NDArray[np.int64]]] = []
-    trained = train_numpy.train(
-        words, merges=50, on_merges=lambda pairs, counts: pieces.append((pairs, counts))
+    trained = batched_numpy.train(
+        words,
+        REPEATED,
+        merges=50,
+        on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
     )
     assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
     assert np.concatenate([counts for _, counts in pieces]).tolist() == trained.counts.tolist()

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmgpu.bpe.training.merges import byte_ids, translate
-from llmgpu.bpe.training.symbols import Spellings, byte_symbols, seed_symbols
+from llmgpu.bpe.training.symbols import Spellings, byte_symbols, seed_symbols, translate
 from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.word_lists import byte_ids
 
 BYTES = tuple(bytes([value]) for value in range(256))
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import estimate_memory
-from llmgpu.bpe.training.train import CountedWords, count_corpus, train_vocabulary
+from llmgpu.bpe.training.plan import estimate_memory, make_plan
+from llmgpu.bpe.training.train import count_corpus, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
@@ -92,9 +93,11 @@ def test_options_out_of_range(arguments: dict[str, object], message: str) -> Non
 
 
 def test_memory_is_estimated(device: Device) -> None:
-    host, on_device = estimate_memory(10**8, Backend(device, "the adapter"), "recount")
+    host, on_device = estimate_memory(
+        make_plan(TrainingOptions(300, engine="recount"), Backend(device, "the adapter")), 10**8
+    )
     assert on_device > 13 * 10**8 and host > 10**8
-    assert estimate_memory(10**8, NUMPY)[1] == 0
+    assert estimate_memory(make_plan(TrainingOptions(300), NUMPY), 10**8)[1] == 0
 
 
 @st.composite
@@ -271,7 +274,7 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
         with pytest.raises(LlmgpuError, match=message):
             train_vocabulary(corpus_from_bytes(b"abab"), options, adapter)
     options = TrainingOptions(300, engine="recount")
-    counted = count_corpus(corpus_from_bytes(b"abab"), TrainingOptions(300), NUMPY)
+    counted = count_corpus(corpus_from_bytes(b"abab"), make_plan(TrainingOptions(300), NUMPY))
     with pytest.raises(LlmgpuError, match="no word counts"):
         train_vocabulary(counted, options, adapter)
     with pytest.raises(LlmgpuError, match="needs a GPU adapter"):
@@ -281,8 +284,8 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
 def test_counted_words_train_the_same_vocabulary() -> None:
     documents = [words(1, 2_000, 400), b"\x00\xff" * 300]
     options = TrainingOptions(400)
-    counted = count_corpus(corpus_from_bytes(documents), options, NUMPY)
-    seen: list[CountedWords] = []
+    counted = count_corpus(corpus_from_bytes(documents), make_plan(options, NUMPY))
+    seen: list[WordCounts] = []
     again = train_vocabulary(counted, options, NUMPY, on_counted=seen.append)
     assert seen == [counted]
     whole = train_vocabulary(corpus_from_bytes(documents), options, NUMPY)

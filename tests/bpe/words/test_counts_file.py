@@ -17,25 +17,24 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.words.counts_file import (
-    CountsInfo,
-    WordCounts,
     add_counts,
     load_counts,
     save_counts,
 )
-from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.distinct_words import DistinctWords, WordCounts
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from tests.bpe.word_lists import as_words, listed
 
 WORD = st.lists(st.sampled_from(b"\x00ab\xff"), min_size=1, max_size=20).map(bytes)
 COUNTS = st.dictionaries(WORD, st.integers(1, 1 << 50), max_size=12)
-INFO = CountsInfo("gpt2", (b"<|end|>", b"\xff\x00", b"<|end|>"), 3)
+INFO = (3, "gpt2", (b"<|end|>", b"\xff\x00", b"<|end|>"))  # documents, pattern, separators
 SAMPLE = {b"b": 1 << 40, b"a": 2, b"a\x00": 3, b"\xff" * 300: 4, b"\xff" * 300 + b"a": 1}
 HASH_BYTES = 32
+Info = tuple[int, str, tuple[bytes, ...]]
 
 
-def written(path: Path, counts: dict[bytes, int], info: CountsInfo = INFO) -> bytes:
-    save_counts(path, as_words(counts), info)
+def written(path: Path, counts: dict[bytes, int], info: Info = INFO) -> bytes:
+    save_counts(path, WordCounts(as_words(counts), *info))
     return path.read_bytes()
 
 
@@ -77,19 +76,20 @@ def test_what_was_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, counts: dict[bytes, int], pattern: str
 ) -> None:
     path = tmp_path_factory.mktemp("counts") / "c"
-    info = CountsInfo(pattern, (), 7)
+    info = (7, pattern, ())
     data = written(path, counts, info)
     loaded = load_counts(path)
     assert listed(loaded.words) == sorted(counts.items())
-    assert (loaded.info, loaded.source) == (info, str(path))
+    found = (loaded.documents, loaded.pattern, loaded.separators)
+    assert (found, loaded.source) == (info, str(path))
     backwards = dict(reversed(counts.items()))
     assert written(path, backwards, info) == data
 
 
 def test_separators_are_a_set(tmp_path: Path) -> None:
     data = written(tmp_path / "a", SAMPLE)
-    assert load_counts(tmp_path / "a").info.separators == (b"<|end|>", b"\xff\x00")
-    others = CountsInfo("gpt2", (b"\xff\x00", b"<|end|>"), 3)
+    assert load_counts(tmp_path / "a").separators == (b"<|end|>", b"\xff\x00")
+    others = (3, "gpt2", (b"\xff\x00", b"<|end|>"))
     assert written(tmp_path / "b", SAMPLE, others) == data
 
 
@@ -101,33 +101,33 @@ def test_parts_add_up_to_the_whole(
     folder = tmp_path_factory.mktemp("counts")
     total: Counter[bytes] = Counter()
     for number, part in enumerate(parts):
-        written(folder / str(number), part, CountsInfo("class", (), number))
+        written(folder / str(number), part, (number, "class", ()))
         total.update(part)
     added = add_counts([load_counts(folder / str(number)) for number in range(len(parts))])
-    save_counts(folder / "sum", added.words, added.info)
+    save_counts(folder / "sum", added)
     documents = sum(range(len(parts)))
-    whole = written(folder / "whole", total, CountsInfo("class", (), documents))
+    whole = written(folder / "whole", total, (documents, "class", ()))
     assert (folder / "sum").read_bytes() == whole
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (CountsInfo("class", (), 1), "one and two don't go together: pattern 'gpt2' and 'class'"),
-        (CountsInfo("gpt2", (b"x",), 1), r"one and two .* separators of documents \(\) and \(b'x'"),
+        ((1, "class", ()), "one and two don't go together: pattern 'gpt2' and 'class'"),
+        ((1, "gpt2", (b"x",)), r"one and two .* separators of documents \(\) and \(b'x'"),
     ],
 )
-def test_counts_of_different_kinds_are_not_added(other: CountsInfo, message: str) -> None:
+def test_counts_of_different_kinds_are_not_added(other: Info, message: str) -> None:
     words = as_words(SAMPLE)
     with pytest.raises(InputError, match=message):
         add_counts(
-            [WordCounts(words, CountsInfo("gpt2", (), 1), "one"), WordCounts(words, other, "two")]
+            [WordCounts(words, 1, "gpt2", (), "one"), WordCounts(words, *other, source="two")]
         )
 
 
 def test_unknown_pattern() -> None:
     with pytest.raises(LlmgpuError, match="unknown pattern 'gpt9'"):
-        CountsInfo("gpt9", (), 1)
+        WordCounts(as_words(SAMPLE), 1, "gpt9")
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_reading_takes_a_few_times_the_files_size(tmp_path: Path) -> None:
     spelled = np.unique(rng.integers(0, 1 << 62, 200_000)).astype(">u8").view(np.uint8)
     count = len(spelled) // 8
     words = DistinctWords(spelled, np.arange(count + 1) * 8, np.ones(count, np.int64))
-    save_counts(tmp_path / "c", words, INFO)
+    save_counts(tmp_path / "c", WordCounts(words, *INFO))
     huge = sample_with(tmp_path / "s", {"separators": [b"a"] * 100_000})
     (tmp_path / "s").write_bytes(huge)
     for name in ("c", "s"):
@@ -266,8 +266,8 @@ def test_reading_takes_a_few_times_the_files_size(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="can't write"):
-        save_counts(tmp_path / "missing" / "c", as_words(SAMPLE), INFO)
+        save_counts(tmp_path / "missing" / "c", WordCounts(as_words(SAMPLE), *INFO))
     with pytest.raises(OutputError, match="separators of documents are too long"):
-        long = CountsInfo("class", (b"x" * (1 << 24),), 1)
-        save_counts(tmp_path / "c", as_words(SAMPLE), long)
+        long = WordCounts(as_words(SAMPLE), 1, "class", (b"x" * (1 << 24),))
+        save_counts(tmp_path / "c", long)
     assert list(tmp_path.iterdir()) == []

@@ -12,10 +12,16 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training.numpy_application import merge_batch
-from llmgpu.bpe.training.numpy_pairs import Keep, PairIndex, count_pairs, pair_keys
-from llmgpu.bpe.training.numpy_selection import Batch
-from llmgpu.bpe.training.numpy_symbols import LinkedSymbols, check_limits
+from llmgpu.bpe.training.linked_words import (
+    Batch,
+    Keep,
+    LinkedSymbols,
+    PairIndex,
+    check_limits,
+    count_pairs,
+    merge_batch,
+    pair_keys,
+)
 from llmgpu.bpe.training.symbols import SymbolWords
 from llmgpu.progress import Progress, no_progress
 

@@ -1,0 +1,270 @@
+"""Words as linked symbols with an index of their pairs, and merging a batch of pairs in them.
+
+- The symbols of all words lie end to end with a separator around each word, and are linked forwards
+  and backwards, so a merge touches nothing but its neighbours.
+- Every pair has a slot, and every position has the slot of the pair that starts there. A pair gains
+  occurrences only in the batch that makes it, because its newer symbol is made there. So its
+  positions are one range of a list; those whose slot has changed since are stale.
+- What may be merged in one batch is for the caller to know: see `batched_numpy` and `replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.arrays import GrowableArray
+from llmgpu.bpe.training.symbols import SymbolWords, offsets_of
+from llmgpu.errors import LlmgpuError
+
+SYMBOL_BITS = 20
+MAX_SYMBOLS = 1 << SYMBOL_BITS
+MAX_POSITIONS = (1 << 31) - 1
+SEPARATOR = -1  # symbol on either side of a word
+NO_SLOT = 0  # slot of positions at which no pair worth counting starts
+MERGING = -1  # slot of the positions that the batch at hand merges
+_INDEX_BITS = 64 - 2 * SYMBOL_BITS
+
+
+def check_limits(words: SymbolWords, new_symbols: int) -> None:
+    """Raise an LlmgpuError if there are more tokens or positions than the trainer can number."""
+    tokens = len(words.lengths) + new_symbols
+    if tokens > MAX_SYMBOLS:
+        raise LlmgpuError(
+            f"{tokens} tokens asked for, the trainer can number {MAX_SYMBOLS}; ask for fewer"
+        )
+    positions = len(words.symbols) + len(words.counts) + 1
+    if positions > MAX_POSITIONS:
+        raise LlmgpuError(
+            f"the distinct pre-tokens take {positions} positions, the trainer can number "
+            f"{MAX_POSITIONS}; use --limit, or a pattern that makes shorter pre-tokens"
+        )
+
+
+class LinkedSymbols:
+    """The symbols of all words.
+
+    All arrays have one entry for each position: a separator, then the symbols of the first word, a
+    separator, and so on. Of a merged symbol only the first position stays linked.
+    symbol: int32; the separator is -1.
+    following, preceding: int32, the neighbours' positions.
+    slot: int32, that of the pair that starts here.
+    weight: int64, how often the word occurs; a separator has that of the word before it.
+    total: number of symbols in the whole text.
+    """
+
+    def __init__(self, words: SymbolWords) -> None:
+        self.total = words.total
+        spans = np.diff(words.offsets) + 1
+        size = int(spans.sum()) + 1
+        inside = np.ones(size, np.bool_)
+        inside[0] = False
+        inside[np.cumsum(spans)] = False
+        self.symbol = np.full(size, SEPARATOR, np.int32)
+        self.symbol[inside] = words.symbols
+        self.weight = np.zeros(size, np.int64)
+        self.weight[1:] = np.repeat(words.counts, spans)
+        self.following = np.arange(1, size + 1, dtype=np.int32)
+        self.preceding = np.arange(-1, size - 1, dtype=np.int32)
+        self.slot = np.full(size, NO_SLOT, np.int32)
+
+    def words(self) -> SymbolWords:
+        """Return the words as they are now, without lengths."""
+        # The neighbours of a position that is no longer linked don't know it any more.
+        last = len(self.symbol) - 1
+        linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
+        linked = np.append(linked, last)
+        symbols = self.symbol[linked]
+        separators = np.flatnonzero(symbols == SEPARATOR)
+        lengths = np.diff(separators) - 1
+        kept = lengths > 1
+        taken = np.append(False, np.repeat(kept, lengths + 1)) & (symbols != SEPARATOR)
+        return SymbolWords(
+            symbols=symbols[taken].astype(np.uint32),
+            offsets=offsets_of(lengths[kept]),
+            counts=self.weight[linked[separators[1:]]][kept],
+            lengths=np.empty(0, np.uint32),
+            total=self.total,
+        )
+
+
+# Says of pairs, by keys and counts, which are worth keeping.
+Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+
+
+class PairIndex:
+    """All pairs that were worth keeping when they were made, by slot.
+
+    keys: int64, left symbol << 20 | right symbol.
+    counts: int64, weighted occurrences; 0 after the merge.
+    first, size: where the positions are in `positions`, stale ones included.
+    """
+
+    def __init__(self, keep: Keep) -> None:
+        """Give slots to the pairs that `keep` chooses."""
+        self._keep = keep
+        self.keys = GrowableArray(np.int64)
+        self.counts = GrowableArray(np.int64)
+        self.first = GrowableArray(np.int64)
+        self.size = GrowableArray(np.int32)
+        self.positions = GrowableArray(np.int32)
+        for column in (self.keys, self.counts, self.first, self.size):
+            column.append(np.zeros(1, np.int64))  # NO_SLOT
+
+    def add(
+        self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Make the pairs of new occurrences, of which equal keys are neighbours.
+
+        keys, positions, weights: one for each occurrence.
+
+        Returns the slot of each occurrence, 0 where the pair has none.
+        """
+        starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+        starts = np.concatenate([np.zeros(1, np.int64), starts])
+        sizes = np.diff(starts, append=len(keys))
+        counts = np.add.reduceat(weights, starts)
+        kept = self._keep(keys[starts], counts)
+        slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
+        of_occurrence = np.repeat(slots, sizes)
+        sizes = sizes[kept]
+        self.keys.append(keys[starts[kept]])
+        self.counts.append(counts[kept])
+        self.first.append(len(self.positions) + np.cumsum(sizes) - sizes)
+        self.size.append(sizes)
+        self.positions.append(positions[of_occurrence != NO_SLOT])
+        return of_occurrence
+
+
+def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
+    """Count the pairs that the words start out with."""
+    symbol = symbols.symbol
+    positions = np.flatnonzero((symbol[:-1] >= 0) & (symbol[1:] >= 0)).astype(np.int32)
+    if len(positions) == 0:
+        return
+    if symbol.max() < 256:
+        # A stable sort of 16-bit numbers is a radix sort.
+        byte_pairs = (symbol[positions] << 8 | symbol[positions + 1]).astype(np.uint16)
+        order = np.argsort(byte_pairs, kind="stable")
+    else:
+        order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
+    positions = positions[order]
+    keys = pair_keys(symbol[positions], symbol[positions + 1])
+    symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
+
+
+def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the keys of pairs: their order is that of the ranks of left, then of right symbols."""
+    return left.astype(np.int64) << SYMBOL_BITS | right
+
+
+def split_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the left and the right symbols of pairs."""
+    return keys >> SYMBOL_BITS, keys & (MAX_SYMBOLS - 1)
+
+
+def pairs_of_keys(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return pairs as uint32 (n, 2)."""
+    return np.column_stack(split_keys(keys)).astype(np.uint32)
+
+
+def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the order that sorts pairs' keys."""
+    if len(keys) >> _INDEX_BITS:
+        return np.argsort(keys, kind="stable")
+    # Sorting numbers that hold their index is several times faster than sorting indices.
+    packed = keys.astype(np.uint64) << np.uint64(_INDEX_BITS)
+    packed |= np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    return (packed & np.uint64((1 << _INDEX_BITS) - 1)).view(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pairs to merge in one pass: their slots (int64), and the symbols they become (int64).
+
+    A pair of equal symbols has no other pair with it.
+    """
+
+    slots: NDArray[np.int64]
+    results: NDArray[np.int64]
+
+
+def merge_batch(symbols: LinkedSymbols, pairs: PairIndex, batch: Batch) -> None:
+    """Merge the pairs of a batch everywhere."""
+    positions, merged = _occurrences(symbols, pairs, batch)
+    seconds = symbols.following[positions]
+    before, behind = symbols.preceding[positions], symbols.following[seconds]
+    weights = symbols.weight[positions]
+    symbols.total -= int(weights.sum())
+
+    # Boundaries that change: those on the left of a merged pair, and those on the right unless
+    # another merged pair follows, whose left boundary it is.
+    symbols.slot[positions] = MERGING
+    left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
+    right = np.flatnonzero(
+        (symbols.symbol[behind] != SEPARATOR) & (symbols.slot[behind] != MERGING)
+    )
+    changed = np.concatenate([weights[left], weights[right]])
+    lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
+    np.subtract.at(pairs.counts.values, lost, changed)
+    pairs.counts.values[batch.slots] = 0
+
+    symbols.symbol[positions] = merged
+    symbols.following[positions] = behind
+    symbols.preceding[behind] = positions
+    symbols.slot[positions] = NO_SLOT
+    symbols.slot[seconds] = NO_SLOT
+    gained = np.concatenate([symbols.preceding[positions[left]], positions[right]])
+    _add_new_pairs(symbols, pairs, gained, changed)
+
+
+def _occurrences(
+    symbols: LinkedSymbols, pairs: PairIndex, batch: Batch
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the positions at which pairs of the batch are merged, and what they become."""
+    firsts = pairs.first.values[batch.slots].tolist()
+    sizes = pairs.size.values[batch.slots]
+    listed = pairs.positions.values
+    positions = np.concatenate(
+        [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
+    )
+    current = symbols.slot[positions] == np.repeat(batch.slots, sizes)
+    merged = np.repeat(batch.results.astype(np.int32), sizes)
+    positions, merged = positions[current], merged[current]
+    left, right = divmod(int(pairs.keys.values[batch.slots[0]]), MAX_SYMBOLS)
+    if left == right:
+        positions = _every_other(np.sort(positions), symbols.following)
+        merged = merged[: len(positions)]
+    return positions, merged
+
+
+def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Of ascending positions of a pair (a, a), keep those that a merge from the left takes.
+
+    In a run of n equal symbols the pair occurs n - 1 times; every other one is taken.
+    """
+    index = np.arange(len(positions))
+    run_starts = np.ones(len(positions), np.bool_)
+    run_starts[1:] = following[positions[:-1]] != positions[1:]
+    in_run = index - np.maximum.accumulate(np.where(run_starts, index, 0))
+    taken: NDArray[np.int32] = positions[in_run % 2 == 0]
+    return taken
+
+
+def _add_new_pairs(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    positions: NDArray[np.int32],
+    weights: NDArray[np.int64],
+) -> None:
+    """Give slots to the pairs that now start at these positions, all of them new pairs."""
+    if len(positions) == 0:
+        return
+    keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
+    order = sorted_order(keys)
+    positions = positions[order]
+    symbols.slot[positions] = pairs.add(keys[order], positions, weights[order])
