@@ -16,50 +16,21 @@ from llmgpu.errors import VocabularyError
 
 _SHOWN = 400  # characters of an expression in a message
 
-_LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
-_GPT2_TIKTOKEN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-_CL100K_TIKTOKEN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
-    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
-)
-_RUSTBPE = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
-)
-_LLAMA3 = (
-    _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+{_SHORT_FORMS}?"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*{_SHORT_FORMS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CLASS = (
-    r" *[^\x00-@\[-\x60\{-\x7F]+| *[0-9]+| +|\n"
-    r"|[\x00-\x09\x0B-\x1F!-/:-@\[-\x60\{-\x7F]+"
-)
+def _spellings(engine: str) -> dict[str, str]:
+    """Return how an engine spells the patterns, by name; those that it can't are left out."""
+    found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
+    return {name: expression for name, expression in found.items() if expression is not None}
+
 
 # What export writes, by name.
-_COMMON = {
-    "class": _CLASS,
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "rustbpe": _RUSTBPE,
-    "nanochat": _RUSTBPE.replace("{1,3}", "{1,2}"),
-    "llama3": _LLAMA3,
-    "qwen2": _LLAMA3.replace("{1,3}", ""),
-    "o200k": _O200K,
-}
-TIKTOKEN = _COMMON | {"gpt2": _GPT2_TIKTOKEN, "cl100k": _CL100K_TIKTOKEN, "none": r"[\s\S]+"}
-HUGGINGFACE = _COMMON | {"cl100k": _CL100K_TIKTOKEN.replace("{1,3}+", "{1,3}")}
+TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
 # What import takes besides.
 _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
-    _GPT2_TIKTOKEN: "gpt2",
+    TIKTOKEN["gpt2"]: "gpt2",
 }
 
 

@@ -1,13 +1,16 @@
-"""Applying a rule to a long text, block by block, and finding where one may be cut.
+"""What a pattern is, and the patterns that are rules: marking a long text and finding where to cut.
 
-No pattern looks behind: if a text is cut where a pre-token starts, what follows does not depend on
-what was before. So blocks are cut there, and a rule sees each of them as a text of its own.
+No pattern looks back: if a text is cut where a pre-token starts, what follows does not depend on
+what was before. So a long text is cut into blocks there, and a rule sees each block as a whole
+text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +24,97 @@ _PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start i
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
 _INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
 
-# Takes text, uint8 (n,), that begins with a pre-token, and positions of bytes in it that are no
+# Takes text, uint8 (n,), that begins with a pre-token, and positions of bytes in it that are not
 # text but stand where documents end. Gives the starts, bool (n,), and how many of these entries
-# hold whatever follows.
+# do not depend on what follows.
 Rule = Callable[[NDArray[np.uint8], NDArray[np.int64]], tuple[NDArray[np.bool_], int]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pattern(ABC):
+    """A way to cut text into pre-tokens.
+
+    name: what users call it. aliases: other names for it.
+    expression: the same as a regular expression over bytes.
+    spellings: how another tool ("tiktoken", "huggingface") spells the expression if not like this;
+        None if it can't.
+    kernel: marks starts on a device: wgsl/pretoken/<kernel>_starts.wgsl, with `constants`.
+    """
+
+    name: str
+    expression: str
+    aliases: tuple[str, ...] = ()
+    spellings: Mapping[str, str | None] = field(default_factory=dict)
+    kernel: str
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+    @abstractmethod
+    def mark(
+        self,
+        text: NDArray[np.uint8],
+        inner: NDArray[np.int64],
+        *,
+        continues: bool,
+        closed: bool,
+    ) -> NDArray[np.bool_]:
+        """Mark the bytes at which a pre-token starts; see `pattern.start_mask`.
+
+        text: uint8 (n,), n > 0. inner: positions in (0, n) at which documents begin.
+
+        Returns bool (n,).
+        """
+
+    @abstractmethod
+    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+        """Return the last position found at which a pre-token certainly starts.
+
+        text: uint8 (n,), n > 0. begin: where its last document begins, less than n; or 0, where a
+        pre-token starts. closed: whether that document ends with the text.
+        """
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RulePattern(Pattern):
+    """A pattern that is a rule on characters."""
+
+    rule: Rule
+
+    def mark(
+        self,
+        text: NDArray[np.uint8],
+        inner: NDArray[np.int64],
+        *,
+        continues: bool,
+        closed: bool,
+    ) -> NDArray[np.bool_]:
+        """Mark starts; a pre-token starts at the first byte in any case."""
+        return mask_in_blocks(text, np.unique(inner), self.rule, closed=closed)
+
+    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+        """Return the last certain start; see `Pattern.last_start`."""
+        return last_start_of(text, begin, self.rule, closed=closed)
+
+
+class DocumentPattern(Pattern):
+    """A pattern by which a document is one pre-token."""
+
+    def mark(
+        self,
+        text: NDArray[np.uint8],
+        inner: NDArray[np.int64],
+        *,
+        continues: bool,
+        closed: bool,
+    ) -> NDArray[np.bool_]:
+        """Mark where documents begin; `continues`: the first one did so before the text."""
+        mask = np.zeros(len(text), np.bool_)
+        mask[0] = not continues
+        mask[inner] = True
+        return mask
+
+    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+        """Return where the last document begins."""
+        return begin
 
 
 def mask_in_blocks(
@@ -66,7 +156,7 @@ def last_start_of(text: NDArray[np.uint8], begin: int, rule: Rule, *, closed: bo
     size = _WINDOW
     while True:
         low = max(begin, len(text) - size)
-        # A copy: the text may be in memory of a device's, which is slow to read.
+        # A copy: the text may be in mapped memory of a device, which is slow to read.
         window = text[low:].copy()
         start = low + _sync_point(window) if low > begin else begin
         if start >= low:
@@ -120,10 +210,10 @@ def _code_table() -> CodeTable:
 
 
 def _certain_starts() -> NDArray[np.bool_]:
-    """Return whether a pre-token starts between two kinds, whatever is around: bool (7, 7).
+    """Return whether a pre-token starts between two kinds in any surroundings: bool (7, 7).
 
-    Other kinds are marks, which go with letters in some patterns, and the apostrophe, with which a
-    contraction begins. A slash may go with newlines before it.
+    The kind other is for marks, which go with letters in some patterns, and for the apostrophe,
+    with which a contraction begins. A slash may go with newlines before it.
     """
     certain = np.zeros((_KINDS, _KINDS), np.bool_)
     certain[_LETTER, [_NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH]] = True
@@ -138,11 +228,11 @@ _CERTAIN_STARTS = _certain_starts()
 
 
 def _sync_point(data: NDArray[np.uint8]) -> int:
-    """Return a position at which a pre-token starts whatever is around the text, or -1.
+    """Return a position at which a pre-token starts in any surroundings, or -1.
 
     That is between kinds that never go together, or at the last of several spaces.
 
-    data: uint8 (n,), n > 0, within one document; it may begin inside of a character.
+    data: uint8 (n,), n > 0, within one document; it may begin inside a character.
     """
     codes = np.frombuffer(data.tobytes().translate(_CODES.of_bytes), np.uint8)
     positions, codes = decode(data, codes.copy(), _CODES)

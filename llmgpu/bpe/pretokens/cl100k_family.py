@@ -13,12 +13,13 @@ contraction, which its apostrophe opens only if a pre-token starts there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import (
     EDGE_BYTE,
     LONG_S,
@@ -45,27 +46,6 @@ from llmgpu.bpe.pretokens.runs import (
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
 
 
-@dataclass(frozen=True)
-class Variant:
-    """How a pattern differs from the others.
-
-    digits: numbers in a pre-token, at most.
-    whole_at_end: white space at the end of a document is one pre-token, with newlines in it too.
-    """
-
-    digits: int
-    whole_at_end: bool = False
-
-
-VARIANTS = {
-    "cl100k": Variant(digits=3, whole_at_end=True),
-    "rustbpe": Variant(digits=3),
-    "llama3": Variant(digits=3),
-    "qwen2": Variant(digits=1),
-    "nanochat": Variant(digits=2),
-}
-
-
 def _code_table() -> CodeTable:
     by_class = [OTHER_CODE] * 7
     for letter in (
@@ -83,16 +63,15 @@ def _code_table() -> CodeTable:
 _CODES = _code_table()
 
 
-def starts(
-    data: NDArray[np.uint8], edges: NDArray[np.int64], variant: Variant
+def _rule(
+    data: NDArray[np.uint8], edges: NDArray[np.int64], *, digits: int, whole_at_end: bool
 ) -> tuple[NDArray[np.bool_], int]:
-    """Mark the bytes at which a pre-token starts, in a text that begins with one.
+    """Mark the bytes at which a pre-token starts; a `blocks.Rule` once the variant is bound.
 
-    data: uint8 (n,), n > 0. edges: int64, ascending, positions of bytes that are no text but stand
-        where documents end.
-
-    Returns bool (n,), and how many entries hold whatever follows the text.
+    digits: a pre-token holds up to this many numbers.
+    whole_at_end: white space at the end of a document is one pre-token, even with newlines in it.
     """
+    mark = partial(_starts, digits=digits, whole_at_end=whole_at_end)
     raw = data.tobytes()
     codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)
     if len(edges):
@@ -100,15 +79,15 @@ def starts(
         data[edges], codes[edges] = EDGE_BYTE, EDGE_CODE
     apostrophes = np.flatnonzero(data == ord("'"))
     if raw.isascii():
-        return _starts(data, codes, apostrophes, variant), _decided(codes, _MARGIN)
+        return mark(data, codes, apostrophes), _decided(codes, _MARGIN)
     codes = codes.copy()
     wide = _spread(data, codes)
     if wide is not None and not _before_long_s(data, apostrophes):
-        return _starts(data, codes, apostrophes, variant, wide), _decided(codes, 4 * _MARGIN)
+        return mark(data, codes, apostrophes, wide), _decided(codes, 4 * _MARGIN)
     positions, codes = decode(data, codes, _CODES)
     first = first_bytes(data, positions)
     mask = np.zeros(len(data), np.bool_)
-    mask[positions] = _starts(first, codes, np.flatnonzero(first == ord("'")), variant)
+    mask[positions] = mark(first, codes, np.flatnonzero(first == ord("'")))
     return mask, int(positions[_decided(codes, _MARGIN)])
 
 
@@ -142,15 +121,17 @@ def _starts(
     first: NDArray[np.uint8],
     codes: NDArray[np.uint8],
     apostrophes: NDArray[np.int64],
-    variant: Variant,
     wide: WideCharacters | None = None,
+    *,
+    digits: int,
+    whole_at_end: bool,
 ) -> NDArray[np.bool_]:
     """Apply the rule to characters, or to the bytes of a text.
 
     first: uint8 (n,), the first byte of each, or all bytes. codes: uint8 (n,). apostrophes: where
         they are. wide: of bytes, see `run_starts`.
     """
-    marked = run_starts(codes, variant.digits, whole_at_end=variant.whole_at_end, wide=wide)
+    marked = run_starts(codes, digits, whole_at_end=whole_at_end, wide=wide)
     opened = apostrophes[marked[apostrophes]]
     if len(opened):
         behind = contraction_ends(first, opened)
@@ -162,3 +143,66 @@ def _starts(
 def _decided(codes: NDArray[np.uint8], margin: int) -> int:
     """Return how many marks don't depend on what follows, nor on the last `margin` codes."""
     return last_without(codes, WHITE_SPACE, len(codes) - margin) + 1
+
+
+def _variant(
+    name: str,
+    expression: str,
+    *,
+    digits: int,
+    whole_at_end: bool = False,
+    aliases: tuple[str, ...] = (),
+    spellings: dict[str, str | None] | None = None,
+) -> RulePattern:
+    """Return a pattern of the family; digits, whole_at_end: see `_rule`."""
+    return RulePattern(
+        name=name,
+        expression=expression,
+        aliases=aliases,
+        spellings=spellings or {},
+        kernel="cl100k",
+        constants={"DIGITS": digits, "WHOLE_AT_END": int(whole_at_end)},
+        rule=partial(_rule, digits=digits, whole_at_end=whole_at_end),
+    )
+
+
+# OpenAI's spelling. In Oniguruma, which Hugging Face uses, {1,3}+ is a repeated repeat instead.
+_CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+_SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+PATTERNS = (
+    _variant(
+        "cl100k",
+        _CL100K.replace("{1,3}+", "{1,3}"),
+        digits=3,
+        whole_at_end=True,
+        aliases=("gpt4",),
+        spellings={"tiktoken": _CL100K},
+    ),
+    _variant(
+        "rustbpe",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        digits=3,
+    ),
+    _variant(
+        "llama3",
+        _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        digits=3,
+    ),
+    _variant(
+        "qwen2",
+        _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        digits=1,
+    ),
+    _variant(
+        "nanochat",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        digits=2,
+    ),
+)

@@ -1,7 +1,7 @@
-"""Patterns that are any regular expression, matched on the host by the `regex` module (an extra).
+"""Patterns given as a regular expression, matched on the host by the `regex` module (an extra).
 
 - What an expression does not match is a pre-token, too: nothing is lost.
-- An expression may look anywhere in a document, so text is cut between documents alone.
+- An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
 """
 
@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.blocks import DocumentPattern
 from llmgpu.errors import LlmgpuError
+
+REGEX_PREFIX = "regex:"
 
 
 @lru_cache(maxsize=8)
@@ -25,33 +28,44 @@ def compile_expression(expression: str) -> Any:
         regex = importlib.import_module("regex")
     except ImportError as error:
         raise LlmgpuError(
-            "a pattern of one's own needs the package regex: pip install 'llmgpu[regex]'"
+            "a custom pattern needs the package regex: pip install 'llmgpu[regex]'"
         ) from error
     try:
         return regex.compile(expression)
     except regex.error as error:
-        raise LlmgpuError(f"{expression!r} is no regular expression: {error}") from error
+        raise LlmgpuError(f"{expression!r} is not a regular expression: {error}") from error
 
 
-def starts(
-    text: NDArray[np.uint8], expression: str, document_starts: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Mark the bytes at which a pre-token starts in whole documents.
+class RegexPattern(DocumentPattern):
+    """The pattern of an expression; the host marks, the kernel only passes documents on."""
 
-    text: uint8 (n,). document_starts: int64, ascending, in (0, n).
+    def __init__(self, expression: str) -> None:
+        """Take a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
+        compile_expression(expression)
+        none: dict[str, str | None] = {"tiktoken": None, "huggingface": None}
+        super().__init__(
+            name=REGEX_PREFIX + expression, expression=expression, kernel="none", spellings=none
+        )
 
-    Returns bool (n,).
-    """
-    compiled = compile_expression(expression)
-    mask = np.zeros(len(text), np.bool_)
-    for begin, end in pairwise([0, *document_starts.tolist(), len(text)]):
-        characters = text[begin:end].tobytes().decode("utf-8", "surrogateescape")
-        spans = [match.span() for match in compiled.finditer(characters)]
-        bounds = np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1)
-        mask[begin] = True
-        places = begin + _byte_offsets(characters)[bounds]
-        mask[places[places < end]] = True
-    return mask
+    def mark(
+        self,
+        text: NDArray[np.uint8],
+        inner: NDArray[np.int64],
+        *,
+        continues: bool,
+        closed: bool,
+    ) -> NDArray[np.bool_]:
+        """Mark starts in whole documents; see `Pattern.mark`."""
+        compiled = compile_expression(self.expression)
+        mask = np.zeros(len(text), np.bool_)
+        for begin, end in pairwise([0, *np.unique(inner).tolist(), len(text)]):
+            characters = text[begin:end].tobytes().decode("utf-8", "surrogateescape")
+            spans = [match.span() for match in compiled.finditer(characters)]
+            bounds = np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1)
+            mask[begin] = True
+            places = begin + _byte_offsets(characters)[bounds]
+            mask[places[places < end]] = True
+        return mask
 
 
 def _byte_offsets(characters: str) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode
 
 # A character's code: its class in the low half, and in the high half the classes that go on behind
@@ -28,6 +29,7 @@ _LETTER, _NUMBER, _OTHER, _SPACE = 1, 2, 4, 8
 _ALL = _LETTER | _NUMBER | _OTHER | _SPACE
 _EDGE_CODE = _SPACE
 _APOSTROPHE = ord("'")
+_LOOKAHEAD = 16  # a start depends on no more bytes than this after it
 
 
 def _code(kind: int) -> int:
@@ -61,12 +63,17 @@ def _contraction_letters() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 _SINGLE, _DOUBLE = _contraction_letters()
 
 
-def starts(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _rule(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
+    """Mark the bytes at which a pre-token starts; a `blocks.Rule`."""
+    return _starts(data, edges), max(0, len(data) - _LOOKAHEAD)
+
+
+def _starts(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark the bytes at which a pre-token starts, in a piece of text with edges in it.
 
-    data: uint8 (n,). edges: positions of bytes that are no text but stand between documents.
+    data: uint8 (n,). edges: positions of bytes that are not text but stand between documents.
 
-    Returns bool (n,). The first bytes lack what is before them, the last ones what is behind: they
+    Returns bool (n,). The first bytes lack what is before them, the last ones what follows: they
     are undecided within a few bytes of the ends, unless an edge is there.
     """
     raw = data.tobytes()
@@ -113,3 +120,15 @@ def _mark_contractions(
     behind = np.concatenate([opened[single] + 2, opened[double] + 3])
     behind = behind[behind <= last]
     marked[behind] |= codes[behind] == _code(_LETTER)
+
+
+PATTERN = RulePattern(
+    name="gpt2",
+    expression=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    spellings={
+        "tiktoken": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"
+        r"|\s+(?!\S)|\s"
+    },
+    kernel="gpt2",
+    rule=_rule,
+)

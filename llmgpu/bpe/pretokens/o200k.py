@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import runs as pattern_runs
 from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode, first_bytes
 from llmgpu.bpe.pretokens.runs import (
     contraction_ends,
@@ -73,14 +74,8 @@ _CODES = _code_table()
 _RUN_CODES = _run_codes()
 
 
-def starts(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
-    """Mark the bytes at which a pre-token starts, in a text that begins with one.
-
-    data: uint8 (n,), n > 0. edges: int64, ascending, positions of bytes that are no text but stand
-        where documents end.
-
-    Returns bool (n,), and how many entries hold whatever follows the text.
-    """
+def _rule(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
+    """Mark the bytes at which a pre-token starts; a `blocks.Rule`."""
     raw = data.tobytes()
     codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8).copy()
     if len(edges):
@@ -203,3 +198,15 @@ def _divide_words(marked: NDArray[np.bool_], codes: NDArray[np.uint8]) -> None:
     after_small = (before >= 0) & (codes[before] == _SMALL)
     at_end = np.append(codes, _EDGE)[behind] & _WORD == 0
     marked[at] |= after_small | at_end
+
+
+PATTERN = RulePattern(
+    name="o200k",
+    expression=r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    kernel="o200k",
+    rule=_rule,
+)

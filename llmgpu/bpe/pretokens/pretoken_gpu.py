@@ -11,8 +11,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.cl100k_family import VARIANTS
-from llmgpu.bpe.pretokens.pattern import REGEX_PREFIX, get_pattern, start_masks_between
+from llmgpu.bpe.pretokens.custom_regex import RegexPattern
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
@@ -51,7 +51,7 @@ class GpuPretokenizer:
         capacity: bytes of the largest slice.
         """
         self._device, self._pattern = device, pattern
-        self._by_host = pattern.startswith(REGEX_PREFIX)
+        self._by_host = isinstance(get_pattern(pattern), RegexPattern)
         self._kernel = _pattern_kernel(device, pattern, workgroup_size)
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.start_bits = pool.get("start bits", size)
@@ -120,19 +120,11 @@ class GpuPretokenizer:
         return list(zip(begins.tolist(), np.minimum(ends, length).tolist(), strict=True))
 
 
-def _pattern_kernel(device: Device, pattern: str, workgroup_size: int) -> Kernel:
-    """Compile the kernel of a pattern's family as the pattern needs it."""
-    name = get_pattern(pattern).name
-    if name.startswith(REGEX_PREFIX):
-        name = "none"  # the host marks
-    if name not in VARIANTS:
-        return device.kernel(f"pretoken/{name}_starts.wgsl", WORKGROUP_SIZE=workgroup_size)
-    return device.kernel(
-        "pretoken/cl100k_starts.wgsl",
-        WORKGROUP_SIZE=workgroup_size,
-        DIGITS=VARIANTS[name].digits,
-        WHOLE_AT_END=int(VARIANTS[name].whole_at_end),
-    )
+def _pattern_kernel(device: Device, name: str, workgroup_size: int) -> Kernel:
+    """Compile the kernel of a pattern as the pattern needs it."""
+    pattern = get_pattern(name)
+    path = f"pretoken/{pattern.kernel}_starts.wgsl"
+    return device.kernel(path, WORKGROUP_SIZE=workgroup_size, **pattern.constants)
 
 
 def _upload_classes(device: Device) -> Buffer:

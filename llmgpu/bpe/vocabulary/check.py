@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmgpu.bpe.pretokens.pattern import PATTERNS, REGEX_PREFIX
+from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.errors import VocabularyError

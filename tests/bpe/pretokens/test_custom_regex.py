@@ -63,7 +63,7 @@ def test_a_published_expression_is_its_pattern() -> None:
 
 @pytest.mark.parametrize("expression", ["(", "[", "*", r"\p{Nothing}"])
 def test_a_wrong_expression_is_refused(expression: str) -> None:
-    with pytest.raises(LlmgpuError, match="is no regular expression"):
+    with pytest.raises(LlmgpuError, match="is not a regular expression"):
         get_pattern(REGEX_PREFIX + expression)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.pretokens.byte_classes import _BLOCK
 from llmgpu.bpe.pretokens.pattern import (
-    _BLOCK,
     PATTERNS,
     get_pattern,
     start_mask,

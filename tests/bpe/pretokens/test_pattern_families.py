@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
-from llmgpu.bpe.pretokens import characters
+from llmgpu.bpe.pretokens import byte_classes, characters
 from llmgpu.bpe.pretokens import pattern as pattern_module
 from llmgpu.bpe.pretokens.pattern import PATTERNS, last_start, start_mask, start_masks_between
 from tests.reference import bpe as reference
@@ -163,6 +163,7 @@ def test_parts_of_a_mask_are_found_from_what_is_around(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pattern_blocks, "_WINDOW", window)
         patch.setattr(pattern_module, "_WINDOW", window)
+        patch.setattr(byte_classes, "_WINDOW", window)
         parts = list(start_masks_between(text, pattern, starts, spans, closed=closed))
     whole = start_mask(text, pattern, starts)
     for part, (begin, end) in zip(parts, spans, strict=True):

@@ -1,0 +1,92 @@
+"""Pattern class: byte classes and where they change, in NumPy.
+
+The classes are newline (0x0A), space (0x20), digit (0-9), letter (A-Z, a-z and every byte >= 0x80)
+and punctuation (all else, TAB and CR too). A pre-token starts at and after every newline and where
+the class changes, except that a letter or digit after a space continues: a run of spaces belongs to
+the word or number that follows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens.blocks import Pattern, last_set
+
+_BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
+_WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
+
+
+def _continuation_table() -> bytes:
+    """Per byte: low nibble its class (one bit), high nibble the classes that continue after it.
+
+    A newline has neither: nothing continues into it nor out of it.
+    """
+    letter, digit, space, punctuation = 1, 2, 4, 8
+    table = np.full(256, punctuation | punctuation << 4, np.uint8)
+    table[0x80:] = letter | letter << 4
+    table[ord("A") : ord("Z") + 1] = letter | letter << 4
+    table[ord("a") : ord("z") + 1] = letter | letter << 4
+    table[ord("0") : ord("9") + 1] = digit | digit << 4
+    table[ord(" ")] = space | (space | letter | digit) << 4
+    table[ord("\n")] = 0
+    return table.tobytes()
+
+
+_CONTINUATION = _continuation_table()
+
+
+def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Mark where pattern ``class`` starts a pre-token, documents inside the text apart."""
+    mask = np.empty(len(text), np.bool_)
+    before = 0
+    for first in range(0, len(text), _BLOCK):
+        piece = text[first : first + _BLOCK].tobytes()
+        # bytes.translate beats NumPy's indexing, which widens each byte to an 8-byte index.
+        here = np.frombuffer(piece.translate(_CONTINUATION), np.uint8)
+        out = mask[first : first + len(here)]
+        out[0] = (before >> 4) & int(here[0]) == 0
+        np.equal((here[:-1] >> 4) & here[1:], 0, out=out[1:])
+        before = int(here[-1])
+    return mask
+
+
+def _last_class_change(text: NDArray[np.uint8], begin: int) -> int:
+    """Return the last start of pattern ``class`` from `begin` on, which is one."""
+    size = _WINDOW
+    while True:
+        low = max(begin, len(text) - size)
+        last = last_set(_class_changes(text[low:].copy()))
+        if last > 0 or low == begin:
+            return low + last
+        size *= 2
+
+
+class _ClassPattern(Pattern):
+    def mark(
+        self,
+        text: NDArray[np.uint8],
+        inner: NDArray[np.int64],
+        *,
+        continues: bool,
+        closed: bool,
+    ) -> NDArray[np.bool_]:
+        mask = _class_changes(text)
+        mask[inner] = True
+        return mask
+
+    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+        return _last_class_change(text, begin)
+
+
+# The expression over characters: those beyond ASCII are letters, as their bytes are.
+_CHARACTERS = (
+    r" *[^\x00-@\[-\x60\{-\x7F]+| *[0-9]+| +|\n"
+    r"|[\x00-\x09\x0B-\x1F!-/:-@\[-\x60\{-\x7F]+"
+)
+PATTERN = _ClassPattern(
+    name="class",
+    expression=r" *[A-Za-z\x80-\xff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\x80-\xff]+",
+    spellings={"tiktoken": _CHARACTERS, "huggingface": _CHARACTERS},
+    kernel="class",
+)
