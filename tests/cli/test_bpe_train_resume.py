@@ -56,7 +56,7 @@ def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     fails(llmgpu("bpe-train", *other), 1, "minimum frequency was 2 and is 3 now")
     done = llmgpu("bpe-train", *arguments, "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    assert b"going on from kept" in done.stderr
+    assert b"resuming from kept" in done.stderr
     assert not (folder / "kept").exists()
     assert json.loads(done.stdout)["new_merges"] == 6000 - 257
     alone = llmgpu("bpe-train", "long.txt", "-o", "w.bin", *OPTIONS, "-q")
@@ -79,7 +79,7 @@ def test_nothing_to_resume(llmgpu: Run, corpus: Path) -> None:
     arguments = ("--device", "cpu", "--vocab-size", "300", "--checkpoint", "kept", "--resume")
     done = llmgpu("bpe-train", "corpus.txt", *arguments)
     assert done.returncode == 0
-    assert b"note: there is no kept to resume from: starting anew" in done.stderr
+    assert b"note: there is no kept to resume from: starting from scratch" in done.stderr
     assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.txt", "v.bin"]
 
 

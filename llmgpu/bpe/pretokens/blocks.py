@@ -24,10 +24,14 @@ _PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start i
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
 _INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a character
 
+Text = NDArray[np.uint8]
+Positions = NDArray[np.int64]
+Marks = NDArray[np.bool_]
+
 # Takes text, uint8 (n,), that begins with a pre-token, and positions of bytes in it that are not
 # text but stand where documents end. Gives the starts, bool (n,), and how many of these entries
 # do not depend on what follows.
-Rule = Callable[[NDArray[np.uint8], NDArray[np.int64]], tuple[NDArray[np.bool_], int]]
+Rule = Callable[[Text, Positions], tuple[Marks, int]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,14 +53,7 @@ class Pattern(ABC):
     constants: Mapping[str, int] = field(default_factory=dict)
 
     @abstractmethod
-    def mark(
-        self,
-        text: NDArray[np.uint8],
-        inner: NDArray[np.int64],
-        *,
-        continues: bool,
-        closed: bool,
-    ) -> NDArray[np.bool_]:
+    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark the bytes at which a pre-token starts; see `pattern.start_mask`.
 
         text: uint8 (n,), n > 0. inner: positions in (0, n) at which documents begin.
@@ -65,7 +62,7 @@ class Pattern(ABC):
         """
 
     @abstractmethod
-    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+    def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return the last position found at which a pre-token certainly starts.
 
         text: uint8 (n,), n > 0. begin: where its last document begins, less than n; or 0, where a
@@ -79,18 +76,11 @@ class RulePattern(Pattern):
 
     rule: Rule
 
-    def mark(
-        self,
-        text: NDArray[np.uint8],
-        inner: NDArray[np.int64],
-        *,
-        continues: bool,
-        closed: bool,
-    ) -> NDArray[np.bool_]:
+    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts; a pre-token starts at the first byte in any case."""
         return mask_in_blocks(text, np.unique(inner), self.rule, closed=closed)
 
-    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+    def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return the last certain start; see `Pattern.last_start`."""
         return last_start_of(text, begin, self.rule, closed=closed)
 
@@ -98,21 +88,14 @@ class RulePattern(Pattern):
 class DocumentPattern(Pattern):
     """A pattern by which a document is one pre-token."""
 
-    def mark(
-        self,
-        text: NDArray[np.uint8],
-        inner: NDArray[np.int64],
-        *,
-        continues: bool,
-        closed: bool,
-    ) -> NDArray[np.bool_]:
+    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark where documents begin; `continues`: the first one did so before the text."""
         mask = np.zeros(len(text), np.bool_)
         mask[0] = not continues
         mask[inner] = True
         return mask
 
-    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+    def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return where the last document begins."""
         return begin
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import Pattern, last_set
+from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text, last_set
 
 _BLOCK = 1 << 17  # bytes looked up at once: the temporary arrays stay in the processor's cache
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
@@ -63,19 +63,12 @@ def _last_class_change(text: NDArray[np.uint8], begin: int) -> int:
 
 
 class _ClassPattern(Pattern):
-    def mark(
-        self,
-        text: NDArray[np.uint8],
-        inner: NDArray[np.int64],
-        *,
-        continues: bool,
-        closed: bool,
-    ) -> NDArray[np.bool_]:
+    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         mask = _class_changes(text)
         mask[inner] = True
         return mask
 
-    def last_start(self, text: NDArray[np.uint8], begin: int, *, closed: bool) -> int:
+    def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         return _last_class_change(text, begin)
 
 

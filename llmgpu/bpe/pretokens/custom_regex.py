@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import DocumentPattern
+from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text
 from llmgpu.errors import LlmgpuError
 
 REGEX_PREFIX = "regex:"
@@ -47,14 +47,7 @@ class RegexPattern(DocumentPattern):
             name=REGEX_PREFIX + expression, expression=expression, kernel="none", spellings=none
         )
 
-    def mark(
-        self,
-        text: NDArray[np.uint8],
-        inner: NDArray[np.int64],
-        *,
-        continues: bool,
-        closed: bool,
-    ) -> NDArray[np.bool_]:
+    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
         compiled = compile_expression(self.expression)
         mask = np.zeros(len(text), np.bool_)

@@ -151,7 +151,7 @@ def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
                 loaded = load_counts(tmp_path / "c")
             except InputError:
                 continue
-            save_counts(tmp_path / "again", loaded.words, loaded.info)
+            save_counts(tmp_path / "again", loaded)
             assert (tmp_path / "again").read_bytes() == resealed
 
 
