@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with`` block."""
+"""Closing things at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release what it holds."""
 
     def __enter__(self) -> Self:
         """Return it."""

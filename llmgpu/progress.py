@@ -1,6 +1,6 @@
-"""How the library reports progress: one callback, called now and then on long work.
+"""How the library reports progress: one callback, called now and then during long work.
 
-The library never prints; whoever calls it decides what becomes of these calls.
+The library never prints; its caller decides what to do with these calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run is called with, kept beside what it did, so that only the same run goes on from it."""
+"""The resume key: what a run was asked to do, kept with its output so that only it is resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def file_facts(path: str) -> list[str | int]:
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
     """Raise an InputError that says what differs, unless both are the same run.
 
-    what: the begin of the message, "... of another run".
+    what: the beginning of the message, "... of another run".
     """
     asked = json.loads(json.dumps(asked))
     names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
@@ -36,7 +36,7 @@ def check_same_run(what: str, begun: Run, asked: Run) -> None:
 
 
 def _difference(before: Any, now: Any) -> tuple[Any, Any]:
-    """Of two lists of lists the first entries that differ, otherwise both values."""
+    """Return the first entries in which two lists of lists differ; otherwise both values."""
     if not (isinstance(before, list) and isinstance(now, list)):
         return before, now
     if not all(isinstance(entry, list) for entry in before + now):

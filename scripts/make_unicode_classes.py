@@ -1,6 +1,6 @@
-"""Write patterns/unicode_classes.py: the classes of code points, as the `regex` module has them.
+"""Write pretokens/unicode_classes.py: the classes of code points, as the `regex` module has them.
 
-Run it from the top of the repository; the output is the same for the same version of `regex`.
+Run it from the top of the repository; the same version of `regex` gives the same output.
 """
 
 from __future__ import annotations

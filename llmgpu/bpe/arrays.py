@@ -1,4 +1,4 @@
-"""What NumPy has not: arrays that grow, copies of many ranges at once, and sorting byte strings."""
+"""What NumPy lacks: arrays that grow, copies of many ranges at once, and sorting byte strings."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-PADDING = 8  # bytes behind a text that may be read, whatever they are: it is read by eights
+PADDING = 8  # bytes of any value after a text, which is read eight bytes at a time
 _COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
 _KEY_BYTES = 7  # of a byte string, compared at once
 _LONG_BYTES = 252  # strings that are equal so far are compared one by one from there on
-_MORE = 8  # the last byte of a key of whose string more is left; else it is how much is left
+_MORE = 8  # the last byte of a key if more of the string is left; otherwise, how much is left
 _LAST_BYTE = np.uint64(0xFF)
 # By bytes left: which of the eight bytes of a big-endian number are part of the key.
 _MASKS = np.array([(1 << 64) - (1 << 8 * (8 - min(n, _KEY_BYTES))) for n in range(9)], np.uint64)
 
 
 class GrowableArray(Generic[Scalar]):
-    """A one-dimensional array with room behind its end; appending costs amortised O(1) a value."""
+    """A one-dimensional array with room after its end; appending costs amortised O(1) a value."""
 
     def __init__(self, dtype: type[Scalar], capacity: int = 1024) -> None:
         """Start empty, with room for `capacity` values."""
@@ -40,11 +40,11 @@ class GrowableArray(Generic[Scalar]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the values and the room behind them take."""
+        """Bytes of memory that the values and the room after them take."""
         return self._room.nbytes
 
     def append(self, values: NDArray[Any]) -> None:
-        """Put `values` (one-dimensional, of a dtype that fits) behind the last value."""
+        """Put `values` (one-dimensional, of a dtype that fits) after the last value."""
         end = self._length + len(values)
         if end > len(self._room):
             room = np.zeros(max(end, 2 * len(self._room)), self._room.dtype)
@@ -63,7 +63,7 @@ def concatenate_ranges(
 ) -> NDArray[Scalar]:
     """Return values[s : s + n] for every s, n of `starts` and `lengths`, end to end.
 
-    Temporary memory is bounded, whatever the lengths are.
+    Temporary memory is bounded for any lengths.
     """
     ends = np.cumsum(lengths)
     result = np.empty(int(ends[-1]) if len(ends) else 0, values.dtype)
@@ -118,6 +118,7 @@ def sort_by_bytes(
     while len(places):
         same[places[0]] = False
         same[places[1:]] &= keys[1:] == keys[:-1]
+        # Only runs of equal keys whose strings continue are still undecided.
         tied = same[places]
         tied[:-1] |= tied[1:]
         places = places[tied & (keys & _LAST_BYTE == _MORE)]

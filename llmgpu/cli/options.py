@@ -64,7 +64,7 @@ class Percentage(click.ParamType[float]):
         except ValueError:
             percent = math.nan
         if not 0 <= percent < math.inf:
-            self.fail(f"{value!r} is no percentage of 0 or more; write 10%", param, ctx)
+            self.fail(f"{value!r} is not a percentage of 0 or more; write 10%", param, ctx)
         return percent / 100
 
 
@@ -79,14 +79,14 @@ class TokenCount(click.ParamType[int]):
             return value
         count = _parse_amount(str(value), _THOUSANDS)
         if count is None:
-            self.fail(f"{value!r} is no number of tokens; write 4096, 100M or 1B", param, ctx)
+            self.fail(f"{value!r} is not a number of tokens; write 4096, 100M or 1B", param, ctx)
         if count < 1:
             self.fail(f"{value!r} is less than one token", param, ctx)
         return count
 
 
 def _parse_amount(text: str, units: dict[str, int]) -> int | None:
-    """Return a number with a unit behind it, rounded down; None if it is none."""
+    """Return a number with a unit, rounded down; None if the text is something else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if match is None or match[2].upper() not in units:
         return None
@@ -129,7 +129,7 @@ def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
             "--pattern-regex",
             type=PatternExpression(),
             metavar="EXPRESSION",
-            help="Cut by any regular expression instead, on the host (package regex).",
+            help="Cut by this regular expression instead, on the host (package regex).",
         )
         return click.option("--pattern", type=PatternName(), **settings)(by_expression(command))
 
@@ -156,7 +156,7 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
             return value
         parts = str(value).split(",")
         if not all(re.fullmatch(r"\s*[0-9]+\s*", part) for part in parts):
-            self.fail(f"{value!r} is no number of ids; write 32768, or 8192,32768", param, ctx)
+            self.fail(f"{value!r} is not a vocabulary size; write 32768, or 8192,32768", param, ctx)
         return tuple(sorted({int(part) for part in parts}))
 
 
@@ -173,7 +173,7 @@ class SpecialToken(click.ParamType[tuple[str, int]]):
             return value
         text, _, number = str(value).rpartition("=")
         if not text or not re.fullmatch(r"[0-9]{1,10}", number):
-            self.fail(f"{value!r} is no text and id; write '<|end|>=50256'", param, ctx)
+            self.fail(f"{value!r} is not a text and an id; write '<|end|>=50256'", param, ctx)
         return text, int(number)
 
 
@@ -194,21 +194,21 @@ def device_option(command: Decorated) -> Decorated:
         default="auto",
         show_default=True,
         metavar="auto|cpu|gpu|NAME",
-        help="Where to compute: NumPy (cpu), the best adapter (gpu), a part of an adapter's name, "
-        "or what is fastest here (auto). Also LLMGPU_DEVICE.",
+        help="Compute on the CPU with NumPy (cpu), on the best adapter (gpu), on the adapter whose "
+        "name contains NAME, or on the fastest of these (auto). Also LLMGPU_DEVICE.",
     )(command)
 
 
 def output_options(command: Decorated) -> Decorated:
     """Add --json, --quiet and --debug."""
     for option in (
-        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-        click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors on stderr."),
+        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
+        click.option("--quiet", "-q", is_flag=True, help="Print only errors to stderr."),
         click.option(
             "--json",
             "as_json",
             is_flag=True,
-            help="Print the summary as one JSON object, the last line of stdout (of stderr where "
+            help="Print the summary as one JSON object on the last line of stdout (of stderr if "
             "stdout carries data).",
         ),
     ):
@@ -224,24 +224,28 @@ def corpus_options(command: Decorated) -> Decorated:
             default="text",
             show_default=True,
             metavar="NAME",
-            help="Field of a .jsonl line, or column of a .parquet, that holds the text.",
+            help="Take the text from this field of a .jsonl line or column of a .parquet.",
         ),
         click.option(
             "--encoding-errors",
             type=click.Choice(["raw", "strict", "replace"]),
             default="raw",
             show_default=True,
-            help="Invalid UTF-8: keep the bytes, fail with file and offset, or put U+FFFD.",
+            help="On invalid UTF-8, keep the bytes (raw), fail with file and offset (strict) or "
+            "insert U+FFFD (replace).",
         ),
         click.option(
             "--doc-separator",
             "doc_separators",
             multiple=True,
             metavar="TEXT",
-            help="Text that ends a document and belongs to none. Repeatable.",
+            help="Split documents at this text, which is dropped. Repeatable.",
         ),
         click.option(
-            "--limit", type=ByteSize(), metavar="SIZE", help="Read that much text at most."
+            "--limit",
+            type=ByteSize(),
+            metavar="SIZE",
+            help="Read only this much text: 4096, 100MB, 2GiB.",
         ),
     ):
         command = option(command)
@@ -273,26 +277,28 @@ def special_options(command: Decorated) -> Decorated:
     """Add the options about special tokens; `make_special_options` takes them."""
     for option in (
         click.option(
-            "--eos", metavar="ID|TEXT", help="Put this token behind each document, in the same way."
+            "--eos",
+            metavar="ID|TEXT",
+            help="Append this token to each document: an id, or a text that is one token.",
         ),
         click.option(
             "--bos",
             metavar="ID|TEXT",
-            help="Put a token before each document: an id, or a text that is one token.",
+            help="Prepend this token to each document: an id, or a text that is one token.",
         ),
         click.option(
             "--disallow-special",
             multiple=True,
             metavar="TEXT|all",
-            help="Fail where the text spells this special token (all: any that is not allowed). "
+            help="Fail if the text contains this special token (all: any that is not allowed). "
             "Repeatable.",
         ),
         click.option(
             "--allowed-special",
             multiple=True,
             metavar="TEXT|all",
-            help="Where the text spells this special token, take its id; by default such text is "
-            "text like any other. Repeatable.",
+            help="Encode this special token to its id where the text contains it; by default it is "
+            "encoded like any other text. Repeatable.",
         ),
     ):
         command = option(command)

@@ -4,7 +4,7 @@
   a message is the offset in the file, and what it puts in their place is what is searched for
   separators.
 - A separator is matched at the first position where one fits, the longest one there; it belongs to
-  no document. As with `bytes.split`, k separators make k + 1 documents, some of them empty.
+  neither document. As with `bytes.split`, k separators make k + 1 documents, some of them empty.
 - With line documents each of these pieces is cut after every newline. A piece without bytes has no
   lines, so it gives no document.
 - All of it works block by block: what can't be decided yet (the beginning of a separator, an
@@ -209,7 +209,7 @@ class DocumentSplitter:
         self.begin()
 
     def begin(self) -> None:
-        """Start a text of its own: its first byte begins a document."""
+        """Start another text: its first byte begins a document."""
         self._held = b""
         self._due = True  # the first document is still to be announced
         self._closed = True

@@ -63,8 +63,8 @@ def test_special_tokens_of_the_seed_are_not_counted(llmgpu: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--vocab-size", "300,"], 2, "'300,' is no number of ids"),
-        (["--vocab-size", "many"], 2, "'many' is no number of ids"),
+        (["--vocab-size", "300,"], 2, "'300,' is not a vocabulary size"),
+        (["--vocab-size", "many"], 2, "'many' is not a vocabulary size"),
         (["--vocab-size", "100,300"], 1, "the vocabulary size is 100"),
         (["--max-token-length", "0"], 2, "0 is not in the range x>=1"),
         (["--seed-vocab", "missing.bin"], 1, "can't read the vocabulary missing.bin"),

@@ -51,7 +51,7 @@ def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     arguments = ("long.txt", "-o", "v.bin", *OPTIONS, "--checkpoint", "kept")
     kill_while_it_merges(folder, *arguments)
     assert not (folder / "v-700.bin").exists() and not (folder / "v-6000.bin").exists()
-    fails(llmgpu("bpe-train", *arguments), 1, "kept is there already: use --resume")
+    fails(llmgpu("bpe-train", *arguments), 1, "kept exists already: use --resume")
     other = [*arguments, "--resume", "--min-frequency", "3"]
     fails(llmgpu("bpe-train", *other), 1, "minimum frequency was 2 and is 3 now")
     done = llmgpu("bpe-train", *arguments, "--resume", "--json")

@@ -164,8 +164,8 @@ def test_options_that_do_not_go_together(llmgpu: Run, vocab: Path) -> None:
     fails(llmgpu(*run, "-o", "o.bin", "--resume"), 1, "can't tell whether - is the same text")
     for number, message in [
         ("0", "'0' is less than one token"),
-        ("1MB", "'1MB' is no number of tokens; write 4096, 100M or 1B"),
-        ("x", "is no number of tokens"),
+        ("1MB", "'1MB' is not a number of tokens; write 4096, 100M or 1B"),
+        ("x", "is not a number of tokens"),
     ]:
         fails(llmgpu("tokenize", *OPTIONS, "--shard-tokens", number), 2, message)
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens import unicode_classes
 
 EDGE_BYTE = 0xFF  # in no valid text
-NO_CODE = 0xFF  # of what is no character; none has it
-_MANY_CODES = 0xFE  # of two bytes that don't say the code; none has it
+NO_CODE = 0xFF  # for bytes that are not a character
+_MANY_CODES = 0xFE  # for two bytes that do not decide the code
 _FIRST_LEAD = 0xC2  # where characters of several bytes begin, and from here on
 _LEAD_OF_THREE, _LEAD_OF_FOUR = 0xE0, 0xF0  # leads from here on
-LONG_S = b"\xc5\xbf"  # U+017F, the only letter beyond ASCII whose case folds to an ASCII one of use
+LONG_S = b"\xc5\xbf"  # U+017F, the only letter beyond ASCII that folds to one in a contraction
 
 
 class CodeTable:
@@ -60,8 +60,8 @@ class CodeTable:
         """
         points = np.delete(np.arange(0x800, 0x10000), np.arange(0xD800 - 0x800, 0xE000 - 0x800))
         table = np.full(1 << 20, NO_CODE, np.uint8)
-        behind = (0x80 | points >> 6 & 0x3F) | (0x80 | points & 0x3F) << 8
-        table[(points >> 12) << 16 | behind] = self.of_code_points[points]
+        after = (0x80 | points >> 6 & 0x3F) | (0x80 | points & 0x3F) << 8
+        table[(points >> 12) << 16 | after] = self.of_code_points[points]
         return table
 
     @cached_property
@@ -81,7 +81,7 @@ class CodeTable:
 
 @dataclass(frozen=True, eq=False)
 class LongerCharacters:
-    """Characters of as many bytes, two or more.
+    """Characters of the same number of bytes, two or more.
 
     length: bytes of each. at: int64 (m,), where they begin. codes: uint8 (m,).
     """
@@ -122,7 +122,7 @@ def _valid(length: int, at: NDArray[np.int64], codes: NDArray[np.uint8]) -> Long
 def _three_byte_codes(
     padded: NDArray[np.uint8], at: NDArray[np.int64], codes: NDArray[np.uint8], table: CodeTable
 ) -> NDArray[np.uint8]:
-    """Return the codes of what may be characters of three bytes, NO_CODE where it is none.
+    """Return the codes of what may be characters of three bytes, NO_CODE where there is none.
 
     codes: what the first two bytes say; written to.
     """
@@ -139,11 +139,11 @@ def _three_byte_codes(
 def _four_byte_codes(
     padded: NDArray[np.uint8], at: NDArray[np.int64], table: CodeTable
 ) -> NDArray[np.uint8]:
-    """Return the codes of what may be characters of four bytes, NO_CODE where it is none."""
-    lead, *behind = (padded[k:][at].astype(np.uint32) for k in range(4))
+    """Return the codes of what may be characters of four bytes, NO_CODE where there is none."""
+    lead, *after = (padded[k:][at].astype(np.uint32) for k in range(4))
     points = lead & np.uint32(7)
     valid = lead < 0xF5
-    for byte in behind:
+    for byte in after:
         valid &= byte & np.uint32(0xC0) == 0x80
         points = points << np.uint32(6) | byte & np.uint32(0x3F)
     valid &= (points >= 0x10000) & (points < unicode_classes.CODE_POINTS)

@@ -3,11 +3,11 @@
     '(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*
     |\\s++$|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+
 
-They differ in the numbers that a pre-token holds, and only cl100k has the fifth alternative. The
-published spellings differ in more, but no text tells them apart by that: newlines behind `\\s*` are
-the last there are, and what is possessive could not be given back.
+They differ in how many numbers a pre-token holds, and only cl100k has the fifth alternative. The
+published spellings differ in more, but not in effect: newlines after `\\s*` are the last there are,
+and what is possessive could not be given back anyway.
 
-Pre-tokens are runs as `llmgpu.bpe.pretokens.runs` has them, and one also starts at letters behind a
+Pre-tokens are runs as `llmgpu.bpe.pretokens.runs` has them, and one also starts at letters after a
 contraction, which its apostrophe opens only if a pre-token starts there.
 """
 
@@ -92,7 +92,7 @@ def _rule(
 
 
 def _before_long_s(data: NDArray[np.uint8], apostrophes: NDArray[np.int64]) -> bool:
-    """Tell whether a long s is behind an apostrophe: it counts as an s there, with two bytes."""
+    """Tell whether a long s is after an apostrophe: it counts as an s there, with two bytes."""
     inside = apostrophes[apostrophes < len(data) - len(LONG_S)]
     return bool(((data[inside + 1] == LONG_S[0]) & (data[inside + 2] == LONG_S[1])).any())
 
@@ -102,7 +102,7 @@ def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters
 
     codes: uint8 (n,), those of the single bytes.
 
-    Returns those that are no letters.
+    Returns those that are not letters.
     """
     first, last = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     longer = longer_characters(data, _CODES)
@@ -134,14 +134,14 @@ def _starts(
     marked = run_starts(codes, digits, whole_at_end=whole_at_end, wide=wide)
     opened = apostrophes[marked[apostrophes]]
     if len(opened):
-        behind = contraction_ends(first, opened)
-        behind = behind[(behind > 0) & (behind < len(codes))]
-        marked[behind] |= codes[behind] == LETTER_CODE
+        after = contraction_ends(first, opened)
+        after = after[(after > 0) & (after < len(codes))]
+        marked[after] |= codes[after] == LETTER_CODE
     return marked
 
 
 def _decided(codes: NDArray[np.uint8], margin: int) -> int:
-    """Return how many marks don't depend on what follows, nor on the last `margin` codes."""
+    """Return how many marks depend neither on what follows nor on the last `margin` codes."""
     return last_without(codes, WHITE_SPACE, len(codes) - margin) + 1
 
 

@@ -4,13 +4,13 @@
 
 A character is a letter, a number, white space or other. A pre-token starts
 
-- where the class changes, except behind a plain space, which joins what is no white space, and
+- where the class changes, except after a plain space, which joins what is not white space, and
   except at the letters of a contraction;
 - at the last of several white-space characters before something else;
-- at a letter behind a contraction.
+- at a letter after a contraction.
 
-An apostrophe opens a contraction only if a pre-token starts at it: behind a letter, a number, white
-space that is no plain space, or nothing. A byte that is not part of a valid UTF-8 sequence (RFC
+An apostrophe opens a contraction only if a pre-token starts at it: after a letter, a number, white
+space other than a plain space, or nothing. A byte that is not part of a valid UTF-8 sequence (RFC
 3629) is a character of class other.
 """
 
@@ -23,8 +23,8 @@ from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode
 
-# A character's code: its class in the low half, and in the high half the classes that go on behind
-# it. The edge of a document is followed by nothing, and ends white space as white space would.
+# A character's code: its class in the low half, and in the high half the classes that continue
+# after it. The edge of a document continues nothing, and ends white space as white space would.
 _LETTER, _NUMBER, _OTHER, _SPACE = 1, 2, 4, 8
 _ALL = _LETTER | _NUMBER | _OTHER | _SPACE
 _EDGE_CODE = _SPACE
@@ -97,7 +97,9 @@ def _character_starts(first: NDArray[np.uint8], codes: NDArray[np.uint8]) -> NDA
     """
     marked = np.ones(len(codes), np.bool_)
     np.equal((codes[:-1] >> 4) & codes[1:], 0, out=marked[1:])
+    # The last of several white-space characters before something else.
     marked[1:-1] |= (codes[:-2] & codes[1:-1] & ~codes[2:] & _SPACE) != 0
+    # An apostrophe opens a contraction only where a pre-token starts.
     opened = np.flatnonzero(first == _APOSTROPHE)
     opened = opened[marked[opened]]
     if len(opened):
@@ -111,15 +113,15 @@ def _mark_contractions(
     codes: NDArray[np.uint8],
     opened: NDArray[np.int64],
 ) -> None:
-    """Join contractions with their apostrophes, and start pre-tokens at letters behind them."""
-    last = len(first) - 1  # what would be behind is undecided, or an edge that is no letter
+    """Join contractions with their apostrophes, and start pre-tokens at letters after them."""
+    last = len(first) - 1  # what would be after is undecided, or an edge, which is not a letter
     one, two = first[np.minimum(opened + 1, last)], first[np.minimum(opened + 2, last)]
     single = _SINGLE[one]
     double = _DOUBLE[one.astype(np.uint16) << 8 | two]
     marked[opened[single | double] + 1] = False
-    behind = np.concatenate([opened[single] + 2, opened[double] + 3])
-    behind = behind[behind <= last]
-    marked[behind] |= codes[behind] == _code(_LETTER)
+    after = np.concatenate([opened[single] + 2, opened[double] + 3])
+    after = after[after <= last]
+    marked[after] |= codes[after] == _code(_LETTER)
 
 
 PATTERN = RulePattern(

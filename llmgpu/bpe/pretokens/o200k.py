@@ -6,10 +6,10 @@
 
 Pre-tokens are runs as `llmgpu.bpe.pretokens.runs` has them, where marks count as letters, and
 
-- slashes behind newlines that go with other characters count as newlines;
-- where other characters make a pre-token, for they are several or behind a plain space, the marks
-  behind them and what other characters and marks follow go with them;
-- a contraction behind letters or marks goes with them, unless it is behind another one: then its
+- slashes after newlines that go with other characters count as newlines;
+- where other characters make a pre-token, because they are several or follow a plain space, the
+  marks after them and the other characters and marks that follow go with them;
+- a contraction after letters or marks goes with them, unless it is after another one: then its
   apostrophe begins the next word;
 - a word is divided before a capital (Lu, Lt) that follows a small letter (Ll), with letters of
   other kinds or marks in between or not; and before capitals at its end if a letter of another kind
@@ -94,7 +94,7 @@ def _rule(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np
 def _decided(codes: NDArray[np.uint8]) -> int:
     """Return how many characters' marks don't depend on what follows them all.
 
-    Those of white space do, if it goes on to the end, and so may those of capitals.
+    Those of white space do if it continues to the end, and those of capitals may.
     """
     end = len(codes) - _MARGIN
     last = last_without(codes, _CAPITAL, end)
@@ -111,7 +111,7 @@ def _character_starts(first: NDArray[np.uint8], codes: NDArray[np.uint8]) -> NDA
     _take_slashes(first, codes)
     _take_marks(codes)
     contracted = _contractions(first, codes)
-    codes[contracted] = _EDGE  # nothing goes on behind them
+    codes[contracted] = _EDGE  # nothing continues after them
     run_codes = np.frombuffer(codes.tobytes().translate(_RUN_CODES), np.uint8)
     marked = run_starts(run_codes, _DIGITS, whole_at_end=False)
     _divide_words(marked, codes)
@@ -123,18 +123,19 @@ def _take_slashes(first: NDArray[np.uint8], codes: NDArray[np.uint8]) -> None:
     """Make newlines of the slashes that go with newlines before them."""
     slash = first == ord("/")
     newline = codes == _NEWLINE
-    behind = np.flatnonzero(newline[:-1] & slash[1:]) + 1
-    if len(behind) == 0:
+    after = np.flatnonzero(newline[:-1] & slash[1:]) + 1
+    if len(after) == 0:
         return
+    # Slashes count if other characters are before the newlines; a mark there has to be looked into.
     begins, ends = run_begins(newline), run_ends(slash)
-    before = begins[np.searchsorted(begins, behind) - 1] - 1
-    until = ends[np.searchsorted(ends, behind, "right")]
+    before = begins[np.searchsorted(begins, after) - 1] - 1
+    until = ends[np.searchsorted(ends, after, "right")]
     kinds = np.where(before >= 0, codes[before], _EDGE)
     sure = kinds == _OTHER
-    codes[_spans(behind[sure], until[sure], len(codes))] = _NEWLINE
+    codes[_spans(after[sure], until[sure], len(codes))] = _NEWLINE
     for k in np.flatnonzero(kinds == _MARK):  # in order: one may depend on the one before
         if _goes_with_others(codes, int(before[k])):
-            codes[behind[k] : until[k]] = _NEWLINE
+            codes[after[k] : until[k]] = _NEWLINE
 
 
 def _spans(begins: NDArray[np.int64], ends: NDArray[np.int64], size: int) -> NDArray[np.bool_]:
@@ -149,9 +150,9 @@ def _goes_with_others(codes: NDArray[np.uint8], mark: int) -> bool:
     """Tell whether the mark at a position belongs to a pre-token of other characters."""
     begin = last_without(codes, _OTHER | _MARK, mark) + 1
     other = codes[begin:mark] == _OTHER
-    first, behind = run_begins(other), run_ends(other)
+    first, after = run_begins(other), run_ends(other)
     spaced = begin > 0 and codes[begin - 1] == _PLAIN_SPACE and bool(other[:1].any())
-    return spaced or bool((behind - first > 1).any())
+    return spaced or bool((after - first > 1).any())
 
 
 def _take_marks(codes: NDArray[np.uint8]) -> None:
@@ -159,11 +160,12 @@ def _take_marks(codes: NDArray[np.uint8]) -> None:
     other = codes == _OTHER
     if not (other[:-1] & (codes[1:] == _MARK)).any():
         return
+    # In each run of others and marks, the first others that make a pre-token take all that follows.
     either = codes & (_OTHER | _MARK) != 0
     begins, ends = run_begins(either), run_ends(either)
-    first, behind = run_begins(other), run_ends(other)
+    first, after = run_begins(other), run_ends(other)
     spaced = (first > 0) & (codes[first - 1] == _PLAIN_SPACE)
-    first = first[spaced | (behind - first > 1)]
+    first = first[spaced | (after - first > 1)]
     run = np.searchsorted(begins, first, "right") - 1
     run, chosen = np.unique(run, return_index=True)
     codes[_spans(first[chosen], ends[run], len(codes))] = _OTHER
@@ -192,11 +194,12 @@ def _divide_words(marked: NDArray[np.bool_], codes: NDArray[np.uint8]) -> None:
     at = np.flatnonzero(neutral[:-1] & capital[1:]) + 1
     if len(at) == 0:
         return
+    # Capitals after neutral letters: divide if small letters are before those, or the word ends.
     begins, ends = run_begins(neutral), run_ends(capital)
     before = begins[np.searchsorted(begins, at) - 1] - 1
-    behind = ends[np.searchsorted(ends, at, "right")]
+    after = ends[np.searchsorted(ends, at, "right")]
     after_small = (before >= 0) & (codes[before] == _SMALL)
-    at_end = np.append(codes, _EDGE)[behind] & _WORD == 0
+    at_end = np.append(codes, _EDGE)[after] & _WORD == 0
     marked[at] |= after_small | at_end
 
 

@@ -6,14 +6,14 @@
 A character is a letter, a number, a newline (CR or LF), other white space, or other. A pre-token
 starts where the kind changes, except that
 
-- white space but a newline is joined by the letters behind it, and a plain space by other
+- white space but a newline is joined by the letters after it, and a plain space by other
   characters too;
-- a single other character that starts a pre-token is joined by the letters behind it;
-- newlines behind other characters go with them.
+- a single other character that starts a pre-token is joined by the letters after it;
+- newlines after other characters go with them.
 
-In what is left of a run of white space, pre-tokens start at its first character; behind its last
-newline; and at its last character if that is no newline, before anything but the end of the
-document. The fifth alternative, which only cl100k has, is that a run at the end of a document is
+In what is left of a run of white space, pre-tokens start at its first character; after its last
+newline; and at its last character if that is not a newline, before anything but the end of the
+document. By the fifth alternative, which only cl100k has, a run at the end of a document is
 never divided. Numbers are counted from the first of their run.
 """
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# A character's code: its class in the low half, and in the high half the classes that go on behind
-# it. The edge of a document has none.
+# A character's code: its class in the low half, and in the high half the classes that continue
+# after it. The edge of a document has none.
 _LETTER, _NUMBER, _OTHER, _SPACE = 1, 2, 4, 8
 LETTER_CODE = _LETTER | _LETTER << 4
 NUMBER_CODE = _NUMBER | _NUMBER << 4
@@ -57,13 +57,14 @@ def run_starts(
     """Mark the characters at which a pre-token starts, in a text that begins with one.
 
     codes: uint8 (n,), n > 0, of characters.
-    digits: numbers in a pre-token, at most.
-    whole_at_end: white space at the end of a document is one pre-token, newlines or not.
+    digits: a pre-token holds up to this many numbers.
+    whole_at_end: white space at the end of a document is one pre-token, even with newlines in it.
     wide: codes are of bytes, all those of a character the same, and these have several. It needs
-        those that are no letters; no numbers may be among them.
+        those that are not letters; numbers may not be among them.
 
     Returns bool (n,).
     """
+    # A pre-token starts where the character before does not continue into this one.
     marked = np.ones(len(codes), np.bool_)
     np.equal((codes[:-1] >> 4) & codes[1:], 0, out=marked[1:])
     other, newline = codes == OTHER_CODE, codes == NEWLINE_CODE
@@ -72,14 +73,17 @@ def run_starts(
     if wide is not None:
         begun = marked.copy()
         begun[wide.last] = marked[wide.first]
+    # Join letters to the single other character before them, and newlines to other characters.
     joined = (codes[1:] == LETTER_CODE) & begun[:-1]
     joined |= newline[1:]
     joined &= other[:-1]
     marked[1:] &= ~joined
+    # The last white space before anything else starts a pre-token, and may join what follows.
     marked[:-1] |= space[:-1] & (codes[1:] & _SOLID != 0)
     if wide is not None:
         marked[wide.first] |= marked[wide.last]
         marked[wide.last] = False
+    # White space after newlines starts one, too, unless more newlines follow.
     marked[1:] |= newline[:-1] & space[1:]
     stop = newline | (codes == EDGE_CODE) if whole_at_end else newline
     _unmark_before_newlines(marked, other, newline, space, stop)
@@ -95,16 +99,17 @@ def run_begins(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def run_ends(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the first positions behind runs of True."""
+    """Return the first positions after runs of True."""
     ends = flags.copy()
     ends[:-1] &= ~flags[1:]
     return np.flatnonzero(ends) + 1
 
 
 def _ends_of(flags: NDArray[np.bool_], begins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first positions behind those runs of True that begin at `begins`, ascending.
+    """Return the first positions after those runs of True that begin at `begins`, ascending.
 
-    As bits of a number that the first bit of a run is added to, its bits carry to the one behind.
+    The flags are the bits of one large number. Adding the first bit of a run carries through the
+    run and sets the bit after it: all runs are found in one addition.
     """
     first = np.zeros(len(flags), np.bool_)
     first[begins] = True
@@ -112,8 +117,8 @@ def _ends_of(flags: NDArray[np.bool_], begins: NDArray[np.int64]) -> NDArray[np.
         int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
         for bits in (flags, first)
     )
-    behind = ((runs + added) | runs) ^ runs
-    packed = np.frombuffer(behind.to_bytes(len(flags) // 8 + 1, "little"), np.uint8)
+    after = ((runs + added) | runs) ^ runs
+    packed = np.frombuffer(after.to_bytes(len(flags) // 8 + 1, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(packed, bitorder="little").view(np.bool_))
 
 
@@ -151,16 +156,17 @@ def _unmark_before_newlines(
 
 
 def _mark_numbers(marked: NDArray[np.bool_], number: NDArray[np.bool_], digits: int) -> None:
-    """Mark every so many digits of a number."""
+    """Mark the start of every group of `digits` numbers but the first, which is marked already."""
     if digits == 1:
         marked |= number
         return
-    followed = number[digits:].copy()  # by so many more numbers
+    followed = number[digits:].copy()  # by at least `digits` more numbers
     for k in range(digits):
         followed &= number[k:][: len(followed)]
     if not followed.any():
         return
     begins, ends = run_begins(followed), run_ends(followed)
+    # A run of m flags has ceil(m / digits) groups after the first.
     more = (ends - begins + digits - 1) // digits
     rank = np.arange(1, more.sum() + 1) - np.repeat(np.cumsum(more) - more, more)
     marked[np.repeat(begins, more) + digits * rank] = True
@@ -181,14 +187,14 @@ _SINGLE, _DOUBLE = _contraction_letters()
 
 
 def contraction_ends(first: NDArray[np.uint8], opened: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the contractions end that apostrophes open; behind those that open none, 0.
+    """Return where the contractions end that apostrophes open; 0 for those that open none.
 
     first: uint8 (n,), the first byte of each character, see `characters.first_bytes`.
     opened: int64 (m,), where there are apostrophes.
 
     Returns int64 (m,), in [0, n].
     """
-    last = len(first) - 1  # an apostrophe, where it is the last, goes with no letter
+    last = len(first) - 1  # an apostrophe at the very end finds itself, which is not a letter
     one, two = first[np.minimum(opened + 1, last)], first[np.minimum(opened + 2, last)]
     single = _SINGLE[one]
     double = _DOUBLE[one.astype(np.uint16) << 8 | two] & (opened + 2 <= last)

@@ -7,26 +7,25 @@ in which no pair's left symbol is any pair's right symbol can be merged in one p
 - Merging (a, b) changes the counts of pairs (p, a) and (b, n) only, and none of those is in the
   prefix; nor do occurrences of its pairs overlap, since they would share a symbol.
 - A new pair can't outrank a pair of the prefix. It is at most as frequent as the pair (p, a) or
-  (b, n) it came from, and where it is just as frequent it ranks behind, because a new symbol ranks
-  behind all older ones.
-- A pair (a, a) is a prefix of its own; its occurrences are merged from the left.
+  (b, n) it came from, and where it is just as frequent it ranks after it, because a new symbol
+  ranks after all older ones.
+- A pair (a, a) is a prefix by itself; its occurrences are merged from the left.
 
-The parts are the files beside this one: linked symbols, pairs and where they are, the
-selection of a batch, its application, and the same for merges that are known, the replay.
+The words and the index of their pairs are in `linked_words`; `replay` does the same for known
+merges.
 
 Decisions:
 
 - Words are counted once and weighted. Their symbols lie end to end with a separator around each
   word, and are linked forwards and backwards, so a merge touches nothing but its neighbours.
-- A merge that spells a token which is there already, but which no merge has made (see
-  `symbols.Spellings`), makes a symbol that is not new: its pairs may outrank what
-  follows in the prefix, so the prefix ends with it. Apart from that it is as good as new, because
-  it is nowhere in the words yet.
+- A merge that spells an existing token which no merge has made (see `symbols.Spellings`) makes a
+  symbol that is not new: its pairs may outrank what follows in the prefix, so the prefix ends with
+  it. Apart from that it is as good as new, because it is nowhere in the words yet.
 - Every pair has a slot, and every position has the slot of the pair that starts there. A pair
   gains occurrences only in the batch that makes it, as its newer symbol is made there. So its
   positions are one range of a list; those whose slot has changed since are stale.
 - A pair that is too rare when it is made stays too rare, and one that is too long stays too long:
-  it gets no slot of its own. What it would be merged to is longer yet, so pairs left out for their
+  it gets no slot. What it would be merged to is longer yet, so pairs left out for their
   length change nothing of the above.
 - Candidates for the next batch are taken from a short list of the best-ranked pairs, which is
   filled again from all pairs when it runs empty.
@@ -93,6 +92,7 @@ def train(
     log = _Log(on_merges)
     while len(lengths) < len(words.lengths) + merges:
         missing = len(words.lengths) + merges - len(lengths)
+        # Select the longest prefix of the ranking that is one pass, then merge it everywhere.
         batch = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
         if len(batch.slots) == 0:
             break
@@ -142,9 +142,9 @@ class _Log:
 
 
 class ShortList:
-    """The best-ranked pairs: all that rank at or before a threshold, and possibly some behind it.
+    """The best-ranked pairs: all that rank at or before a threshold, and possibly some others.
 
-    The threshold is a count and a key. Pairs whose count falls behind it are left out.
+    The threshold is a count and a key. Pairs whose count drops below it are left out.
     """
 
     def __init__(self, pairs: PairIndex, least: int, spellings: Spellings | None) -> None:
@@ -159,7 +159,7 @@ class ShortList:
     def next_batch(self, limit: int, next_symbol: int) -> Batch:
         """Return the longest prefix of the ranking that can be merged at once; empty at the end.
 
-        limit: merges at most.
+        limit: the batch has up to this many merges.
         next_symbol: the first that is new.
         """
         self._update()
@@ -173,7 +173,7 @@ class ShortList:
         return Batch(slots[best[: len(results)]], results)
 
     def _results(self, keys: NDArray[np.int64], next_symbol: int) -> NDArray[np.int64]:
-        """Return what the pairs become, up to the first that becomes a symbol there is already."""
+        """Return what the pairs become, up to the first that becomes an existing symbol."""
         results = np.arange(next_symbol, next_symbol + len(keys))
         if self._spellings is None:
             return results
@@ -184,7 +184,7 @@ class ShortList:
         return results
 
     def _update(self) -> None:
-        """Take new pairs in and leave out what ranks behind the threshold."""
+        """Take new pairs in and leave out what ranks after the threshold."""
         fresh = np.arange(self._known, len(self._pairs.keys))
         self._known = len(self._pairs.keys)
         slots = np.concatenate([self._slots, fresh])
@@ -198,7 +198,7 @@ class ShortList:
         return passed
 
     def _refill(self) -> None:
-        """Lower the threshold so that the list has as many pairs as it should, if there are."""
+        """Lower the threshold to the SHORT_LIST best pairs, or to all that there are."""
         live = np.flatnonzero(self._pairs.counts.values >= self._least)
         if len(live) == 0:
             return
@@ -212,6 +212,7 @@ def _best_ranked(
     counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
 ) -> NDArray[np.int64]:
     """Return the indices of the `limit` best-ranked pairs (or all), in rank order."""
+    # Select before sorting: all above the limit-th largest count, then the lowest keys with it.
     if len(counts) > limit:
         least = np.partition(counts, len(counts) - limit)[-limit]
         above = np.flatnonzero(counts > least)

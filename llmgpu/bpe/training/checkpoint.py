@@ -1,10 +1,10 @@
-"""A checkpoint of training: a folder from which a run that was killed goes on.
+"""A checkpoint of training: a folder from which a run that was killed is resumed.
 
 - ``run.json`` says what is trained on what; a run with anything else is refused by name.
 - ``counts`` is the word counts file, there once counting is done.
 - ``merges`` is a log, appended to as merges are made. A block is a head (number of merges, CRC-32
   of the rest) and the rest: the pairs as symbols, then their counts. What a kill or a full disk
-  left behind the last whole block is cut off.
+  left after the last whole block is cut off.
 - Appended blocks reach the disk about once a second, so losing power costs little more than that.
 - The folder is made by a run, belongs to it, and is removed when its results are written.
 """
@@ -54,12 +54,12 @@ class Checkpoint:
     def begin(cls, path: str | Path, run: Run) -> Checkpoint:
         """Make the folder of a new run.
 
-        Raises OutputError if `path` is there already, or can't be made.
+        Raises OutputError if `path` exists already, or can't be made.
         """
         folder = Path(path)
         if os.path.lexists(folder):
             raise OutputError(
-                f"{folder} is there already: use --resume to go on from it, or remove it"
+                f"{folder} exists already: use --resume to continue from it, or remove it"
             )
         with output_errors(str(folder)):
             folder.mkdir()
@@ -69,9 +69,9 @@ class Checkpoint:
 
     @classmethod
     def resume(cls, path: str | Path, run: Run) -> Checkpoint | None:
-        """Open the folder of a run that ended too early; None if there is none.
+        """Open the folder of a run that ended too early; None if it does not exist.
 
-        Raises InputError if it is no checkpoint, or that of another run: the message says what
+        Raises InputError if it is not a checkpoint, or that of another run: the message says what
         differs.
         """
         folder = Path(path)
@@ -91,11 +91,11 @@ class Checkpoint:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is done yet that a run could go on from."""
+        """Whether nothing is done yet that a run could resume from."""
         return not (self.has_counts or (self.folder / _MERGES).exists())
 
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the merges logged so far, and cut off what is behind the last whole block.
+        """Return the merges logged so far, and cut off what follows the last whole block.
 
         Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in their order.
         """
@@ -129,7 +129,7 @@ class Checkpoint:
             self._log = None
 
     def remove(self) -> None:
-        """Remove the folder, except for files in it that are none of a checkpoint."""
+        """Remove the folder, except for files in it that do not belong to a checkpoint."""
         self.close()
         for name in os.listdir(self.folder):
             if _OWN_FILES.fullmatch(name):
@@ -154,12 +154,12 @@ def _read_run(path: Path) -> Run:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path.parent} is no checkpoint of training: {error}") from error
+        raise InputError(f"{path.parent} is not a checkpoint of training: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
-        raise InputError(f"{path.parent} is no checkpoint of training")
+        raise InputError(f"{path.parent} is not a checkpoint of training")
     if content.get("version") != FORMAT_VERSION or not isinstance(content.get("run"), dict):
         raise InputError(
-            f"{path.parent}: version {content.get('version')} of the format, this llmgpu reads "
+            f"{path.parent}: version {content.get('version')} of the format, but this llmgpu reads "
             f"version {FORMAT_VERSION}"
         )
     run: Run = content["run"]

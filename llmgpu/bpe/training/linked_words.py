@@ -25,7 +25,7 @@ MAX_SYMBOLS = 1 << SYMBOL_BITS
 MAX_POSITIONS = (1 << 31) - 1
 SEPARATOR = -1  # symbol on either side of a word
 NO_SLOT = 0  # slot of positions at which no pair worth counting starts
-MERGING = -1  # slot of the positions that the batch at hand merges
+MERGING = -1  # slot of the positions that the current batch merges
 _INDEX_BITS = 64 - 2 * SYMBOL_BITS
 
 
@@ -73,7 +73,7 @@ class LinkedSymbols:
 
     def words(self) -> SymbolWords:
         """Return the words as they are now, without lengths."""
-        # The neighbours of a position that is no longer linked don't know it any more.
+        # The neighbours of a position that is no longer linked do not point back to it.
         last = len(self.symbol) - 1
         linked = np.flatnonzero(self.preceding[self.following[:-1]] == np.arange(last))
         linked = np.append(linked, last)
@@ -117,7 +117,7 @@ class PairIndex:
     def add(
         self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Make the pairs of new occurrences, of which equal keys are neighbours.
+        """Make the pairs of new occurrences, sorted so that equal keys are neighbours.
 
         keys, positions, weights: one for each occurrence.
 
@@ -127,6 +127,7 @@ class PairIndex:
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
         counts = np.add.reduceat(weights, starts)
+        # Number the pairs worth keeping; NO_SLOT for the others.
         kept = self._keep(keys[starts], counts)
         slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
         of_occurrence = np.repeat(slots, sizes)
@@ -197,7 +198,7 @@ def merge_batch(symbols: LinkedSymbols, pairs: PairIndex, batch: Batch) -> None:
     """Merge the pairs of a batch everywhere."""
     positions, merged = _occurrences(symbols, pairs, batch)
     seconds = symbols.following[positions]
-    before, behind = symbols.preceding[positions], symbols.following[seconds]
+    before, after = symbols.preceding[positions], symbols.following[seconds]
     weights = symbols.weight[positions]
     symbols.total -= int(weights.sum())
 
@@ -205,19 +206,19 @@ def merge_batch(symbols: LinkedSymbols, pairs: PairIndex, batch: Batch) -> None:
     # another merged pair follows, whose left boundary it is.
     symbols.slot[positions] = MERGING
     left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
-    right = np.flatnonzero(
-        (symbols.symbol[behind] != SEPARATOR) & (symbols.slot[behind] != MERGING)
-    )
+    right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
     np.subtract.at(pairs.counts.values, lost, changed)
     pairs.counts.values[batch.slots] = 0
 
+    # Unlink the second symbols; the first ones become the merged symbols.
     symbols.symbol[positions] = merged
-    symbols.following[positions] = behind
-    symbols.preceding[behind] = positions
+    symbols.following[positions] = after
+    symbols.preceding[after] = positions
     symbols.slot[positions] = NO_SLOT
     symbols.slot[seconds] = NO_SLOT
+    # The boundaries that changed now hold new pairs: each contains a new symbol.
     gained = np.concatenate([symbols.preceding[positions[left]], positions[right]])
     _add_new_pairs(symbols, pairs, gained, changed)
 
@@ -232,6 +233,7 @@ def _occurrences(
     positions = np.concatenate(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
+    # Drop stale positions, whose pair has changed since they were listed.
     current = symbols.slot[positions] == np.repeat(batch.slots, sizes)
     merged = np.repeat(batch.results.astype(np.int32), sizes)
     positions, merged = positions[current], merged[current]

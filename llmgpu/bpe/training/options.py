@@ -22,12 +22,12 @@ RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 class TrainingOptions:
     """What to train.
 
-    vocab_size: number of ids at most, special tokens included.
+    vocab_size: upper bound of the number of ids, special tokens included.
     pattern: name of the pre-tokenizer's pattern.
-    min_frequency: a pair that is rarer is not merged.
+    min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
     special_tokens: they get the last ids, in this order.
     tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.tie`.
-    max_token_length: bytes that a merged token has at most; None for any number.
+    max_token_length: make no token of more bytes; None for no limit.
     smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
     seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its pattern and tie
         rule must be those above.
@@ -39,7 +39,7 @@ class TrainingOptions:
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
-        VocabularyError: training can't go on from the seed.
+        VocabularyError: the seed can't be extended.
     """
 
     vocab_size: int
@@ -57,16 +57,16 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         get_pattern(self.pattern)
         if self.tie not in TIE_RULES:
-            raise LlmgpuError(f"unknown tie rule {self.tie!r}; there are {', '.join(TIE_RULES)}")
+            raise LlmgpuError(f"unknown tie rule {self.tie!r}: use one of {', '.join(TIE_RULES)}")
         if self.engine not in ENGINES:
-            raise LlmgpuError(f"unknown engine {self.engine!r}; there are {', '.join(ENGINES)}")
+            raise LlmgpuError(f"unknown engine {self.engine!r}: use one of {', '.join(ENGINES)}")
         for size in self.sizes:
             self._check_size(size)
         if self.min_frequency < 0:
             raise LlmgpuError(f"the minimum frequency is {self.min_frequency}; use 0 or more")
         if self.max_token_length is not None and self.max_token_length < 1:
             raise LlmgpuError(
-                f"the longest token may have {self.max_token_length} bytes; use 1 or more"
+                f"the maximum token length is {self.max_token_length} bytes; use 1 or more"
             )
         if len(set(self.special_tokens)) != len(self.special_tokens) or "" in self.special_tokens:
             raise LlmgpuError("special tokens must differ from one another and not be empty")
@@ -86,11 +86,11 @@ class TrainingOptions:
 
     @cached_property
     def start(self) -> Vocabulary:
-        """The vocabulary that training goes on from."""
+        """The vocabulary that training starts from."""
         seed = self.seed or byte_vocabulary(self.pattern, self.tie)
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
         if by_ranks and self.seed is not None:
-            # Further merges are for a list, so ranks are written out as one.
+            # Further merges extend a list of merges, so ranks are turned into one.
             return replace(seed, merges=recover_merges(ordinary_ranks(seed)), ignore_merges=True)
         return seed
 
@@ -100,7 +100,7 @@ class TrainingOptions:
         return seed_symbols(self.start, byte_ranks(self.tie))
 
     def facts(self) -> dict[str, Any]:
-        """Return what decides the vocabulary, by names for people, as JSON can hold it."""
+        """Return what determines the vocabulary, by names for people, as JSON can hold it."""
         return {
             "vocabulary sizes": list(self.sizes),
             "pattern": get_pattern(self.pattern).expression,
@@ -135,7 +135,7 @@ class TrainingOptions:
         ):
             if own != given:
                 raise LlmgpuError(
-                    f"the seed vocabulary has {what} {own!r}, which training goes on with: "
+                    f"the seed vocabulary has {what} {own!r}, which training has to keep: "
                     f"{given!r} is not possible"
                 )
         ordinary = [seed.tokens[i] for i in seed.ordinary_ids.tolist()]

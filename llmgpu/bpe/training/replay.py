@@ -1,7 +1,7 @@
-"""Replaying known merges on NumPy: what becomes of words.
+"""Replaying known merges on NumPy: what words look like after them.
 
-It is the work of `batched_numpy` without the ranking: only pairs that are to be merged get
-slots, and consecutive merges that share no symbols, as is demanded there, are one pass.
+This is the work of `batched_numpy` without the ranking: only pairs that will be merged get slots,
+and consecutive merges that share no symbols, as required there, are one pass.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from llmgpu.progress import Progress, no_progress
 def apply_merges(
     words: SymbolWords, merges: NDArray[np.uint32], progress: Progress = no_progress
 ) -> SymbolWords:
-    """Merge given pairs everywhere, one after the other, and return what becomes of the words.
+    """Merge given pairs everywhere, one after the other, and return the resulting words.
 
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
-        may be absent; results may be symbols that are there already.
+        may be absent; results may be symbols that exist already.
 
     Raises:
         LlmgpuError: more tokens or more positions than the trainer can number.
@@ -47,6 +47,7 @@ def apply_merges(
     slots_of: dict[int, list[int]] = {}
     known = 1  # slots below are in slots_of
     for first, last in _independent_groups(merges):
+        # A pair has a slot for each batch that made occurrences of it, so it may have several.
         for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
             slots_of.setdefault(key, []).append(slot)
         known = len(pairs.keys)
@@ -72,7 +73,7 @@ def _one_of(wanted: NDArray[np.int64]) -> Keep:
 
 
 def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
-    """Cut merges into ranges [first, last) that can be merged in one pass each.
+    """Cut merges into ranges [first, last), each of which can be merged in one pass.
 
     In a group no left symbol is a right one, no result is a part, and no pair comes twice; a pair
     of equal symbols is alone.
@@ -83,7 +84,7 @@ def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]
     results: set[int] = set()
     pairs: set[tuple[int, int]] = set()
     for index, (left, right, result) in enumerate(merges.tolist()):
-        # Lefts and rights are the same where a pair of equal symbols is in the group.
+        # Lefts and rights are the same only if a pair of equal symbols is in the group.
         runs = left == right or lefts == rights
         chains = left in rights or right in lefts or (left, right) in pairs
         touches = {left, right} & results or result in lefts or result in rights
@@ -103,7 +104,7 @@ def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]
 def _lengths_of(
     lengths: NDArray[np.uint32], merges: NDArray[np.uint32], size: int
 ) -> NDArray[np.uint32]:
-    """Return the bytes of `size` symbols, of which those behind `lengths` are made by merges."""
+    """Return the bytes of `size` symbols, of which those beyond `lengths` are made by merges."""
     known = lengths.tolist() + [0] * (size - len(lengths))
     for left, right, result in merges.tolist():
         known[result] = known[left] + known[right]

@@ -1,8 +1,8 @@
 """Words as symbols: what a batched trainer works on.
 
-A symbol is a number that says how it ranks among equally frequent pairs: the rank of a byte
-(0 .. 255, see `llmgpu.bpe.vocabulary.tie`), and behind them all other tokens in the order of their
-ids. Merge k of a training run makes the k-th symbol behind all that were there before.
+Symbols are numbered in the order that decides between equally frequent pairs: first the bytes by
+their rank (0 .. 255, see `llmgpu.bpe.vocabulary.tie`), then all other tokens in the order of their
+ids. Merge k of a training makes the k-th symbol after all that existed before.
 
 A training run starts from a vocabulary: that of the 256 bytes, or one whose merges are replayed.
 """
@@ -65,7 +65,7 @@ class Spellings:
     """The bytes of every symbol, and the symbols that no merge has made yet.
 
     A merge whose bytes are those of such a symbol makes that one, any other merge a new one. So
-    tokens differ in their bytes, and no id is spent twice on the same.
+    tokens differ in their bytes, and no id is spent twice on the same bytes.
     """
 
     def __init__(self, tokens: Iterable[bytes], unreached: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class Spellings:
         self._unreached = {self._tokens[symbol]: symbol for symbol in reversed(unreached)}
 
     def merge(self, left: int, right: int) -> int:
-        """Return the symbol that a merge makes; it is there from now on."""
+        """Return the symbol that a merge makes, which exists from now on."""
         spelled = self._tokens[left] + self._tokens[right]
         symbol = self._unreached.pop(spelled, len(self._tokens))
         if symbol == len(self._tokens):
@@ -115,7 +115,7 @@ class SeedSymbols:
 def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbols:
     """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
 
-    Raises VocabularyError if merging can't go on from it: a byte has no token, text is changed
+    Raises VocabularyError if it can't be extended: a byte has no token, text is changed
     before it is tokenized, or a merge has a part that no merge before it makes.
     """
     _check_seed(seed)
@@ -143,12 +143,12 @@ def _check_seed(seed: Vocabulary) -> None:
     missing = seed.missing_bytes()
     if missing:
         raise VocabularyError(
-            f"training can't go on from this vocabulary: {len(missing)} bytes have no token, the "
+            f"this vocabulary can't be extended: {len(missing)} bytes have no token, the "
             f"first is 0x{missing[0]:02x}"
         )
     if seed.normalizer is not None:
         raise VocabularyError(
-            f"training can't go on from this vocabulary: it normalizes text ({seed.normalizer}), "
+            f"this vocabulary can't be extended: it normalizes text ({seed.normalizer}), "
             "which training does not"
         )
 
@@ -159,8 +159,7 @@ def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
     for k, (left, right, result) in enumerate(merges.tolist()):
         if not (reached[left] and reached[right]):
             raise VocabularyError(
-                f"training can't go on from this vocabulary: no merge before merge {k} makes its "
-                "parts"
+                f"this vocabulary can't be extended: no merge before merge {k} makes its parts"
             )
         reached[result] = True
     return reached
@@ -194,7 +193,7 @@ def translate(
     """Turn merges of symbols into merges of ids.
 
     pairs: uint32 (M, 2), symbols. results: uint32 (M,), the symbols they make.
-    ids: uint32 (symbols,), the id of each symbol there was before; symbols behind are ids.
+    ids: uint32 (symbols,), the id of each symbol that existed before; later symbols are ids.
 
     Returns uint32 (M, 3): left, right, result.
     """

@@ -1,8 +1,8 @@
-"""Counting the distinct words of a corpus on processors, with NumPy.
+"""Counting the distinct words of a corpus with NumPy.
 
-- One thread reads the text, slice by slice; slices are counted independently, by other threads.
-- Each of these has a table of its own; NumPy lets the others work during its larger operations. A
-  table that has its share of memory hands its words over and starts empty.
+- One thread reads the text, slice by slice; other threads count the slices independently.
+- Each of these has its own table; NumPy lets the others work during its larger operations. A table
+  that reaches its share of memory hands its words over and starts empty.
 - At the end the first table takes in the words of all others.
 """
 
@@ -30,7 +30,7 @@ MOST_THREADS = 4  # by default: between NumPy's operations only one can run
 
 
 def default_threads() -> int:
-    """Return how many processors this process may use, MOST_THREADS at most."""
+    """Return how many processors this process may use, but not more than MOST_THREADS."""
     return min(usable_processors(), MOST_THREADS)
 
 
@@ -46,9 +46,9 @@ def count_words(
     """Read a corpus to its end and count its words under a pattern.
 
     threads: how many count at a time; None: `default_threads`.
-    memory_bytes: what words may take before they are moved to a temporary file, about; None:
+    memory_bytes: about how much words may take before they are spilled to a temporary file; None:
         `default_memory_bytes`.
-    slice_bytes: text in a slice, about.
+    slice_bytes: about how much text is in a slice.
     The words and their counts don't depend on these.
 
     Raises:
@@ -103,7 +103,7 @@ class _Counter:
     """The words that one thread counts."""
 
     def __init__(self, pattern: str, words: _SharedWords, memory_bytes: int) -> None:
-        """Start with no words; those that take `memory_bytes` are moved to `words`."""
+        """Start with no words; when they reach `memory_bytes`, they are moved to `words`."""
         self._pattern = pattern
         self._words = words
         self._memory_bytes = memory_bytes
@@ -118,7 +118,7 @@ class _Counter:
         self._add(piece.buffer, word_bounds(piece, self._pattern), 1)
 
     def absorb(self, other: _Counter) -> None:
-        """Count all words that another counter has, as often as it has them."""
+        """Add all words of another counter with their counts."""
         table = other._table
         padded = np.concatenate([table.data, np.zeros(PADDING, np.uint8)])
         self._add(padded, table.offsets, other._counts.values)
@@ -126,7 +126,7 @@ class _Counter:
     def _add(
         self, padded: NDArray[np.uint8], bounds: NDArray[np.int64], counts: NDArray[np.int64] | int
     ) -> None:
-        """Add words that lie end to end, each one time or as often as `counts` says."""
+        """Add words that lie end to end with their counts, an array or one number for all."""
         numbers = self._table.number_padded(padded, bounds[:-1], bounds[1:])
         self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
         np.add.at(self._counts.values, numbers, counts)

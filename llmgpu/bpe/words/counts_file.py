@@ -1,12 +1,11 @@
-"""Word counts as a file: what training needs of a corpus, to be trained on again and added up.
+"""Word counts as a file: what training needs of a corpus, kept to train again and to add up.
 
 - A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, which
   pattern cut the text, which separators were left out of it, and how much there is of all.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
-  little-endian, then all bytes. The SHA-256 of everything before is the end.
+  little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
-- What is read is checked from front to back before anything is made of it, in memory of a few times
-  the file's size.
+- A file is checked from front to back before it is used, in memory of a few times its size.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ def save_counts(path: str | Path, counts: WordCounts) -> None:
 def load_counts(path: str | Path) -> WordCounts:
     """Read a file of word counts.
 
-    Raises InputError if it can't be read, is none or of another version, is damaged, or was counted
-    by a pattern that this llmgpu does not know.
+    Raises InputError if it can't be read, is another kind of file or version, is damaged, or was
+    counted by a pattern that this llmgpu does not know.
     """
     try:
         data = Path(path).read_bytes()
@@ -114,7 +113,7 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
         ):
             if one != other:
                 raise InputError(
-                    f"{first.source} and {part.source} don't go together: {what} {one!r} and "
+                    f"{first.source} and {part.source} can't be added up: {what} {one!r} and "
                     f"{other!r}"
                 )
         accumulator.add(part.words)
@@ -154,19 +153,19 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         raise _UnfitError(f"not a file of {FORMAT_NAME}")
     if header.get("version") != FORMAT_VERSION:
         raise _UnfitError(
-            f"version {header.get('version')!r} of the format, this llmgpu reads version "
+            f"version {header.get('version')!r} of the format, but this llmgpu reads version "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
     length = unpacker.tell()
     _check_header(header)
     if msgpack.packb(header) != data[:length]:
-        raise _UnfitError("damaged: its header is not written as it should be")
+        raise _UnfitError("damaged: its header is not in canonical form")
     return header, length
 
 
 def _check_header(header: dict[str, Any]) -> None:
     if list(header) != list(_FIELDS):
-        raise _UnfitError("damaged: its header does not have the entries it should")
+        raise _UnfitError("damaged: its header has other entries than expected")
     for name, kind in _FIELDS.items():
         if type(header[name]) is not kind:
             raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
@@ -175,7 +174,7 @@ def _check_header(header: dict[str, Any]) -> None:
             raise _UnfitError(f"damaged: {name} is {header[name]}")
     separators = header["separators"]
     if not all(type(separator) is bytes and separator for separator in separators):
-        raise _UnfitError("damaged: a separator is no byte string")
+        raise _UnfitError("damaged: a separator is not a byte string")
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
     name, expression = header["pattern"], header["expression"]
@@ -187,7 +186,7 @@ def _check_header(header: dict[str, Any]) -> None:
 
 
 def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:
-    """Return the words behind the header, lengths and counts unchecked."""
+    """Return the words after the header, lengths and counts unchecked."""
     count, data_bytes = header["words"], header["data_bytes"]
     lengths_end = count * _LENGTH.itemsize
     counts_end = lengths_end + count * _COUNT.itemsize

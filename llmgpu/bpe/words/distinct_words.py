@@ -1,7 +1,7 @@
 """The distinct words (pre-tokens) of a corpus with their counts: all that training needs to know.
 
-The order of words has no meaning. Words are added up and compared by their bytes, so sums are
-exact whatever they were counted with.
+The order of words has no meaning. Words are added up and compared by their bytes, so sums are exact
+no matter how the parts were counted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of 
 
 @dataclass(frozen=True, eq=False)
 class DistinctWords:
-    """Words that differ from one another, none of them empty, and how often each occurs.
+    """Words, all different and not empty, and how often each occurs.
 
     data: uint8, the words end to end.
     offsets: int64 (words + 1,), word k is data[offsets[k] : offsets[k + 1]].
-    counts: int64 (words,), from 1 on.
+    counts: int64 (words,), 1 or more.
     """
 
     data: NDArray[np.uint8]
@@ -101,8 +101,8 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     """
     if sum(piece.text_bytes for piece in pieces) > MAX_TEXT_BYTES:
         raise InputError(
-            f"the words are of more than {MAX_TEXT_BYTES:,} bytes of text, which counts don't "
-            "reach to: train on fewer of them"
+            f"the words are of more than {MAX_TEXT_BYTES:,} bytes of text, more than counts can "
+            "hold: train on fewer of them"
         )
     words = join(pieces)
     if len(words) == 0:
@@ -119,7 +119,7 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
 
 
 def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
-    """Return the sum of products, exactly, however large it is."""
+    """Return the sum of products, exactly even if it does not fit into 64 bits."""
     if np.dot(left.astype(np.float64), right.astype(np.float64)) < 2.0**62:
         return int(np.dot(left, right))
     return sum(map(operator.mul, left.tolist(), right.tolist()))

@@ -1,8 +1,8 @@
 """A table from 64-bit keys to numbers, made once and looked up for many keys at a time.
 
-Cuckoo hashing (Pagh and Rodler, 2001): a key is in one of two slots, so a look-up takes two steps
-at most. A slot that was taken once is never free again, so a key whose first slot is free is not
-there.
+Cuckoo hashing (Pagh and Rodler, 2001): a key is in one of two slots, so a look-up takes up
+to two steps. A slot that was taken once is never free again, so a key whose first slot is free is
+not in the table.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class HashTable:
         self._keys[taken], self._values[taken] = keys[owners[taken]], values[owners[taken]]
 
     def _place(self, keys: NDArray[np.int64], bits: int) -> NDArray[np.int64] | None:
-        """Return which key is in each of 2**bits slots, -1 for none; None if they don't fit."""
+        """Return which key is in each of 2**bits slots (-1: none), or None if they don't fit."""
         self._shift = np.uint64(64 - bits)
         homes = np.stack([self._home(keys, _FIRST), self._home(keys, _SECOND)])
         owners = np.full(1 << bits, -1)
         side = np.zeros(len(keys), np.int64)
         moving = np.arange(len(keys))
+        # Enter all keys at once. Those that lose a slot, or are pushed out, try their other one.
         for _ in range(_MOST_ROUNDS):
             slots = homes[side[moving], moving]
             before = owners[slots]

@@ -1,11 +1,11 @@
 """Adding up words that are counted piece by piece, in bounded memory.
 
-- What was added is kept until it has its share of memory. Then equal words are added up, and if
-  that doesn't help, the words are written as a run, sorted by bytes, to a temporary file.
+- Pieces are kept until they reach their share of memory. Then equal words are added up, and if that
+  doesn't help, the words are spilled: written as a run, sorted by bytes, to a temporary file.
 - At the end all runs are merged: as much as fits is read of each, and what is not above the least
   of the last words read is complete, so it is added up and written to another run.
-- A run is blocks: lengths and counts (int64 each), then the words' bytes. All runs are in one file
-  without a name, in the folder for temporary files, so nothing is left of it whatever happens.
+- A run consists of blocks: lengths and counts (int64 each), then the words' bytes. All runs are in
+  one file without a name, in the folder for temporary files, so nothing is left of it in any case.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
 from llmgpu.files import output_errors
 
-MEMORY_SHARE = 4  # by default, words take this part of the memory that is free
+MEMORY_SHARE = 4  # by default, words may take this fraction (1/4) of the free memory
 UNKNOWN_MEMORY = 4 << 30  # taken to be free where the system doesn't tell
-_WORKING_COPIES = 4  # of the words that are kept, at most, while they are added up and sorted
+_WORKING_COPIES = 4  # upper bound of copies of the kept words while they are added up and sorted
 _MOST_MERGED = 32  # runs at a time
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # bytes
 
@@ -37,7 +37,7 @@ _GROUP_LIMIT, _GROUP_USE = (
 
 
 def default_memory_bytes() -> int:
-    """Return how much memory words may take if nobody says: a share of what is free now."""
+    """Return how much memory words may take by default: a share of what is free now."""
     free = [number for number in (_free_in_system(), _free_in_group()) if number is not None]
     return min(free, default=UNKNOWN_MEMORY) // MEMORY_SHARE
 
@@ -45,7 +45,7 @@ def default_memory_bytes() -> int:
 class WordAccumulator:
     """Adds up words that are counted piece by piece.
 
-    What it takes until `result` is bounded; the result takes what it takes.
+    Its memory is bounded until `result`, which needs as much as there are words.
     """
 
     def __init__(self, memory_bytes: int | None = None) -> None:
@@ -129,7 +129,7 @@ class _RunFile:
     def __init__(self, block_bytes: int) -> None:
         """Make the file; words of `block_bytes`, or a single one that has more, are a block."""
         self._block_bytes = block_bytes
-        self._name = f"a temporary file in {tempfile.gettempdir()} (TMPDIR names another folder)"
+        self._name = f"a temporary file in {tempfile.gettempdir()} (set TMPDIR for another folder)"
         with output_errors(self._name):
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self.close = weakref.finalize(self, self._file.close)
@@ -195,6 +195,7 @@ def _merge(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
     """Merge runs, each an iterator of blocks; yield words in ascending order."""
     blocks = [next(run) for run in runs]
     while runs:
+        # Words up to the least of the blocks' last words are complete: later blocks are above.
         bound = min(block.spell(len(block) - 1) for block in blocks)
         taken = [bisect_right(range(len(block)), bound, key=block.spell) for block in blocks]
         yield add_up(

@@ -1,14 +1,14 @@
 """A table that numbers the distinct words (pre-tokens) of a text.
 
-- Every word has a 64-bit key. That of up to 7 bytes says the word itself; one of up to 15 bytes is
-  told by its key and its first eight bytes; of longer words on equal keys the bytes are compared.
+- Every word has a 64-bit key. A word of up to 7 bytes is its key; one of up to 15 bytes is
+  identified by its key and its first eight bytes; longer words with equal keys are compared.
 - Slots are a power of two in number, a quarter of them taken at most, probed one after the other.
   A slot holds a word's number and no key: frequent words come early and get low numbers, so the
   keys that most look-ups need lie together and stay in the processor's cache.
-- All words of a block are looked up in lockstep, in arrays that are used again for every block.
-  New words that want the same free slot are told apart by who wrote last; the others look again.
-- Threads may look words up while one of them inserts some. They see the table as it was before, but
-  for its slots: what those say counts only if the word there is the one that is looked for.
+- All words of a block are looked up in lockstep, in arrays that are reused for every block.
+  New words that want the same free slot are resolved by who wrote last; the others look again.
+- Threads may look words up while one of them inserts some. They see the table as it was before,
+  except for its slots: an entry counts only if its word is the one that is looked for.
 - Words of more than LONGEST_HASHED bytes are few and are kept in a dictionary.
 """
 
@@ -24,13 +24,13 @@ from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
 
 LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
-_LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes tell
+_LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes identify
 _BLOCK = 1 << 16  # words looked up at once: of fewer, threads would mostly wait for each other
 _PENDING_BLOCK = 1 << 16  # words searched for or inserted at once
 _DICTIONARY_BYTES = 200  # that an entry takes, apart from the word's bytes
 _FIRST_BITS = 12
-_SPARSITY = 4  # slots for a word at least
-_NARROW_BITS = 32  # a table of so many slots has numbers that 32 bits hold
+_SPARSITY = 4  # at least this many slots for each word
+_NARROW_BITS = 32  # log2 of the slots up to which 32 bits hold a word's number
 # Odd constants with well mixed bits: the golden ratio and those of SplitMix64.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
@@ -122,7 +122,7 @@ class _Known:
     ) -> tuple[SoughtWords, SoughtWords]:
         """Write the numbers of the words that are where their search begins.
 
-        Returns words that are to be searched for further on, and words that are not there.
+        Returns words to search for in later slots, and words that are not there.
         """
         starts, ends, out = starts[block], ends[block], out[block]
         count = len(starts)
@@ -165,6 +165,7 @@ class _Known:
         missing = [words.take(slice(0))]
         slots = self.home(words.keys)
         while len(slots):
+            # Probe the next slots of the words that are still sought.
             slots = (slots + 1) & (len(self.slots) - 1)
             entries = np.minimum(self.slots[slots], len(self.keys) - 1).astype(np.int64)
             found = self.is_at(padded, words, entries)
@@ -215,7 +216,7 @@ class _Known:
 class WordTable:
     """Distinct words, numbered 0, 1, 2, ... in an order that is deterministic but has no meaning.
 
-    Any thread may call `find` at any time, only one at a time the others.
+    Any thread may call `find` at any time; the other methods are for one thread at a time.
 
     Memory: a word's bytes, 16 bytes for its offset and key, and 16 to 32 for its slots.
     """
@@ -255,7 +256,7 @@ class WordTable:
     ) -> NDArray[np.int64]:
         """Return the number of every word text[start:end], giving new words the next numbers.
 
-        starts, ends: int64 (words,), each end behind its start.
+        starts, ends: int64 (words,), each end after its start.
         """
         padded = np.zeros(len(text) + PADDING, np.uint8)
         padded[: len(text)] = text
@@ -264,7 +265,7 @@ class WordTable:
     def number_padded(
         self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Do what `number` does with a text that has PADDING bytes behind its last word."""
+        """Do what `number` does with a text that has PADDING bytes after its last word."""
         numbers, missing = self.find(padded, starts, ends)
         self.insert(padded, missing, numbers)
         return numbers
@@ -323,6 +324,7 @@ class WordTable:
         self._reserve(len(words.keys))
         slots = self._known.home(words.keys)
         while len(slots):
+            # Claim free slots first: a word that loses one may find itself there right after.
             free = np.flatnonzero(self._known.slots[slots] == 0)
             if len(free):
                 self._insert(padded, words.take(free), slots[free])
@@ -356,7 +358,7 @@ class WordTable:
         self._known = _Known(slots, self._keys.values, self.offsets, self.data)
 
     def _reserve(self, words: int) -> None:
-        """Make the table large enough to stay sparse if so many new words come."""
+        """Make the table large enough to stay sparse with this many new words."""
         bits = (len(self._known.slots) - 1).bit_length()
         while _SPARSITY * (len(self) + words) > 1 << bits:
             bits += 1
@@ -398,7 +400,7 @@ def _eight_bytes(data: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def _plain_keys(first_bytes: NDArray[np.uint64], masks: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the keys of words of up to 7 bytes; writes them over the text's `first_bytes`."""
     first_bytes &= masks
-    # Words of n bytes fill a range of keys of their own, so that "a" and "a\0" differ.
+    # Words of n bytes have a separate range of keys, so that "a" and "a\0" differ.
     first_bytes += masks
     return first_bytes
 
@@ -409,7 +411,7 @@ def _paired_keys(
     """Return keys of words of 8 to 15 bytes, above those of shorter words.
 
     Each is the length, and the last seven bytes mixed with the first eight: two words with equal
-    keys and equal first bytes are the same. Longer words give keys of no use.
+    keys and equal first bytes are the same. Keys of longer words are undefined.
     """
     keys: NDArray[np.uint64] = loads[starts + lengths - 8]
     keys >>= _BYTE
@@ -421,7 +423,7 @@ def _paired_keys(
 def _longer_keys(
     loads: NDArray[np.uint64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return a key for each word of 8 bytes or more, of no use for those in the dictionary."""
+    """Return a key for each word of 8 bytes or more; undefined for those in the dictionary."""
     keys = _paired_keys(loads, starts, lengths)
     hashed = np.flatnonzero(lengths > _LONGEST_PAIRED)
     keys[hashed] = _HASHED_TAG
@@ -448,7 +450,7 @@ def _hash(
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread the bits of 64-bit numbers, each to a number of its own."""
+    """Spread the bits of 64-bit numbers; different numbers stay different."""
     mixed = values * _MIX_A
     mixed ^= mixed >> _HALF
     return mixed

@@ -107,7 +107,7 @@ def test_appending_reaches_the_disk_now_and_then(
 
 def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
     Checkpoint.begin(tmp_path / "run", RUN)
-    with pytest.raises(OutputError, match=r"run is there already: use --resume"):
+    with pytest.raises(OutputError, match=r"run exists already: use --resume"):
         Checkpoint.begin(tmp_path / "run", RUN)
     with pytest.raises(OutputError, match="no/such"):
         Checkpoint.begin(tmp_path / "no" / "such" / "run", RUN)
@@ -147,9 +147,9 @@ def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], mess
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "is no checkpoint of training"),
-        (b"[]", "is no checkpoint of training"),
-        (b'{"format": "x"}', "is no checkpoint of training"),
+        (b"{", "is not a checkpoint of training"),
+        (b"[]", "is not a checkpoint of training"),
+        (b'{"format": "x"}', "is not a checkpoint of training"),
         (
             b'{"format": "llmgpu training checkpoint", "version": 99, "run": {}}',
             "version 99 of the format, this llmgpu reads version 1",

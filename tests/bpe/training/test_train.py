@@ -297,8 +297,8 @@ def test_counted_words_train_the_same_vocabulary() -> None:
     ("changes", "message"),
     [
         ({"vocab_size": 257}, "it must be from 258 .257 of the seed vocabulary and 1 special"),
-        ({"pattern": "none"}, "has pattern 'class', which training goes on with: 'none'"),
-        ({"tie": "bytes"}, "has tie rule 'hf', which training goes on with: 'bytes'"),
+        ({"pattern": "none"}, "has pattern 'class', which training has to keep: 'none'"),
+        ({"tie": "bytes"}, "has tie rule 'hf', which training has to keep: 'bytes'"),
         ({"special_tokens": ("<s>",)}, "special token '<s>' is in the seed vocabulary already"),
         ({"special_tokens": ("bc",)}, "special token 'bc' is in the seed vocabulary already"),
     ],

@@ -113,7 +113,7 @@ def test_parts_add_up_to_the_whole(
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ((1, "class", ()), "one and two don't go together: pattern 'gpt2' and 'class'"),
+        ((1, "class", ()), "one and two can't be added up: pattern 'gpt2' and 'class'"),
         ((1, "gpt2", (b"x",)), r"one and two .* separators of documents \(\) and \(b'x'"),
     ],
 )
@@ -168,12 +168,12 @@ HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"text_bytes": 1}, "damaged: its words don't add up to 1 bytes"),
     ({"separators": [b"b", b"a"]}, "damaged: its separators are not in order"),
     ({"separators": [b"a", b"a"]}, "damaged: its separators are not in order"),
-    ({"separators": ["a"]}, "damaged: a separator is no byte string"),
-    ({"separators": [b""]}, "damaged: a separator is no byte string"),
-    ({"separators": [[]]}, "damaged: a separator is no byte string"),
+    ({"separators": ["a"]}, "damaged: a separator is not a byte string"),
+    ({"separators": [b""]}, "damaged: a separator is not a byte string"),
+    ({"separators": [[]]}, "damaged: a separator is not a byte string"),
     ({"pattern": "p50k"}, "its words were cut by pattern 'p50k'"),
     ({"expression": "x+"}, "its words were cut by pattern 'gpt2', 'x\\+'"),
-    ({"documents": ...}, "damaged: its header does not have the entries it should"),
+    ({"documents": ...}, "damaged: its header has other entries than expected"),
     ({"more": 1}, "damaged"),
 ]
 
@@ -189,7 +189,7 @@ def test_headers_that_say_what_is_not(tmp_path: Path, header: dict[str, Any], me
 def test_a_header_written_otherwise_is_refused(tmp_path: Path) -> None:
     data = written(tmp_path / "c", SAMPLE)
     assert data[0] == 0x89  # a map of nine
-    assert "not written as it should be" in refusal(
+    assert "not in canonical form" in refusal(
         tmp_path / "c", sealed(b"\xde\x00\x09" + data[1:-HASH_BYTES])
     )
 

@@ -150,7 +150,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_no_room_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(OutputError, match=r"missing \(TMPDIR names another folder\)"):
+    with pytest.raises(OutputError, match=r"missing \(set TMPDIR for another folder\)"):
         accumulate([{b"a": 1}], 0)
 
 
