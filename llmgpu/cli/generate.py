@@ -20,7 +20,7 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.tokenizer import Tokenizer
 
 _DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.errors import InputError
-from llmgpu.lm.ops.operations import GpuOperations
+from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from the last half of the ids, as they stand, and generation goes on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ class CachedRows:
     def __init__(self, model: Model, caches: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
         """Record the pass; `caches` are each layer's keys and values, (T + 1, K*D)."""
         self._model = model
-        self._ops: Any = model.operations
+        self._ops = model.operations
         self.rows = rows
         config = model.config
         self._tokens = self._ops.tensor("tokens", (rows,), np.uint32)

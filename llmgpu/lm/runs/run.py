@@ -24,7 +24,7 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, TrainingState, save_che
 from llmgpu.lm.checkpoints.step_folders import prepare_step_folders, step_folder_name
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.runs.evaluation_totals import EvaluationTotals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER, MemoryUse
@@ -101,11 +101,11 @@ class TrainingRun:
         """
         trainer, state = self._trainer, checkpoint.state
         expected = {
-            tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.updates.moment_tensors()
+            tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.updates.state_tensors()
         }
         checkpoint.optimizer.require(expected)
         trainer.model.load(checkpoint.weights.__getitem__)
-        trainer.updates.write_moments(checkpoint.optimizer.tensors)
+        trainer.updates.write_state(checkpoint.optimizer.tensors)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
             raise CheckpointError(
@@ -228,7 +228,7 @@ class TrainingRun:
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
         sync(self._folder.log)  # a checkpoint goes on with the log up to its step
-        moments = {tensor.name: tensor for tensor in trainer.updates.moment_tensors()}
+        moments = {tensor.name: tensor for tensor in trainer.updates.state_tensors()}
         save_checkpoint(
             self._folder.path,
             trainer.model.config,
