@@ -4,8 +4,8 @@
 //   loss    = lse - (1 - alpha) * l[target] - alpha * mean(l) + beta * lse^2
 //   dLogits = (p - q + 2 * beta * lse * p) * inv_norm
 //
-// A target that is no entry of the vocabulary is ignored: loss and gradient of its row are 0. In any
-// other row a logit that is NaN or infinite makes loss and gradient NaN, so that training can stop.
+// A target beyond the vocabulary is ignored: loss and gradient of its row are 0. In any other row a
+// logit that is NaN or infinite makes loss and gradient NaN, so that training can stop.
 //
 // With m the largest logit the loss is log sum exp(l - m) + (1 - alpha) * (m - l[target])
 // + alpha * mean(m - l) + beta * lse^2, whose terms do not cancel where logits are large. The sum of

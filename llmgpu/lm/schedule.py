@@ -1,4 +1,4 @@
-"""The learning rate of each step: linear warm-up, then half a cosine down to a minimum."""
+"""The learning rate of each step: linear warm-up, then a cosine decay to a minimum."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from llmgpu.errors import LlmgpuError
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A schedule.
+    """A schedule of learning rates.
 
     peak: at the end of the warm-up.
     minimum: from step `total_steps` on.
     warmup_steps: the first of them has peak / warmup_steps, the last one the peak.
 
     Raises:
-        LlmgpuError: a number is negative, or the second of these pairs is larger than the first:
-            peak and minimum, total and warm-up steps.
+        LlmgpuError: a number is negative, or the minimum or the warm-up is larger than the whole.
     """
 
     peak: float

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from llmgpu.errors import LlmgpuError
-from llmgpu.lm.runs.schedule import LearningRate, learning_rate
+from llmgpu.lm.schedule import LearningRate, learning_rate
 
 
 def test_corners() -> None:

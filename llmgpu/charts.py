@@ -1,9 +1,11 @@
-"""The axes of a chart: which range they show, where their ticks are, and what these are called."""
+"""What charts share: axes with their ticks and labels, and text as SVG and HTML may hold it."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +19,20 @@ _STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3
 _MOST_POWERS = 8
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def escape_text(text: str) -> str:
+    """Return any text as XML and HTML may hold it, in elements and in quoted attributes."""
+    return escape(_NOT_XML.sub("\ufffd", text))
 
 
 @dataclass(frozen=True)
 class Axis:
     """One axis.
 
-    low, high: the numbers at its ends. ticks: those that are marked, ascending. is_log: whether
-    equal ratios, not equal differences, are equally long. begin, end: where its ends are, in units
-    of the picture.
+    low, high: the numbers at its ends. ticks: marked numbers, ascending. is_log: whether the axis
+    is logarithmic. begin, end: positions of its ends, in units of the picture.
     """
 
     low: float
@@ -68,7 +75,7 @@ def step_axis(last: int, begin: float, end: float) -> Axis:
 
 
 def tick_labels(axis: Axis) -> list[str]:
-    """Return the numbers at the ticks, for people: 0.25, 2,500 or 250k."""
+    """Return the numbers at the ticks in readable form: 0.25, 2,500 or 250k."""
     largest = max(map(abs, axis.ticks))
     if axis.is_log and largest >= 10 * _UNITS[-1][0]:  # a unit for all would make some too small
         return [_label(tick, tick) for tick in axis.ticks]
