@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.trainer import Trainer
@@ -124,6 +126,13 @@ def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
     one, other = (read_weights(trainer.model) for trainer in trainers)
     for name, values in one.items():
         np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+def test_trainings_on_one_device_do_not_share_memory(device: Device) -> None:
+    alone = losses_of(reference_trainer(open_operations(device)), 4)
+    trainers = [reference_trainer(open_operations(device)) for _ in range(2)]
+    taken = [[losses_of(trainer, 1)[0] for trainer in trainers] for _ in range(4)]
+    assert taken == [[loss, loss] for loss in alone]
 
 
 def test_accumulated_batches_are_one_large_batch(operations: Operations) -> None:
