@@ -1,4 +1,4 @@
-"""``llmgpu generate``: a prompt in, what a trained model makes of it out."""
+"""``llmgpu generate``: continue a prompt with a trained model."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.tokenizer import Tokenizer
 
 _DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}
 
 
 def _sampling_options(command: Decorated) -> Decorated:
-    """Add how tokens are drawn; the defaults are those of `SamplingOptions`."""
+    """Add how tokens are sampled; the defaults are those of `SamplingOptions`."""
     table = (
         ("--temperature", "temperature", click.FLOAT,
-         "Lower is more certain; 0 always takes the likeliest token."),
-        ("--top-k", "top_k", click.INT, "Draw from so many likeliest tokens; 0: from all."),
+         "Lower values are more predictable; 0 always takes the most likely token."),
+        ("--top-k", "top_k", click.INT,
+         "Sample from this many of the most likely tokens; 0: from all."),
         ("--top-p", "top_p", click.FLOAT,
-         "Draw from the likeliest tokens that have this probability together."),
-        ("--seed", "seed", click.INT, "The same seed gives the same text on one device."),
+         "Sample from the most likely tokens that together reach this probability."),
+        ("--seed", "seed", click.INT,
+         "Seed of the sampling; it repeats a text on the same device."),
     )  # fmt: skip
     options = [
         click.option(flag, name, type=kind, default=_DEFAULTS[name], show_default=True, help=text)
@@ -45,16 +47,16 @@ def _sampling_options(command: Decorated) -> Decorated:
 
 @click.command()
 @click.argument("run", metavar="FOLDER")
-@click.option("--prompt", metavar="TEXT", help="What to continue.  [default: a new document]")
+@click.option("--prompt", metavar="TEXT", help="Text to continue.  [default: start a new document]")
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     default=200,
     show_default=True,
-    help="Tokens at most.",
+    help="Generate at most this many tokens.",
 )
 @_sampling_options
-@click.option("--ignore-eos", is_flag=True, help="Go on behind the token that ends a document.")
+@click.option("--ignore-eos", is_flag=True, help="Continue after the token that ends a document.")
 @device_option
 @output_options
 def generate(
@@ -68,10 +70,10 @@ def generate(
     debug: bool,
     **sampling: Any,
 ) -> None:
-    """Continue a prompt with the model in FOLDER: a run of `train`, or one of its checkpoints.
+    """Continue a prompt with the model in FOLDER, a run folder or one of its checkpoints.
 
-    Text is written to stdout as it comes, the prompt first; the model has only seen the bytes
-    before, so what is no whole character yet waits for its rest.
+    Writes the prompt and then the text to stdout as it is generated. Tokens may end inside a
+    character, which is written once it is complete.
 
     \b
     Example:
@@ -111,21 +113,21 @@ def generate(
 
 
 def _prompt_ids(prompt: str | None, checkpoint: Checkpoint) -> list[int]:
-    """Return the prompt's ids, or the token that stands between documents where there is none.
+    """Return the prompt's ids; without a prompt, the token between documents.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is neither a prompt nor such a token.
     """
     if prompt:
         ids: list[int] = Tokenizer(checkpoint.vocabulary, device="cpu").encode(prompt).tolist()
         return ids
     if checkpoint.eos_id is None:
-        raise InputError("the model knows no token between documents; give a --prompt")
+        raise InputError("the model has no token between documents; give a --prompt")
     return [checkpoint.eos_id]
 
 
 def _until(stop: int | None, ids: Iterable[int], taken: list[int]) -> Iterator[int]:
-    """Yield ids up to `stop`, which is left out; note them in `taken`."""
+    """Yield ids up to `stop`, which is left out, and append them to `taken`."""
     for token in ids:
         if token == stop:
             return
@@ -140,7 +142,7 @@ def _token_bytes(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[bytes]:
 
 
 def _characters(prompt: str, pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield text as soon as its characters are whole; bytes that make none become U+FFFD."""
+    """Yield text once its characters are complete; invalid bytes become U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt
     for piece in pieces:

@@ -23,72 +23,82 @@ from llmgpu.cli.options import (
 )
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.checkpoints.step_folders import list_checkpoints
-from llmgpu.lm.config import PRESETS
+from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.data.inputs import default_separator, open_tokens
-from llmgpu.lm.options import OPTIMIZERS, PRECISIONS, TrainOptions
+from llmgpu.lm.optimizers import OPTIMIZERS
+from llmgpu.lm.options import PRECISIONS, TrainOptions
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, prepare_run
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 
-REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # by --force
+REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # what --force removes
 
-_FOLLOWING = ("steps", "min_learning_rate", "warmup_steps")  # from other options
+_DERIVED = ("steps", "min_learning_rate", "warmup_steps")  # their defaults follow from others
 _DEFAULTS = {
-    field.name: field.default for field in fields(TrainOptions) if field.name not in _FOLLOWING
+    field.name: field.default for field in fields(TrainOptions) if field.name not in _DERIVED
 }
 _READING = ("text_field", "encoding_errors", "doc_separators", "limit")
 _INTERVALS = tuple(field.name for field in fields(Intervals))
 
 
 def _model_options(command: Decorated) -> Decorated:
-    """Add the sizes of the model; what is not given is the preset's."""
+    """Add the sizes of the model; the preset gives those that are left out."""
     positive = click.IntRange(min=1)
     options = (
         click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
-                     show_default=True, help="Sizes to begin with."),
+                     show_default=True, help="Model sizes to start from."),
         click.option("--dim", type=positive, help="Width of the model."),
         click.option("--layers", type=positive, help="Number of layers."),
-        click.option("--heads", type=positive, help="Attention heads; they divide the width."),
-        click.option("--kv-heads", type=positive, help="Key/value heads.  [default: --heads]"),
-        click.option("--ffn-dim", type=positive, help="Width inside the feed-forward network."),
-        click.option("--seq-len", type=positive, help="Tokens in a sequence."),
+        click.option("--heads", type=positive, help="Attention heads; must divide --dim."),
+        click.option("--kv-heads", type=positive,
+                     help="Key/value heads.  [default: same as --heads]"),
+        click.option("--ffn-dim", type=positive, help="Width of the feed-forward network."),
+        click.option("--seq-len", type=positive, help="Tokens per sequence."),
         click.option("--tied/--untied", default=None,
-                     help="Whether the output layer is the embedding table.  [default: tied]"),
-        click.option("--activation", type=click.Choice(["swiglu", "gelu"]),
-                     help="gelu has no gate, and no other tool opens such a model as a Llama."),
+                     help="Use the embedding table as the output layer.  [default: tied]"),
+        click.option("--activation", type=click.Choice(ACTIVATIONS),
+                     help="Activation. gelu has no gate, and other tools can't open the model."),
     )  # fmt: skip
     return add_options(command, options)
 
 
 def _training_options(command: Decorated) -> Decorated:
-    """Add what decides how it is trained; the defaults are those of `TrainOptions`."""
+    """Add how the model is trained; the defaults are those of `TrainOptions`."""
     positive, number = click.IntRange(min=1), click.FLOAT
     steps = ", ".join(f"{name}: {count}" for name, count in PRESET_STEPS.items())
+    optimizers = "; ".join(f"{name} {each.summary}" for name, each in OPTIMIZERS.items())
     table = (
         ("--steps", "steps", positive,
-         f"Optimizer steps in all.  [default: {TrainOptions.steps}; {steps}]"),
-        ("--batch-size", "batch_size", positive, "Sequences at a time."),
-        ("--grad-accum", "grad_accum", positive, "Batches a step: more tokens, the same memory."),
-        ("--lr", "learning_rate", number, "Highest learning rate."),
+         f"Number of optimizer steps.  [default: {TrainOptions.steps}; {steps}]"),
+        ("--batch-size", "batch_size", positive, "Sequences per batch."),
+        ("--grad-accum", "grad_accum", positive,
+         "Batches per step: more tokens a step in the same memory."),
+        ("--lr", "learning_rate", number, "Peak learning rate."),
         ("--min-lr", "min_learning_rate", number,
-         "Learning rate at the end of a cosine.  [default: a tenth of --lr]"),
+         "Final learning rate, after a cosine decay.  [default: a tenth of --lr]"),
         ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
-         "Steps up to the highest rate.  [default: a tenth, 100 at most]"),
-        ("--weight-decay", "weight_decay", number, "On matrices only."),
-        ("--beta1", "beta1", number, "AdamW's mean of gradients."),
-        ("--beta2", "beta2", number, "AdamW's mean of squares."),
-        ("--grad-clip", "grad_clip", number, "Largest norm of all gradients; 0: any."),
-        ("--label-smoothing", "label_smoothing", number, "Share of the target spread evenly."),
-        ("--z-loss", "z_loss", number, "Penalty on the squared logarithm of the softmax's sum."),
-        ("--optimizer", "optimizer", click.Choice(OPTIMIZERS),
-         "adamw-8bit keeps its moments in a quarter of the memory."),
+         "Steps of linear warm-up.  [default: a tenth of --steps, up to 100]"),
+        ("--weight-decay", "weight_decay", number, "Weight decay, applied to matrices only."),
+        ("--beta1", "beta1", number, "Decay of the mean of gradients."),
+        ("--beta2", "beta2", number, "Decay of the mean of squared gradients."),
+        ("--grad-clip", "grad_clip", number,
+         "Clip the global gradient norm to this; 0 disables it."),
+        ("--label-smoothing", "label_smoothing", number,
+         "Share of each target spread over all tokens."),
+        ("--z-loss", "z_loss", number,
+         "Weight of the penalty on the squared log-sum-exp of the logits."),
+        ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
+         f"{optimizers}."),
         ("--precision", "precision", click.Choice(PRECISIONS),
          "f16 computes with half-precision copies of the matrices (needs shader-f16)."),
-        ("--seed", "seed", click.IntRange(min=0), "Of first weights and of the order of text."),
-        ("--eval-fraction", "evaluation_fraction", number, "Share of the text for evaluation."),
-        ("--eval-batches", "evaluation_batches", positive, "Batches of an evaluation at most."),
+        ("--seed", "seed", click.IntRange(min=0),
+         "Seed of the initial weights and of the order of the text."),
+        ("--eval-fraction", "evaluation_fraction", number,
+         "Share of the text held out for evaluation."),
+        ("--eval-batches", "evaluation_batches", positive,
+         "Evaluate on at most this many batches."),
     )  # fmt: skip
     options = [
         click.option(
@@ -99,18 +109,18 @@ def _training_options(command: Decorated) -> Decorated:
     sparse = click.option(
         "--sparse-embedding",
         is_flag=True,
-        help="Update only the rows of the embedding table whose tokens came up (with --untied).",
+        help="Update only the embedding rows of tokens in the batch (needs --untied).",
     )
     return add_options(command, [*options, sparse])
 
 
 def _interval_options(command: Decorated) -> Decorated:
-    """Add how often something is done, in steps."""
+    """Add how often to log, evaluate and save, in steps."""
     table = (
-        ("--log-interval", "log", "Steps between two lines of the log."),
-        ("--eval-interval", "evaluation", "Steps between two evaluations."),
-        ("--save-interval", "save", "Steps between two checkpoints."),
-        ("--keep", "keep", "Checkpoints that are kept, the newest."),
+        ("--log-interval", "log", "Log every this many steps."),
+        ("--eval-interval", "evaluation", "Evaluate every this many steps."),
+        ("--save-interval", "save", "Save a checkpoint every this many steps."),
+        ("--keep", "keep", "Keep this many of the newest checkpoints."),
     )
     options = [
         click.option(
@@ -129,13 +139,13 @@ def _interval_options(command: Decorated) -> Decorated:
 @click.command()
 @click.argument("corpus", nargs=-1, required=True)
 @click.option("--vocab", required=True, metavar="FILE", help="Vocabulary of the model.")
-@click.option("--output", "-o", required=True, metavar="FOLDER", help="Everything of the run.")
-@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint in --output.")
-@click.option("--force", is_flag=True, help="Start anew in place of the run in --output.")
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
+@click.option("--resume", is_flag=True, help="Resume from the newest checkpoint in --output.")
+@click.option("--force", is_flag=True, help="Replace the run in --output.")
 @click.option(
     "--eos",
     metavar="ID|TEXT",
-    help="Token behind each document.  [default: <|endoftext|> or the like, if there is one]",
+    help="Token to put after each document.  [default: <|endoftext|> or similar, if present]",
 )
 @_model_options
 @_training_options
@@ -159,11 +169,11 @@ def train(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Train a Llama-style language model on CORPUS: texts, or token files of `tokenize`.
+    """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
 
-    --output gets the log (log.jsonl), the loss curve (loss.svg) and checkpoints (step-00000100 and
-    so on), which Hugging Face transformers opens as Llama models. A run that was ended goes on from
-    its newest checkpoint when the same command is given once more with --resume.
+    The run folder receives the log (log.jsonl), the loss curve (loss.svg) and checkpoints
+    (step-00000100 and so on), which Hugging Face transformers opens as Llama models. To resume an
+    interrupted run from its newest checkpoint, repeat the command with --resume.
 
     \b
     Example:
@@ -183,9 +193,9 @@ def train(
         if checkpoint is not None:
             checkpoint.require_vocabulary(vocabulary.fingerprint, vocab)
             asked = resumed_settings(checkpoint, _explicit(context, settings))
-            report.line(f"going on from {checkpoint.folder}")
+            report.line(f"resuming from {checkpoint.folder}")
         elif resume:
-            report.line(f"{output} has no checkpoint yet: beginning at the first step")
+            report.line(f"{output} has no checkpoint yet: starting at the first step")
         use = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         report.line(_description(asked, backend))
         report.line(f"needs up to about {human_bytes(use.total)} of memory")
@@ -255,7 +265,7 @@ def _print_record(report: Reporter, steps: int, record: StepRecord, left: float)
     if record.validation_loss is not None:
         text += f", validation loss {record.validation_loss:.4f}"
     if record.bits_per_byte is not None:
-        text += f" ({record.bits_per_byte:.4f} bits a byte)"
+        text += f" ({record.bits_per_byte:.4f} bits per byte)"
     report.line(f"{text}, {human_time(left)} left" if left else text)
 
 

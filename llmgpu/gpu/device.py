@@ -22,9 +22,8 @@ from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, select_adapter
 from llmgpu.gpu.buffers import Buffer, BufferPool, aligned
 from llmgpu.gpu.commands import Commands
-from llmgpu.gpu.declarations import Line
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.source import compose, kernel_source
+from llmgpu.gpu.source import Line, compose, kernel_source
 from llmgpu.gpu.transfer import Download, Staging, parallel_copy
 
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
@@ -117,7 +116,7 @@ class Device:
     def kernel(self, file: str, **constants: int) -> Kernel:
         """Return a kernel with these override constants, compiled once.
 
-        file: its path below wgsl/, with ``:KERNEL`` behind it where the file has several.
+        file: its path below wgsl/.
         """
         key = (file, *sorted(constants.items()))
         found = self._kernels.get(key)
@@ -131,7 +130,7 @@ class Device:
         found = self._kernels.get((text,))
         if found is None:
             lines = [Line(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
-            source = kernel_source(lines, "", "")
+            source = kernel_source(lines, "")
             found = self._kernels.setdefault((text,), Kernel(self, source, {}))
         return found
 

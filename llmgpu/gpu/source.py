@@ -2,9 +2,8 @@
 
 A file may include another with a line ``//!include NAME``, and nothing else is done to its text.
 NAME is a path below wgsl/, or the name of a choice that the device makes (``scan``: with or without
-subgroup operations). Each file is included once. Of a file with several kernels only what the
-wanted one uses is compiled, so that a device without half precision compiles the others. A kernel's
-bindings are read from its text, so they are said in one place.
+subgroup operations). Each file is included once, and a file that is not included holds one kernel.
+A kernel's bindings are read from its text, so they are stated in one place.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu.declarations import Line, keep_used
 
 _INCLUDE = re.compile(r"^//!include\s+(\S+)\s*$")
 _BINDING = re.compile(
@@ -26,6 +24,15 @@ _BINDING = re.compile(
 )
 _ENTRY = re.compile(r"@compute\s+@workgroup_size\(([^)]*)\)\s*fn\s+(\w+)\s*\(")
 _WORKGROUP_VAR = re.compile(r"var<workgroup>\s*\w+\s*:\s*([^;]+);")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a kernel's text, and the file and line it came from."""
+
+    text: str
+    file: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -73,44 +80,32 @@ def read_wgsl(name: str) -> str:
 def compose(name: str, choices: Mapping[str, str]) -> KernelSource:
     """Return the source of a kernel with its includes.
 
-    name: a file with one kernel, or ``FILE:KERNEL`` for one of several.
+    name: the kernel's file.
     choices: what an include that names no file stands for, as `Device.source_choices` has it.
 
     Raises:
-        DeviceError: there is no such file or kernel.
+        DeviceError: there is no such file, or it does not hold one kernel.
     """
-    file, _, wanted = name.partition(":")
     lines: list[Line] = []
-    _append(file, choices, set(), lines)
-    return kernel_source(lines, wanted, file)
+    _append(name, choices, set(), lines)
+    return kernel_source(lines, name)
 
 
-def kernel_source(lines: list[Line], wanted: str, file: str) -> KernelSource:
-    """Return the kernel `wanted` ("": the only one) of a text, without what it does not use."""
-    entries = _ENTRY.findall("\n".join(line.text for line in lines))
-    names = [name for _, name in entries]
-    if not wanted and len(names) != 1:
-        raise DeviceError(f"wgsl/{file} has {len(names)} entry points instead of one")
-    entry = wanted or names[0]
-    if entry not in names:
-        raise DeviceError(f"wgsl/{file} has no kernel {entry}; it has {', '.join(names)}")
-    if len(names) > 1:
-        lines = keep_used(lines, entry)
+def kernel_source(lines: list[Line], file: str) -> KernelSource:
+    """Return the source of the one kernel of a text."""
     text = "\n".join(line.text for line in lines)
+    entries = _ENTRY.findall(text)
+    if len(entries) != 1:
+        raise DeviceError(f"wgsl/{file} has {len(entries)} entry points instead of one")
+    workgroup_size, entry = entries[0]
     return KernelSource(
         entry=entry,
         text=text,
         bindings=_bindings(text),
-        workgroup_size=_ENTRY.findall(text)[0][0],
+        workgroup_size=workgroup_size,
         workgroup_variables=tuple(_WORKGROUP_VAR.findall(text)),
         lines=tuple((line.file, line.number) for line in lines),
     )
-
-
-def kernel_names(file: str) -> list[str]:
-    """Return the names of all kernels in a file, as `compose` takes them."""
-    entries = _ENTRY.findall(read_wgsl(file))
-    return [file] if len(entries) == 1 else [f"{file}:{name}" for _, name in entries]
 
 
 def _append(name: str, choices: Mapping[str, str], seen: set[str], lines: list[Line]) -> None:

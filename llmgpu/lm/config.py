@@ -1,4 +1,4 @@
-"""What a model is: its sizes, the shapes of its weights, what it costs.
+"""The sizes of a model, the shapes of its weights, and what a training step costs.
 
 The names of the weights are those of Hugging Face's Llama, so that a checkpoint needs no table of
 names.
@@ -9,21 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from llmgpu.errors import InputError
 
 Activation = Literal["swiglu", "gelu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
-VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to this many, with ids never used
+VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to a multiple, with ids never used
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight: its name, shape and how it begins and is decayed.
+    """One weight: its name, its shape, and how it is initialised and decayed.
 
-    deviation: standard deviation of its first random values; None: all ones.
+    deviation: standard deviation of its random initial values; None: all ones.
     decays: whether weight decay applies (matrices yes, norms no).
     """
 
@@ -61,7 +62,7 @@ class ModelConfig:
     norm_epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Refuse sizes that do not fit together."""
+        """Check that the sizes fit together."""
         for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim", "seq_len"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
@@ -84,6 +85,11 @@ class ModelConfig:
     def kv_dim(self) -> int:
         """Width of all key heads, or of all value heads."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward network has a gate."""
+        return self.activation == "swiglu"
 
     @property
     def padded_vocab_size(self) -> int:
@@ -114,7 +120,7 @@ class ModelConfig:
         yield Weight(f"{attention}.v_proj.weight", (self.kv_dim, self.dim), 0.02, True)
         yield Weight(f"{attention}.o_proj.weight", (self.dim, self.dim), small, True)
         yield Weight(f"{prefix}.post_attention_layernorm.weight", (self.dim,), None, False)
-        if self.activation == "swiglu":
+        if self.is_gated:
             yield Weight(f"{ffn}.gate_proj.weight", (self.ffn_dim, self.dim), 0.02, True)
         yield Weight(f"{ffn}.up_proj.weight", (self.ffn_dim, self.dim), 0.02, True)
         yield Weight(f"{ffn}.down_proj.weight", (self.dim, self.ffn_dim), small, True)

@@ -1,4 +1,4 @@
-"""Loss and gradients of a batch: the forward pass, and the same backwards.
+"""Loss and gradients of a batch: the forward pass and the backward pass.
 
 The logits of all rows would often be the largest tensor by far, so the output layer, the loss and
 their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.lm.ops`.
@@ -19,13 +19,13 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
-ROW_ALIGNMENT = 64  # float32 rows of one number: a block of so many begins at 256 bytes
+ROW_ALIGNMENT = 64  # float32 rows of one number: a block of this many begins at 256 bytes
 IGNORED = np.uint32(0xFFFFFFFF)  # a target that does not count
 
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """What the host writes before a batch: ids, targets and how equal ids are grouped."""
+    """Tensors that the host writes before a batch: ids, targets and how equal ids are grouped."""
 
     tokens: Tensor  # uint32 (N,)
     targets: Tensor  # uint32 (N,)
@@ -65,21 +65,21 @@ class LayerGradients:
         self.k = tensor("keys", config.kv_dim)
         self.v = tensor("values", config.kv_dim)
         self.activated = tensor("the activation", config.ffn_dim)
-        self.gate = tensor("the gate", config.ffn_dim) if config.activation == "swiglu" else None
+        self.gate = tensor("the gate", config.ffn_dim) if config.is_gated else None
         self.up = tensor("up", config.ffn_dim)
 
 
 class LossGraph:
     """The loss of a batch of B sequences of T tokens.
 
-    With `gradients` (by weight name) it can also add the loss's gradients to them. What the host
-    gives for a batch: `write_batch`; for a step: `loss_params`.
+    With `gradients` (by weight name) it can also add the loss's gradients to them. The host writes
+    each batch by `write_batch`, and `loss_params` before each step.
     """
 
     def __init__(
         self, model: Model, batch: int, seq: int, gradients: dict[str, Tensor] | None = None
     ) -> None:
-        """Make all activations; only one layer's where there are no gradients to find."""
+        """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
         self.rows = batch * seq
         ops, config = model.operations, model.config
@@ -114,7 +114,7 @@ class LossGraph:
         yield from [shared] * config.layers
 
     def write_batch(self, tokens: NDArray[np.uint32], targets: NDArray[np.uint32]) -> None:
-        """Give ids and targets, both (B, T) and checked, for the next run."""
+        """Write ids and targets, both (B, T) and checked, for the next run."""
         ops = self.model.operations
         ops.write(self.inputs.tokens, tokens)
         ops.write(self.inputs.targets, targets)
@@ -131,7 +131,7 @@ class LossGraph:
             self._record_block_loss(start, stop)
 
     def record_gradients(self) -> None:
-        """Record forward and backward: `losses`, and the gradients added to what is there."""
+        """Record both passes: write `losses`, and add the gradients to the tensors given."""
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
@@ -141,6 +141,7 @@ class LossGraph:
             hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
             ops.linear_backward_weight(logits, hidden, head)
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
+        # Backward norms add to the gradient of their input: the residual stream collects them.
         ops.fill_zero(inside.residual)
         last = self._activations[-1].out
         ops.rms_norm_backward(
@@ -193,7 +194,7 @@ class LossGraph:
         return LayerWeights.of(self._gradients, layer)
 
     def _record_ffn_backward(self, layer: int) -> None:
-        """From the gradient of a layer's output to that of the residual stream in its middle."""
+        """Record the way from the gradient of a layer's output to that in its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
         ops.linear_backward_weight(g.residual, a.activated, d.down)
@@ -212,7 +213,7 @@ class LossGraph:
         )
 
     def _record_attention_backward(self, layer: int) -> None:
-        """From the gradient in a layer's middle to that of its input."""
+        """Record the way from the gradient in a layer's middle to that of its input."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
         ops.linear_backward_weight(g.residual, a.attended, d.attention_out)

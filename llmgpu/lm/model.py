@@ -11,19 +11,17 @@ arXiv 2302.13971. Shape letters are those of `llmgpu.lm.ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.attention import AttentionShape
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import AttentionShape, Operations
 from llmgpu.lm.ops.rotary import rotary_tables
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -89,7 +87,7 @@ class LayerActivations:
         def tensor(role: str, *widths: int) -> Tensor:
             return operations.tensor(f"{name} {role}", (rows, *widths))
 
-        gated = config.activation == "swiglu"
+        gated = config.is_gated
         return cls(
             attention_normed=tensor("attention norm", config.dim),
             attention_inverse_rms=tensor("attention norm's scale"),
@@ -111,15 +109,15 @@ class LayerActivations:
 class Model:
     """Weights in the memory of a backend.
 
-    weights: float32, by name. working: what products read; half-precision copies of the matrices
-    where the model computes with those, otherwise the weights themselves.
+    weights: float32, by name. half_copies: the matrices in half precision, if the model computes
+    with those. working: what products read, the half-precision copy of a weight if it has one.
     """
 
     def __init__(self, operations: Operations, config: ModelConfig, *, half: bool = False) -> None:
         """Make all weights, zeros at first.
 
         Raises:
-            DeviceError: half precision on a device without it, or memory is used up.
+            DeviceError: half precision on a device without it, or no memory left.
         """
         if half and not operations.has_half_precision:
             raise DeviceError(
@@ -130,14 +128,14 @@ class Model:
         self.weights = {
             weight.name: operations.tensor(weight.name, weight.shape) for weight in config.weights()
         }
-        self.mirrors = {
+        self.half_copies = {
             weight.name: operations.tensor(f"{weight.name} in half", weight.shape, np.float16)
             for weight in config.weights()
             if half and weight.decays
         }
-        self.working = {**self.weights, **self.mirrors}
+        self.working = {**self.weights, **self.half_copies}
         self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
-        positions = config.seq_len + 1  # one more for rows that stand for nothing
+        positions = config.seq_len + 1  # one more for rows that are not in use
         cosines, sines = rotary_tables(positions, config.head_dim, config.rope_theta)
         self.cosines = operations.tensor("cosines", cosines.shape)
         self.sines = operations.tensor("sines", sines.shape)
@@ -158,19 +156,14 @@ class Model:
             }.__getitem__
         )
 
-    def load(self, values: Callable[[str], NDArray[Any]]) -> None:
+    def load(self, values: Callable[[str], AnyArray]) -> None:
         """Write all weights, each as `values` gives it by name, and their copies."""
         for name, tensor in self.weights.items():
             self.operations.write(tensor, values(name))
         with self.operations.record("half copies") as program:
-            for name, mirror in self.mirrors.items():
-                self.operations.cast_f32_to_f16(self.weights[name], mirror)
-        self.operations.run(program)  # type: ignore[arg-type]
-
-    def read_weights(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield all weights by name, one at a time."""
-        for name, tensor in self.weights.items():
-            yield name, self.operations.read(tensor)
+            for name, half_copy in self.half_copies.items():
+                self.operations.cast_f32_to_f16(self.weights[name], half_copy)
+        self.operations.run(program)
 
     def record_layer(
         self,

@@ -1,4 +1,4 @@
-"""What a training run is asked for, apart from the sizes of the model."""
+"""The options of a training run, apart from the sizes of the model."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from llmgpu.errors import InputError
-from llmgpu.lm.runs.schedule import LearningRate
+from llmgpu.lm.optimizers import OPTIMIZERS
+from llmgpu.lm.schedule import LearningRate
 
 Precision = Literal["f32", "f16"]
-OptimizerName = Literal["adamw", "adamw-8bit"]
-
-PRECISIONS: tuple[str, ...] = get_args(Precision)
-OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Everything that decides what a run computes; two runs with the same are the same.
+    """Everything that decides what a run computes: equal options and tokens make equal runs.
 
     batch_size: sequences at a time. grad_accum: batches a step. steps: optimizer steps in all.
     learning_rate rises over warmup_steps and falls by a cosine to min_learning_rate.
-    weight_decay: on matrices only. grad_clip: largest global norm of the gradients, 0: any.
-    precision: "f16" computes with half-precision copies of the matrices. sparse_embedding: update
-    only the rows of the embedding table whose ids came up (not with a tied table).
-    evaluation_fraction: of the text, kept out of training. evaluation_batches: how many at most.
+    weight_decay: on matrices only. grad_clip: global norm that gradients are clipped to; 0 disables
+    clipping. precision: "f16" computes with half-precision copies of the matrices. optimizer: a
+    name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that came up (not
+    with a tied table). evaluation_fraction: of the text, held out of training.
+    evaluation_batches: the most that an evaluation takes.
     """
 
     batch_size: int = 8
@@ -43,25 +42,30 @@ class TrainOptions:
     z_loss: float = 1e-4
     seed: int = 1337
     precision: Precision = "f32"
-    optimizer: OptimizerName = "adamw"
+    optimizer: str = "adamw"
     sparse_embedding: bool = False
     evaluation_fraction: float = 0.01
     evaluation_batches: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check each value, and that they fit together."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{field.name} is {value}, it must be a number of at least 0")
+                raise InputError(f"{field.name} is {value}, it must be 0 or more")
         for name in ("batch_size", "grad_accum", "steps"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
         for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction"):
             if getattr(self, name) >= 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be less than 1")
-        if self.sparse_embedding and self.optimizer != "adamw":
-            raise InputError(f"sparse_embedding goes with adamw, not with {self.optimizer}")
+        if self.precision not in PRECISIONS:
+            raise InputError(f"precision is {self.precision}, use one of {', '.join(PRECISIONS)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise InputError(f"optimizer is {self.optimizer}, use one of {', '.join(OPTIMIZERS)}")
+        if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
+            able = ", ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
+            raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
 
@@ -71,7 +75,7 @@ class TrainOptions:
         return self.batch_size * self.grad_accum
 
     def schedule(self) -> LearningRate:
-        """Return the learning rate's schedule; LlmgpuError if its numbers do not fit together."""
+        """Return the schedule of the learning rate; LlmgpuError if its numbers do not fit."""
         return LearningRate(
             peak=self.learning_rate,
             minimum=self.min_learning_rate,

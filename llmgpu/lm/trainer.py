@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +23,12 @@ from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 
-QUEUED_STEPS = 2  # steps given to the device ahead of the one that is awaited
+QUEUED_STEPS = 2  # steps that the device may have in hand while the host prepares the next
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step found: mean loss of its targets, norm of the gradients before clipping."""
+    """Results of a step: mean loss of its targets, norm of the gradients before clipping."""
 
     loss: float
     grad_norm: float
@@ -46,12 +45,12 @@ class Trainer:
     def __init__(
         self, operations: Operations, config: ModelConfig, options: TrainOptions, slots: int
     ) -> None:
-        """Make everything in memory and record the programs; the weights are zeros yet.
+        """Make all tensors and record the programs; the weights are still zeros.
 
         Raises:
-            DeviceError: the device has no memory for it, or lacks what it takes.
+            DeviceError: the device has too little memory, or lacks half precision.
         """
-        self._ops: Any = operations
+        self._ops = operations
         self.options = options
         self.step = 0
         self.slots = slots
@@ -79,7 +78,7 @@ class Trainer:
             self.graph.record_losses()
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
-        """Start one step on `grad_accum` batches; `results` tells what it found."""
+        """Start one step on `grad_accum` batches; `results` returns what it found."""
         count = sum(self._valid(targets) for _, targets in batches)
         self._write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
         self.updates.write_step(self.step, learning_rate, count)
@@ -107,16 +106,16 @@ class Trainer:
             yield targets, self._ops.read(self.graph.losses).reshape(targets.shape)
 
     def results(self, count: int) -> list[StepResult]:
-        """Return what the last `count` steps found, at most `slots`, in order."""
+        """Return the results of the last `count` steps, at most `slots`, in order."""
         history = self._ops.read(self.updates.history)
         steps = range(max(0, self.step - min(count, self.slots)), self.step)
         rows = [history[step % self.slots].tolist() for step in steps]
         return [StepResult(loss, norm, scale, bool(bad)) for loss, norm, scale, bad in rows]
 
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
-        """Repeat a step that was bad, and say what was not finite in it.
+        """Repeat a bad step, and return an error that names what was not finite.
 
-        step: from 0; the weights are still those before it. batches: those it was taken on.
+        step: from 0; the weights are still those before it. batches: those of the step.
         """
         self._ops.write(self.updates.stats, np.zeros(4, np.float32))
         self.step = step
@@ -129,11 +128,11 @@ class Trainer:
         remedies = "a lower --lr, more --warmup-steps" + (" or --precision f32" if half else "")
         return TrainingError(
             f"step {step + 1}: the {what} is not finite (loss {record.loss:g}), so the weights "
-            f"were left as they were; try {remedies}"
+            f"were left unchanged; try {remedies}"
         )
 
     def source(self, tensor: Tensor) -> TensorSource:
-        """Return a tensor as a file of tensors takes it."""
+        """Return a tensor as `write_tensors` takes it."""
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
 
     def _write_loss_params(self, count: int, label_smoothing: float, z_loss: float) -> None:

@@ -1,36 +1,35 @@
-"""Changing the weights: gradients, clipping by their global norm, and AdamW's moments.
+"""Changing the weights: gradients, clipping by their global norm, and the optimizer's state.
 
-The norm and the factor that clips never leave the device. Each step leaves a line in `history`,
+The norm and the factor that clips never leave the device. Each step leaves a row in `history`,
 which the host reads now and then. A step whose loss or norm is not finite changes nothing, and
-nothing changes after it until the host has had a look.
+neither does any later step until the host clears the mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.model import EMBEDDING, Model
-from llmgpu.lm.moments import CodedMoments, FloatMoments, Moments, RowMoments, Updated
 from llmgpu.lm.ops.hyper import HYPER, AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
+from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import TrainOptions
 
-SUM_WIDTH = 64  # float32 a batch of a step has for its loss, so that each begins at 256 bytes
+SUM_WIDTH = 64  # columns of the sums of losses, so that each row begins at 256 bytes
 
 
 class Updates:
-    """Gradients and moments of a model's weights.
+    """Gradients of a model's weights, and the optimizer's state.
 
-    gradients: float32, by weight name. stats: what the last step found, see `finalize_grad_stats`.
+    gradients, states: by weight name. stats: results of the last step, see `finalize_grad_stats`.
     rows: with sparse updates, the rows of the embedding table that a step updates.
-    history: (slots, 4) loss, norm, clip scale and whether the step was bad, by step modulo slots.
-    loss_sums: (grad_accum, SUM_WIDTH), the first of a row is the sum of a batch's losses.
+    history: (slots, 4) loss, norm, clip scale and whether the step was bad; row step % slots.
+    loss_sums: (grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses.
     """
 
     def __init__(self, model: Model, options: TrainOptions, slots: int) -> None:
@@ -43,8 +42,8 @@ class Updates:
             for name, tensor in model.weights.items()
         }
         self.rows = self._make_rows() if options.sparse_embedding else None
-        self.moments = {
-            name: self._make_moments(name, tensor) for name, tensor in model.weights.items()
+        self.states = {
+            name: self._make_state(name, tensor) for name, tensor in model.weights.items()
         }
         self.partials = ops.tensor("partial norms", (len(self.gradients), NORM_PARTIALS))
         self.stats = ops.tensor("gradient statistics", (4,))
@@ -57,15 +56,15 @@ class Updates:
         count = self._options.sequences * self._model.config.seq_len
         return self._model.operations.tensor("updated rows", (count,), np.uint32)
 
-    def _make_moments(self, name: str, weight: Tensor) -> Moments:
+    def _make_state(self, name: str, weight: Tensor) -> WeightState:
         operations = self._model.operations
-        if self.rows is not None and name == EMBEDDING:
-            return RowMoments(FloatMoments.make(operations, weight), self.rows)
-        kind = CodedMoments if self._options.optimizer == "adamw-8bit" else FloatMoments
-        return kind.make(operations, weight)
+        optimizer = OPTIMIZERS[self._options.optimizer]
+        if self.rows is not None and name == EMBEDDING and optimizer.make_rows is not None:
+            return optimizer.make_rows(operations, weight, self.rows)
+        return optimizer.make(operations, weight)
 
     def write_rows(self, batches: Sequence[Batch]) -> None:
-        """Give the rows that a step's batches look up, once the former ones' gradients are zero."""
+        """Write which rows a step's batches look up; the last step's rows are clear by now."""
         if self.rows is not None:
             rows = np.full(self.rows.shape, IGNORED_TARGET, np.uint32)
             distinct = np.unique(np.concatenate([tokens.reshape(-1) for tokens, _ in batches]))
@@ -73,7 +72,7 @@ class Updates:
             self._model.operations.write(self.rows, rows)
 
     def write_step(self, step: int, learning_rate: float, count: int) -> None:
-        """Give the numbers of step `step` (from 0), whose batches have `count` valid targets."""
+        """Write the numbers of step `step` (from 0), whose batches have `count` valid targets."""
         options = self._options
         adamw = AdamW(
             beta1=options.beta1,
@@ -109,28 +108,28 @@ class Updates:
 
     def _record_weight(self, name: str, *, decays: bool) -> None:
         model = self._model
-        updated = Updated(
+        update = WeightUpdate(
             model.weights[name],
             self.gradients[name],
             self.stats,
             self._hyper,
             decays,
-            model.mirrors.get(name),
+            model.half_copies.get(name),
         )
-        self.moments[name].record_update(model.operations, updated)
+        model.operations.update_weight(self.states[name], update)
 
     def bad_tensors(self) -> list[str]:
         """Return the weights whose gradients' norms were not finite in the last step."""
         partials = self._model.operations.read(self.partials)
-        finite = np.isfinite(partials).all(axis=1)
-        return [name for name, good in zip(self.gradients, finite, strict=True) if not good]
+        sums = zip(self.gradients, partials, strict=True)
+        return [name for name, squares in sums if not np.isfinite(squares).all()]
 
-    def moment_tensors(self) -> Iterator[Tensor]:
-        """Yield all tensors of the moments, each with a name of its own."""
-        for moments in self.moments.values():
-            yield from moments.tensors
+    def state_tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors of the optimizer's state; each has its own name."""
+        for state in self.states.values():
+            yield from state.tensors
 
-    def write_moments(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Write all moments, by name."""
-        for tensor in self.moment_tensors():
+    def write_state(self, values: Mapping[str, AnyArray]) -> None:
+        """Write the optimizer's state, by the names of its tensors."""
+        for tensor in self.state_tensors():
             self._model.operations.write(tensor, values[tensor.name])

@@ -165,7 +165,7 @@ def test_a_run_goes_on_with_its_own_tokens_only(llmgpu: Run, corpus: Path, vocab
 def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     command = (*TRAIN, "--steps", "2", "--device", "cpu")
     assert llmgpu(*command).returncode == 0
-    fails(llmgpu(*command), 1, "run holds a run already: use --resume")
+    fails(llmgpu(*command), 1, "run already has a run: use --resume")
     fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "learning_rate is 1.0, the run in")
     fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has done 2 already")
     assert llmgpu(*command, "--resume").returncode == 0  # nothing is left to do

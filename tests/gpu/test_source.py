@@ -13,30 +13,19 @@ from llmgpu.bpe.plain import recount_gpu as train_recount
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.source import compose, kernel_names, read_wgsl
-from llmgpu.lm.ops import block_codes, optimizer, optimizer_8bit
+from llmgpu.gpu.source import Line, compose, kernel_source, read_wgsl
+from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.hyper import HYPER
+from llmgpu.lm.optimizers import adamw_8bit
 from tests.gpu.wgsl import shader_constants, struct_fields
 
 WGSL = Path(__file__).parents[2] / "wgsl"
 KERNELS = sorted(
-    kernel
+    path.relative_to(WGSL).as_posix()
     for path in WGSL.rglob("*.wgsl")
     if "@compute" in path.read_text(encoding="utf-8")
-    for kernel in kernel_names(str(path.relative_to(WGSL)))
 )
 HEADER_LINE = re.compile(r"^// binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\b", re.MULTILINE)
-
-
-def header(kernel: str) -> str:
-    """The text that leads up to a kernel, from the end of the one before it in the file."""
-    file, _, name = kernel.partition(":")
-    text = read_wgsl(file)
-    return (
-        text
-        if not name
-        else text.split(f"fn {name}(")[0].rpartition("@compute")[0].rpartition("@compute")[2]
-    )
 
 
 def uses_half_precision(kernel: str) -> bool:
@@ -57,7 +46,7 @@ def test_every_kernel_compiles(any_device: Device, file: str) -> None:
 def test_headers_list_the_bindings(file: str) -> None:
     source = compose(file, {"scan": "common/scan_shared.wgsl"})
     declared = [(b.index, b.name, b.access) for b in source.bindings]
-    listed = [(int(i), name, access) for i, name, access in HEADER_LINE.findall(header(file))]
+    listed = [(int(i), name, access) for i, name, access in HEADER_LINE.findall(read_wgsl(file))]
     assert listed == declared
     assert [index for index, _, _ in declared] == list(range(len(declared)))
 
@@ -95,13 +84,27 @@ def test_constants_are_those_of_the_host() -> None:
         assert shader[name] == encode_gpu.NONE
     shader = shader_constants("trie/01_long_exit.wgsl")
     assert shader["MAX_CHUNK"] == encode_gpu.MAX_CHUNK_BYTES
-    assert shader_constants(optimizer.KERNELS)["NORM_PARTIALS"] == optimizer.NORM_PARTIALS
-    assert shader_constants(optimizer_8bit.KERNELS)["BLOCK"] == block_codes.BLOCK
+    shader = shader_constants("lm/12_reduce_norm_sq.wgsl")
+    assert shader["NORM_PARTIALS"] == optimizer.NORM_PARTIALS
+    assert shader_constants("lm/adamw_8bit.wgsl")["BLOCK"] == adamw_8bit.BLOCK
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(DeviceError, match=r"wgsl/no/such\.wgsl is missing"):
         compose("no/such.wgsl", {})
+
+
+@pytest.mark.parametrize("name", ["half", "lookup"])
+def test_a_file_without_a_kernel_is_refused(name: str) -> None:
+    with pytest.raises(DeviceError, match=rf"wgsl/lm/{name}.wgsl has 0 entry points"):
+        compose(f"lm/{name}.wgsl", {})
+
+
+def test_a_text_of_two_kernels_is_refused() -> None:
+    text = "@compute @workgroup_size(1)\nfn one() {}\n@compute @workgroup_size(1)\nfn two() {}"
+    lines = [Line(line, "two.wgsl", number) for number, line in enumerate(text.splitlines(), 1)]
+    with pytest.raises(DeviceError, match=r"wgsl/two.wgsl has 2 entry points instead of one"):
+        kernel_source(lines, "two.wgsl")
 
 
 def test_an_unknown_constant_does_not_compile(device: Device) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import Operations
 from tests.conftest import require_adapter
 
 

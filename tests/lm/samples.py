@@ -12,6 +12,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.model import Model
 
 END = "<|end|>"
 
@@ -37,6 +38,11 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
         ).astype(np.float32)
         for weight in config.weights()
     }
+
+
+def read_weights(model: Model) -> dict[str, NDArray[np.float32]]:
+    """Return a model's weights by name."""
+    return {name: model.operations.read(tensor) for name, tensor in model.weights.items()}
 
 
 def moments(config: ModelConfig, seed: int) -> dict[str, NDArray[Any]]:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.trainer import Trainer
 from tests.lm.ops.checking import assert_close
+from tests.lm.samples import read_weights
 from tests.reference.lm.llama import Llama
 from tests.reference.lm.recorded_run import recorded, reference_setup
 
@@ -54,7 +57,7 @@ def test_gradients_are_those_of_the_float64_model(
     count = int(np.count_nonzero(targets < config.vocab_size))
     model = Model(operations, config)
     model.initialise(5)
-    model.load({name: values * 3 for name, values in model.read_weights()}.__getitem__)
+    model.load({name: values * 3 for name, values in read_weights(model).items()}.__getitem__)
     gradients = {name: operations.tensor(name, t.shape) for name, t in model.weights.items()}
     graph = LossGraph(model, batch, config.seq_len, gradients)
     params = [1 / count, 0.1, 1e-3, 1 / config.padded_vocab_size]
@@ -63,7 +66,7 @@ def test_gradients_are_those_of_the_float64_model(
         graph.record_gradients()
     graph.write_batch(tokens, targets)
     run(operations, program)
-    weights = {name: values.astype(np.float64) for name, values in model.read_weights()}
+    weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
     reference = Llama(config, weights)
     loss, expected = reference.loss_and_gradients(tokens, targets, smoothing=0.1, z_weight=1e-3)
     assert operations.read(graph.losses).sum() / count == pytest.approx(loss, rel=1e-5)
@@ -112,18 +115,24 @@ def test_half_precision_follows_single_precision(operations: Operations) -> None
     trainer = reference_trainer(operations, precision="f16")
     losses = losses_of(trainer, 20)
     np.testing.assert_allclose(losses, recorded()["float32"]["losses"][:20], rtol=1e-3)
-    for name, mirror in trainer.model.mirrors.items():
+    for name, half_copy in trainer.model.half_copies.items():
         master = operations.read(trainer.model.weights[name])
-        np.testing.assert_array_equal(operations.read(mirror), master.astype(np.float16))
+        np.testing.assert_array_equal(operations.read(half_copy), master.astype(np.float16))
 
 
 def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
     trainers = [reference_trainer(operations) for _ in range(2)]
     assert losses_of(trainers[0], 5) == losses_of(trainers[1], 5)
-    for (name, one), (_, other) in zip(
-        *(trainer.model.read_weights() for trainer in trainers), strict=True
-    ):
-        np.testing.assert_array_equal(one, other, err_msg=name)
+    one, other = (read_weights(trainer.model) for trainer in trainers)
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+def test_trainings_on_one_device_do_not_share_memory(device: Device) -> None:
+    alone = losses_of(reference_trainer(open_operations(device)), 4)
+    trainers = [reference_trainer(open_operations(device)) for _ in range(2)]
+    taken = [[losses_of(trainer, 1)[0] for trainer in trainers] for _ in range(4)]
+    assert taken == [[loss, loss] for loss in alone]
 
 
 def test_accumulated_batches_are_one_large_batch(operations: Operations) -> None:
@@ -149,12 +158,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_explained(
     broken = operations.read(trainer.model.weights[name])
     broken[3, 4] = np.inf
     operations.write(trainer.model.weights[name], broken)
-    before = dict(trainer.model.read_weights())
+    before = read_weights(trainer.model)
     batches = [[batch] for batch in reference_setup().batches[2:4]]
     for step in batches:
         trainer.take_step(step, 1e-3)
     assert [result.is_bad for result in trainer.results(2)] == [True, True]
-    for key, values in trainer.model.read_weights():
+    for key, values in read_weights(trainer.model).items():
         np.testing.assert_array_equal(values, before[key])
     error = trainer.explain_bad_step(2, batches[0])
     assert "step 3: the gradient of model." in str(error)
@@ -163,12 +172,12 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_explained(
 
 def test_a_batch_without_targets_changes_only_by_decay(operations: Operations) -> None:
     trainer = reference_trainer(operations, weight_decay=0.0)
-    before = dict(trainer.model.read_weights())
+    before = read_weights(trainer.model)
     tokens, targets = reference_setup().batches[0]
     trainer.take_step([(tokens, np.full_like(targets, IGNORED_TARGET))], 1e-3)
     result = trainer.results(1)[0]
     assert (result.loss, result.grad_norm, result.is_bad) == (0, 0, False)
-    for name, values in trainer.model.read_weights():
+    for name, values in read_weights(trainer.model).items():
         np.testing.assert_array_equal(values, before[name])
 
 

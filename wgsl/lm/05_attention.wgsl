@@ -1,10 +1,18 @@
-// Causal attention with grouped heads.
+// attention: causal attention with grouped heads.
 //
 //   out[t] = sum over u <= t of p[t, u] v[u],  p[t, u] = exp(scale q[t] . k[u] - log_sum_exp[t])
 //
 // Head h of H uses head h / (H / K) of the K heads of keys and values; scale = 1 / sqrt(D). Scores
 // are never stored: with m the largest score so far, sums of exp(score - m) are kept, and rescaled
 // when m grows (M. Milakov, N. Gimelshein, arXiv 1805.02867; T. Dao et al., FlashAttention, 2205.14135).
+//
+// binding 0  params       uniform     sizes
+// binding 1  q            read        (N, H * D)
+// binding 2  k            read        (N, K * D)
+// binding 3  v            read        (N, K * D)
+// binding 4  out          read_write  (N, H * D)
+// binding 5  log_sum_exp  read_write  (N, H)
+// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 //!include lm/attention_tiles.wgsl
 
 const LOWEST: f32 = -3.0e38; // the score of what is not to be seen
@@ -15,14 +23,6 @@ struct RowNumbers {
     lower: vec4<f32>,
 }
 
-// attention
-// binding 0  params       uniform     sizes
-// binding 1  q            read        (N, H * D)
-// binding 2  k            read        (N, K * D)
-// binding 3  v            read        (N, K * D)
-// binding 4  out          read_write  (N, H * D)
-// binding 5  log_sum_exp  read_write  (N, H)
-// dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
 
@@ -45,6 +45,16 @@ fn attention(
     }
 }
 
+fn quad_of(source: u32, i: u32) -> vec4<f32> {
+    if (source == Q) {
+        return q[i];
+    }
+    if (source == K) {
+        return k[i];
+    }
+    return v[i];
+}
+
 fn attend(query: Corner, keys: Corner, local_index: u32) {
     var result = Block();
     var wide = Block();
@@ -53,7 +63,7 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     let end = min(query.row + BLOCK_ROWS, params.seq);
     for (var first = 0u; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
-        var p = query_key_scores(query, key, local_index);
+        var p = scores_of(Q, query, K, key, local_index);
         if (first + BLOCK_ROWS > query.row) {
             p = hide_later(p, query, key, local_index);
         }
@@ -66,9 +76,10 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
         );
         sum.upper = fma(sum.upper, factor.upper, row_sum(p.upper));
         sum.lower = fma(sum.lower, factor.lower, row_sum(p.lower));
-        result = add_values(scaled(result, factor), p, key, local_index);
+        result = add_weighted_rows(scaled(result, factor), p, V, key, local_index);
         if (HEAD_QUADS > LANES) {
-            wide = add_values(scaled(wide, factor), p, moved(key, 0u, LANES), local_index);
+            let right = moved(key, 0u, LANES);
+            wide = add_weighted_rows(scaled(wide, factor), p, V, right, local_index);
         }
     }
     sum = sum_of_lanes(sum, local_index);
@@ -160,20 +171,6 @@ fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
         exp2(params.log2_scale * (scores[2] - largest.z)),
         exp2(params.log2_scale * (scores[3] - largest.w)),
     );
-}
-
-// result + (weights) (columns of V from the corner on); `weights` are the thread's own.
-fn add_values(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
-    var sum = result;
-    var piece = load_v(corner, LANES, local_index);
-    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
-        stage_piece(piece, weights, row - piece_rows(), local_index);
-        if (row < BLOCK_ROWS) {
-            piece = load_v(moved(corner, row, 0u), LANES, local_index);
-        }
-        sum = add_piece(sum, local_index);
-    }
-    return sum;
 }
 
 // The same for all lanes of a group: the first one stores them.

@@ -1,23 +1,23 @@
-// Attention of new rows against a cache of keys and values, for generation.
+// attention_cached: attention of new rows to a cache of keys and values, for generation.
 //
 //   out[n] = sum over u <= positions[n] of p[n, u] v[u],  p[n, u] ~ exp(scale q[n] . k[u])
 //
 // Heads are grouped and sums kept as in 05_attention.wgsl, a workgroup's size of keys at a time.
+//
+// binding 0  params     uniform     sizes; seq is L
+// binding 1  q          read        (N, H * D)
+// binding 2  k          read        (L, K * D)
+// binding 3  v          read        (L, K * D)
+// binding 4  positions  read        (N,)
+// binding 5  out        read_write  (N, H * D)
+// dispatch: one workgroup a head of a row
 //!include common/reduce.wgsl
-//!include lm/attention_tiles.wgsl
+//!include lm/attention_params.wgsl
 
 const LOWEST: f32 = -3.0e38; // the score of a thread without a key
 
-// attention_cached
-// binding 0  params      uniform     sizes; seq is L
-// binding 1  q           read        (N, H * D)
-// binding 2  k           read        (L, K * D)
-// binding 3  v           read        (L, K * D)
-// binding 4  positions   read        (N,)
-// binding 5  cached_out  read_write  (N, H * D)
-// dispatch: one workgroup a head of a row
 @group(0) @binding(4) var<storage, read> positions: array<u32>;
-@group(0) @binding(5) var<storage, read_write> cached_out: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> out: array<vec4<f32>>;
 
 var<workgroup> sh_exponentials: array<f32, WORKGROUP_SIZE>;
 var<workgroup> sh_parts: array<vec4<f32>, WORKGROUP_SIZE>;
@@ -70,7 +70,7 @@ fn attend_to_cache(query: u32, kv_head: u32, keys: u32, local_index: u32) {
         for (var part = 1u; part < slices; part++) {
             result += sh_parts[part * HEAD_QUADS + local_index];
         }
-        cached_out[query * HEAD_QUADS + local_index] = result / total;
+        out[query * HEAD_QUADS + local_index] = result / total;
     }
 }
 
@@ -80,27 +80,4 @@ fn cached_score(query: u32, key: u32) -> f32 {
         score += dot(q[query * HEAD_QUADS + quad], k[key * HEAD_QUADS + quad]);
     }
     return score * params.log2_scale;
-}
-
-// cache_append
-// binding 0  appended          read        (N, K * D)
-// binding 1  cache             read_write  (L, K * D)
-// binding 2  append_positions  read        (N,)
-// binding 3  append_dims       uniform     elements, width
-// dispatch: one thread an element
-@group(0) @binding(0) var<storage, read> appended: array<f32>;
-@group(0) @binding(1) var<storage, read_write> cache: array<f32>;
-@group(0) @binding(2) var<storage, read> append_positions: array<u32>;
-@group(0) @binding(3) var<uniform> append_dims: vec4<u32>;
-
-@compute @workgroup_size(WORKGROUP_SIZE)
-fn cache_append(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
-    @builtin(local_invocation_index) local_index: u32,
-) {
-    let i = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
-    if (i < append_dims.x) {
-        cache[append_positions[i / append_dims.y] * append_dims.y + i % append_dims.y] = appended[i];
-    }
 }

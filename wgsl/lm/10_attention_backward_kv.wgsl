@@ -1,14 +1,10 @@
-// Gradients of causal attention (05_attention.wgsl), of keys and values.
+// attention_backward_kv: the gradients of attention's keys and values.
 //
-//   p[t, u]    = exp(scale q[t] . k[u] - log_sum_exp[t])           for u <= t
-//   ds[t, u]   = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
 //   grad_k[u]  = sum over the heads of the group and t of ds[t, u] q[t]
 //   grad_v[u]  = sum over the heads of the group and t of p[t, u] grad_out[t]
 //
-// Probabilities are computed anew from what the forward pass left; every sum has a fixed order.
-//!include lm/attention_gradients.wgsl
-
-// attention_backward_kv
+// ds and probabilities: attention_gradients.wgsl.
+//
 // binding 0  params       uniform     sizes
 // binding 1  q            read        (N, H * D)
 // binding 2  k            read        (N, K * D)
@@ -20,6 +16,8 @@
 // binding 8  grad_v       read_write  (N, K * D)
 // dispatch: one workgroup 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
 // ones first; scores of wider heads are computed twice, which keeps accumulators in registers
+//!include lm/attention_gradients.wgsl
+
 @group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;
 @group(0) @binding(8) var<storage, read_write> grad_v: array<vec4<f32>>;
 
@@ -56,49 +54,18 @@ fn gather_key(key: Corner, quad: u32, local_index: u32) {
             let columns = moved(query, 0u, quad);
             let queries = lane_rows(first, local_index);
             let logs = query_logs(query, queries);
-            var p = key_query_scores(key, query, local_index);
+            var p = scores_of(K, key, Q, query, local_index);
             p.upper = key_probabilities(p.upper, logs, upper, queries);
             p.lower = key_probabilities(p.lower, logs, lower, queries);
-            from_v = add_grad_out(from_v, p, columns, local_index);
-            var ds = value_grad_scores(key, query, local_index);
+            from_v = add_weighted_rows(from_v, p, GRAD_OUT, columns, local_index);
+            var ds = scores_of(V, key, GRAD_OUT, query, local_index);
             let deltas = query_deltas(query, queries);
             ds.upper = key_score_gradients(p.upper, ds.upper, deltas);
             ds.lower = key_score_gradients(p.lower, ds.lower, deltas);
-            from_k = add_queries(from_k, ds, columns, local_index);
+            from_k = add_weighted_rows(from_k, ds, Q, columns, local_index);
         }
     }
     store_grad_kv(moved(key, 0u, quad), from_k, from_v, local_index);
-}
-
-// K Q^T and V grad_out^T of keys that are own rows and queries that are other rows.
-fn key_query_scores(key: Corner, query: Corner, local_index: u32) -> Block {
-    var scores = Block();
-    var own = load_k(key, DEPTH_QUADS, local_index);
-    var other = load_q(query, DEPTH_QUADS, local_index);
-    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
-        stage_scores(own, other, local_index);
-        if (quad < HEAD_QUADS) {
-            own = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
-            other = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
-        }
-        scores = add_scores(scores, local_index);
-    }
-    return scores;
-}
-
-fn value_grad_scores(key: Corner, query: Corner, local_index: u32) -> Block {
-    var scores = Block();
-    var own = load_v(key, DEPTH_QUADS, local_index);
-    var other = load_grad_out(query, DEPTH_QUADS, local_index);
-    for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
-        stage_scores(own, other, local_index);
-        if (quad < HEAD_QUADS) {
-            own = load_v(moved(key, 0u, quad), DEPTH_QUADS, local_index);
-            other = load_grad_out(moved(query, 0u, quad), DEPTH_QUADS, local_index);
-        }
-        scores = add_scores(scores, local_index);
-    }
-    return scores;
 }
 
 // Rows are own keys, columns the lane's queries.
@@ -122,33 +89,6 @@ fn key_score_gradients(
         p[2] * (slopes[2] - deltas),
         p[3] * (slopes[3] - deltas),
     );
-}
-
-// result + (weights) (columns of grad_out, or of Q, from the corner on).
-fn add_grad_out(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
-    var sum = result;
-    var piece = load_grad_out(corner, LANES, local_index);
-    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
-        stage_piece(piece, weights, row - piece_rows(), local_index);
-        if (row < BLOCK_ROWS) {
-            piece = load_grad_out(moved(corner, row, 0u), LANES, local_index);
-        }
-        sum = add_piece(sum, local_index);
-    }
-    return sum;
-}
-
-fn add_queries(result: Block, weights: Block, corner: Corner, local_index: u32) -> Block {
-    var sum = result;
-    var piece = load_q(corner, LANES, local_index);
-    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
-        stage_piece(piece, weights, row - piece_rows(), local_index);
-        if (row < BLOCK_ROWS) {
-            piece = load_q(moved(corner, row, 0u), LANES, local_index);
-        }
-        sum = add_piece(sum, local_index);
-    }
-    return sum;
 }
 
 fn store_grad_kv(corner: Corner, ds_q: Block, p_g: Block, local_index: u32) {

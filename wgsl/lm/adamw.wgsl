@@ -22,8 +22,3 @@ fn adamw(before: Adamw, g: vec4<f32>, options: Hyper, decays: bool) -> Adamw {
     let kept = select(1.0, 1.0 - options.learning_rate * options.weight_decay, decays);
     return Adamw(kept * before.parameter - step_size * first / denominator, first, second);
 }
-
-// Which elements of vector `i` are among the first `count`.
-fn live_elements(i: u32, count: u32) -> vec4<bool> {
-    return vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(count);
-}

@@ -1,26 +1,26 @@
-// What the kernels of attention's gradients share: what they read, and probabilities anew.
+// What the kernels of attention's gradients share: what they read, and probabilities recomputed.
+//
+//   p[t, u]   = exp(scale q[t] . k[u] - log_sum_exp[t])           for u <= t
+//   ds[t, u]  = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
+//
+// Probabilities are recomputed from what the forward pass left; every sum has a fixed order.
 //!include lm/attention_tiles.wgsl
 
 @group(0) @binding(4) var<storage, read> grad_out: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
 @group(0) @binding(6) var<storage, read> delta: array<f32>;
 
-fn load_grad_out(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
-    let step = THREADS / quads;
-    let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>();
-    values[0] = load_grad_out_row(first, 0u);
-    values[1] = load_grad_out_row(first, step);
-    if (DEPTH_QUADS > 4u) {
-        values[2] = load_grad_out_row(first, 2u * step);
-        values[3] = load_grad_out_row(first, 3u * step);
+fn quad_of(source: u32, i: u32) -> vec4<f32> {
+    if (source == Q) {
+        return q[i];
     }
-    return values;
-}
-
-fn load_grad_out_row(corner: Corner, row: u32) -> vec4<f32> {
-    let inside = is_inside(corner, row, 0u);
-    return select(vec4<f32>(), grad_out[select(0u, source_index(corner, row, 0u), inside)], inside);
+    if (source == K) {
+        return k[i];
+    }
+    if (source == V) {
+        return v[i];
+    }
+    return grad_out[i];
 }
 
 // log_sum_exp of four queries as a score, that is, over the scale; 0 for those beyond the sequence.

@@ -1,4 +1,4 @@
-// What the attention kernels share: products of tiles, one 8 x 4 block of the result a thread.
+// Products of tiles, one 8 x 4 block of the result a thread, which the attention kernels share.
 //
 // A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks
 // over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Thread
@@ -9,29 +9,22 @@
 // All that is multiplied is in blocks of 4 x 4, as mat4x4 values: accumulators are never indexed by a
 // variable, so that they stay in registers. What is staged next is loaded before what is staged is
 // multiplied, so that the memory is at work meanwhile.
-//!include common/workgroup.wgsl
+//
+// The kernel gives quad_of(source, i): vector i of the tensor that `source` stands for. `source` is a
+// constant wherever it is passed, so that no choice is left once functions are inlined.
+//!include lm/attention_params.wgsl
 
-override HEAD_QUADS: u32 = 16u; // head width / 4
 override DEPTH_QUADS: u32 = 4u; // columns / 4 that are staged at a time for scores: 4 or 8
 override TILE_SLOTS: u32 = 160u; // BLOCK_ROWS / 2 * (DEPTH_QUADS + 1)
+
+const Q: u32 = 0u; // sources of tiles
+const K: u32 = 1u;
+const V: u32 = 2u;
+const GRAD_OUT: u32 = 3u;
 
 const LANES: u32 = 16u;
 const BLOCK_ROWS: u32 = 64u;
 const THREADS: u32 = 128u; // BLOCK_ROWS / 8 * LANES
-
-struct AttentionParams {
-    seq: u32, // T, or rows of the cache
-    heads: u32,
-    kv_heads: u32,
-    workgroups: u32,
-    scale: f32, // 1 / sqrt(D)
-    log2_scale: f32, // the same for exponents of 2
-}
-
-@group(0) @binding(0) var<uniform> params: AttentionParams;
-@group(0) @binding(1) var<storage, read> q: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read> k: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read> v: array<vec4<f32>>;
 
 // Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory.
 // Tiles for scores, tiles for results and what else threads exchange are there in turn.
@@ -76,59 +69,24 @@ fn piece_rows() -> u32 {
     return 4u * DEPTH_QUADS;
 }
 
-fn load_q(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
+fn load(source: u32, corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     let step = THREADS / quads;
     let first = moved(corner, local_index / quads, local_index % quads);
     var values = mat4x4<f32>();
-    values[0] = load_q_row(first, 0u);
-    values[1] = load_q_row(first, step);
+    values[0] = load_row(source, first, 0u);
+    values[1] = load_row(source, first, step);
     if (DEPTH_QUADS > 4u) {
-        values[2] = load_q_row(first, 2u * step);
-        values[3] = load_q_row(first, 3u * step);
+        values[2] = load_row(source, first, 2u * step);
+        values[3] = load_row(source, first, 3u * step);
     }
     return values;
 }
 
 // Zeros outside of the tensor. The load itself depends on no condition: several are under way.
-fn load_q_row(corner: Corner, row: u32) -> vec4<f32> {
+fn load_row(source: u32, corner: Corner, row: u32) -> vec4<f32> {
     let inside = is_inside(corner, row, 0u);
-    return select(vec4<f32>(), q[select(0u, source_index(corner, row, 0u), inside)], inside);
-}
-
-fn load_k(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
-    let step = THREADS / quads;
-    let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>();
-    values[0] = load_k_row(first, 0u);
-    values[1] = load_k_row(first, step);
-    if (DEPTH_QUADS > 4u) {
-        values[2] = load_k_row(first, 2u * step);
-        values[3] = load_k_row(first, 3u * step);
-    }
-    return values;
-}
-
-fn load_k_row(corner: Corner, row: u32) -> vec4<f32> {
-    let inside = is_inside(corner, row, 0u);
-    return select(vec4<f32>(), k[select(0u, source_index(corner, row, 0u), inside)], inside);
-}
-
-fn load_v(corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
-    let step = THREADS / quads;
-    let first = moved(corner, local_index / quads, local_index % quads);
-    var values = mat4x4<f32>();
-    values[0] = load_v_row(first, 0u);
-    values[1] = load_v_row(first, step);
-    if (DEPTH_QUADS > 4u) {
-        values[2] = load_v_row(first, 2u * step);
-        values[3] = load_v_row(first, 3u * step);
-    }
-    return values;
-}
-
-fn load_v_row(corner: Corner, row: u32) -> vec4<f32> {
-    let inside = is_inside(corner, row, 0u);
-    return select(vec4<f32>(), v[select(0u, source_index(corner, row, 0u), inside)], inside);
+    let values = quad_of(source, select(0u, source_index(corner, row, 0u), inside));
+    return select(vec4<f32>(), values, inside);
 }
 
 // Store what a thread loaded of a tile. Its rows 4 r to 4 r + 3 of column / 4 c are slot
@@ -191,7 +149,7 @@ fn add_scores(sum: Block, local_index: u32) -> Block {
     return result;
 }
 
-// Tiles for results: a piece of the other rows, from row `first` of the block on, and behind it the
+// Tiles for results: a piece of the other rows, from row `first` of the block on, and after it the
 // threads' weights of these rows, which the lanes that have them store.
 fn stage_piece(piece: mat4x4<f32>, weights: Block, first: u32, local_index: u32) {
     workgroupBarrier();
@@ -229,20 +187,36 @@ fn add_piece(sum: Block, local_index: u32) -> Block {
     return result;
 }
 
-// Q K^T of queries that are own rows and keys that are other rows.
-fn query_key_scores(query: Corner, key: Corner, local_index: u32) -> Block {
+// (own rows of `left`) (other rows of `right`)^T, over all columns of the head.
+fn scores_of(left: u32, own: Corner, right: u32, other: Corner, local_index: u32) -> Block {
     var scores = Block();
-    var own = load_q(query, DEPTH_QUADS, local_index);
-    var other = load_k(key, DEPTH_QUADS, local_index);
+    var own_tile = load(left, own, DEPTH_QUADS, local_index);
+    var other_tile = load(right, other, DEPTH_QUADS, local_index);
     for (var quad = DEPTH_QUADS; quad < HEAD_QUADS + DEPTH_QUADS; quad += DEPTH_QUADS) {
-        stage_scores(own, other, local_index);
+        stage_scores(own_tile, other_tile, local_index);
         if (quad < HEAD_QUADS) {
-            own = load_q(moved(query, 0u, quad), DEPTH_QUADS, local_index);
-            other = load_k(moved(key, 0u, quad), DEPTH_QUADS, local_index);
+            own_tile = load(left, moved(own, 0u, quad), DEPTH_QUADS, local_index);
+            other_tile = load(right, moved(other, 0u, quad), DEPTH_QUADS, local_index);
         }
         scores = add_scores(scores, local_index);
     }
     return scores;
+}
+
+// result + (weights) (columns of `source` from the corner on); `weights` are the thread's own.
+fn add_weighted_rows(
+    result: Block, weights: Block, source: u32, corner: Corner, local_index: u32
+) -> Block {
+    var sum = result;
+    var piece = load(source, corner, LANES, local_index);
+    for (var row = piece_rows(); row <= BLOCK_ROWS; row += piece_rows()) {
+        stage_piece(piece, weights, row - piece_rows(), local_index);
+        if (row < BLOCK_ROWS) {
+            piece = load(source, moved(corner, row, 0u), LANES, local_index);
+        }
+        sum = add_piece(sum, local_index);
+    }
+    return sum;
 }
 
 // The first four of the thread's own rows in the sequence; the lower half follows.

@@ -7,7 +7,6 @@ engine while its backend is open.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,8 +25,9 @@ from llmgpu.bench.measuring.multiply_add import (
     multiply_add_kernel,
 )
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.operations import GpuOperations, NumpyOperations, Operations, open_operations
-from llmgpu.lm.ops.recording import Program, dims
+from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations, open_operations
+from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.recording import dims
 from llmgpu.lm.ops.tensor import Tensor
 
 COPY = "bench/copy.wgsl"
@@ -92,15 +92,15 @@ def _copy_rate(operations: Operations) -> float:
                 raise
             nbytes //= 2
     with operations.record("copy") as program:
-        if isinstance(operations, NumpyOperations):
-            operations.append(lambda: np.copyto(target.array, source.array))
-        else:
+        if isinstance(operations, GpuOperations):
             copy_kernel(operations, source, target)
+        else:
+            operations.append(lambda: np.copyto(target.array, source.array))
     return 2 * source.nbytes / _fastest(operations, program)
 
 
 def _copy_bytes(operations: Operations) -> int:
-    on_cpu = isinstance(operations, NumpyOperations) or operations.device.is_software
+    on_cpu = not isinstance(operations, GpuOperations) or operations.device.is_software
     wanted = CPU_COPY_BYTES if on_cpu else HARDWARE_COPY_BYTES
     return min(wanted, operations.max_tensor_bytes // 256 * 256)
 
@@ -114,7 +114,7 @@ def _float_tensor(operations: Operations, name: str, nbytes: int) -> Tensor:
 
 def _arithmetic_rate(engine: Engine) -> float:
     operations = open_operations(engine.backend.device)
-    if isinstance(operations, NumpyOperations):
+    if not isinstance(operations, GpuOperations):
         return _product_rate(operations)
     software = engine.is_software_adapter
     threads = SOFTWARE_THREADS if software else HARDWARE_THREADS
@@ -125,7 +125,7 @@ def _arithmetic_rate(engine: Engine) -> float:
     return threads * rounds * OPERATIONS_A_ROUND / _fastest(operations, program)
 
 
-def _product_rate(operations: NumpyOperations) -> float:
+def _product_rate(operations: Operations) -> float:
     left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
     out: NDArray[np.float32] = np.empty_like(left)
 
@@ -137,5 +137,5 @@ def _product_rate(operations: NumpyOperations) -> float:
     return 2 * PRODUCT_SIZE**3 / _fastest(operations, program)
 
 
-def _fastest(operations: Operations, program: Program[Any]) -> float:
+def _fastest(operations: Operations, program: Program) -> float:
     return min(time_program(operations, program, RUNS, BUDGET).seconds)

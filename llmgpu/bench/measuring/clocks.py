@@ -15,7 +15,7 @@ from llmgpu.bench.measuring.multiply_add import (
     HARDWARE_THREADS,
     multiply_add_kernel,
 )
-from llmgpu.lm.ops.operations import GpuOperations
+from llmgpu.lm.ops.backends import GpuOperations
 
 BUSY_SECONDS = 0.3
 QUEUED = 4  # runs, so that there is no pause between two

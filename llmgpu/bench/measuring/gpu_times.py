@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from llmgpu.bench.measuring.times import timed
-from llmgpu.lm.ops.operations import GpuOperations, Operations
-from llmgpu.lm.ops.recording import Program
+from llmgpu.lm.ops.backends import GpuOperations
+from llmgpu.lm.ops.operations import Operations, Program
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
@@ -39,7 +39,7 @@ class ProgramTimes:
 
 def time_program(
     operations: Operations,
-    program: Program[Any],
+    program: Program,
     runs: int,
     budget: float,
     before: Callable[[], object] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmgpu.lm.ops.operations import GpuOperations
+from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.tensor import Tensor
 
 MULTIPLY_ADD = "bench/multiply_add.wgsl"

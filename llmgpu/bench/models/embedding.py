@@ -23,7 +23,7 @@ from llmgpu.bench.models.embedding_variants import GPU_VARIANTS, NUMPY_VARIANTS,
 from llmgpu.bench.models.torch_device import free_torch_memory, torch_device
 from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.runs.memory import free_memory
 from llmgpu.progress import Progress
 

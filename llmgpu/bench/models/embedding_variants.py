@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bench.models import embedding_kernels as lab
 from llmgpu.bench.models.embedding_job import (
     BACKWARD,
     HALF,
@@ -18,9 +19,9 @@ from llmgpu.bench.models.embedding_job import (
     REPEATED,
     EmbeddingData,
 )
+from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import NumpyOperations, Operations
-from llmgpu.lm.ops.recording import Program
+from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import Tensor
 
 
@@ -107,9 +108,9 @@ class Place:
         assert isinstance(self.operations, NumpyOperations)
         self.operations.append(step)
 
-    def record(self, work: Callable[[Place], None]) -> Program[Any]:
+    def record(self, work: Callable[[Place], None]) -> Program:
         """Return the program of what `work` appends for this place."""
-        program: Program[Any]
+        program: Program
         with self.operations.record(self.kind) as program:
             work(self)
         return program
@@ -183,8 +184,13 @@ def _lookup(place: Place) -> None:
 
 
 def _positions(place: Place) -> None:
-    place.operations.embed_lookup_positions(
-        place.tokens, place.table, place.positions, place.position_table, place.out
+    lab.embed_lookup_positions(
+        place.operations,
+        place.tokens,
+        place.table,
+        place.positions,
+        place.position_table,
+        place.out,
     )
 
 
@@ -208,23 +214,23 @@ GPU_VARIANTS = (
     Variant(
         LOOKUP,
         "one thread a token",
-        lambda p: p.operations.embed_lookup_token(p.tokens, p.table, p.out),
+        lambda p: lab.embed_lookup_token(p.operations, p.tokens, p.table, p.out),
     ),
     Variant(
         LOOKUP,
         "one thread an element",
-        lambda p: p.operations.embed_lookup_elements(p.tokens, p.table_parts, p.out),
+        lambda p: lab.gpu(p.operations).embed_lookup_elements(p.tokens, p.table_parts, p.out),
         in_parts=True,
     ),
     Variant(
         LOOKUP,
         "8 tokens x 32 columns a workgroup",
-        lambda p: p.operations.embed_lookup_2d(p.tokens, p.table, p.out),
+        lambda p: lab.embed_lookup_2d(p.operations, p.tokens, p.table, p.out),
     ),
     Variant(
         LOOKUP,
         "one workgroup a token",
-        lambda p: p.operations.embed_lookup_rows_scalar(p.tokens, p.table, p.out),
+        lambda p: lab.embed_lookup_rows_scalar(p.operations, p.tokens, p.table, p.out),
     ),
     Variant(LOOKUP, "16-byte loads", _lookup, in_parts=True),
     Variant(HALF, "16-byte loads", _lookup, in_parts=True),
@@ -236,12 +242,12 @@ GPU_VARIANTS = (
             Variant(
                 kind,
                 "atomic, one thread an element",
-                lambda p: p.operations.embed_backward(p.tokens, p.grad_out, p.grad_table),
+                lambda p: lab.embed_backward(p.operations, p.tokens, p.grad_out, p.grad_table),
             ),
             Variant(
                 kind,
                 "atomic, one workgroup a token",
-                lambda p: p.operations.embed_backward_rows(p.tokens, p.grad_out, p.grad_table),
+                lambda p: lab.embed_backward_rows(p.operations, p.tokens, p.grad_out, p.grad_table),
             ),
             Variant(kind, "grouped", _grouped),
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmgpu.bench.models.kernel_costs import Cost
 from llmgpu.bench.models.training_steps import uneven_ids
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.attention import AttentionShape
+from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.tensor import Tensor
 
 Array = NDArray[Any]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.models import kernel_costs as costs
+from llmgpu.bench.models.embedding_kernels import embed_lookup_positions
 from llmgpu.bench.models.kernel_cases import Array, KernelCase, Sizes, Tensors, by, empty
 from llmgpu.bench.models.kernel_costs import Cost
 from llmgpu.lm.ops.embedding import group_tokens
@@ -83,8 +84,8 @@ def _lookup_positions(s: Sizes, sizes: str, distinct: int) -> KernelCase:
             "out": empty(rows, width),
         },
         ("out",),
-        lambda ops, t: ops.embed_lookup_positions(
-            t["tokens"], t["table"], t["positions"], t["position_table"], t["out"]
+        lambda ops, t: embed_lookup_positions(
+            ops, t["tokens"], t["table"], t["positions"], t["position_table"], t["out"]
         ),
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmgpu.bench.models import kernel_costs as costs
 from llmgpu.bench.models.kernel_cases import Array, KernelCase, Sizes, by, empty
-from llmgpu.lm.ops.attention import AttentionShape
+from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.rotary import rotary_tables
 
 

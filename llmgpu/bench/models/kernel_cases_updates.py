@@ -9,9 +9,11 @@ import numpy as np
 
 from llmgpu.bench.models import kernel_costs as costs
 from llmgpu.bench.models.kernel_cases import Array, KernelCase, Sizes, Tensors, by, empty
-from llmgpu.lm.ops.block_codes import BLOCK, BlockCodes
 from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.optimizers.adamw import Moments, RowMoments
+from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 
 TENSORS = 110  # of a model with 12 layers
 LEARNING_RATE = 0.1  # large, so that an update changes what is compared
@@ -68,16 +70,7 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda mirror: costs.adamw_update(size, mirror=mirror),
         lambda: _float_state(s),
         ("parameter", "first", "second"),
-        lambda ops, t: ops.adamw_update(
-            t["parameter"],
-            t["gradient"],
-            t["first"],
-            t["second"],
-            t["stats"],
-            t["hyper"],
-            decay=True,
-            mirror=t.get("mirror"),
-        ),
+        lambda ops, t: ops.update_weight(Moments(t["first"], t["second"]), _update(t)),
     )
 
 
@@ -107,16 +100,8 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda mirror: costs.adamw_update_rows(len(rows), s.config.dim, mirror=mirror),
         lambda: _float_state(s) | {"rows": rows},
         ("parameter", "first", "second"),
-        lambda ops, t: ops.adamw_update_rows(
-            t["parameter"],
-            t["gradient"],
-            t["first"],
-            t["second"],
-            t["rows"],
-            t["stats"],
-            t["hyper"],
-            decay=True,
-            mirror=t.get("mirror"),
+        lambda ops, t: ops.update_weight(
+            RowMoments(t["first"], t["second"], t["rows"]), _update(t)
         ),
     )
     yield KernelCase(
@@ -183,12 +168,9 @@ def _coded_state(s: Sizes) -> dict[str, Array]:
 
 def _record_8bit(ops: Any, t: Tensors) -> None:
     moments = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
-    ops.adamw_8bit_update(
-        t["parameter"],
-        t["gradient"],
-        *moments,
-        t["stats"],
-        t["hyper"],
-        decay=True,
-        mirror=t.get("mirror"),
-    )
+    ops.update_weight(CodedMoments(*moments), _update(t))
+
+
+def _update(t: Tensors) -> WeightUpdate:
+    fixed = (t["parameter"], t["gradient"], t["stats"], t["hyper"])
+    return WeightUpdate(*fixed, decays=True, half_copy=t.get("mirror"))

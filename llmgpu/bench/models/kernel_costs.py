@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.attention import AttentionShape
-from llmgpu.lm.ops.block_codes import BLOCK
+from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.optimizers.adamw_8bit import BLOCK
 
 ADAMW_OPERATIONS = 15  # for each number: clipping 1, moments 7, denominator 3, decay 1, step 3
 CODING_OPERATIONS = 20  # for each number: two codes to numbers and back, and the largest of a block

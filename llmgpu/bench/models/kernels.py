@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.measuring.clocks import raise_clocks
@@ -48,9 +47,9 @@ from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import logits_block_rows
-from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.recording import Program
 from llmgpu.progress import Progress
 
 FAMILIES: tuple[Callable[[Sizes], Iterator[KernelCase]], ...] = (
@@ -77,7 +76,7 @@ class Prepared:
 
     operations: Operations
     tensors: Tensors
-    program: Program[Any]
+    program: Program
 
     def run(self) -> None:
         """Run it once, to the end."""
@@ -178,7 +177,7 @@ class KernelBench:
         partials = operations.tensor("what is read", (1, NORM_PARTIALS))
         with operations.record("fill caches") as program:
             operations.reduce_norm_sq(numbers, partials, 0)
-        return lambda: operations.run(program)  # type: ignore[arg-type]
+        return lambda: operations.run(program)
 
     def _measure_torch(
         self, torch: TorchProducts, case: KernelCase, arrays: dict[str, Array], expected: Prepared

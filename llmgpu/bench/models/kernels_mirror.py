@@ -30,9 +30,11 @@ from llmgpu.bench.models.kernel_results import (
 from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, Weight, preset
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.cast import LARGEST_HALF
-from llmgpu.lm.ops.operations import open_operations
-from llmgpu.lm.ops.recording import Program
+from llmgpu.lm.ops.operations import Program
+from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.optimizers.adamw import Moments
 from llmgpu.progress import Progress
 
 VARIANT = "adamw_update_f16, all weights"
@@ -62,15 +64,14 @@ class ModelUpdate:
         tensors = {name: self.operations.tensor(name, weight.shape) for name in STATE}
         return tensors | {"mirror": self.operations.tensor("mirror", weight.shape, np.float16)}
 
-    def _record(self, *, fused: bool) -> Program[Any]:
+    def _record(self, *, fused: bool) -> Program:
         with self.operations.record(VARIANT) as program:
             for weight, t in zip(self.weights, self.tensors, strict=True):
-                self.operations.adamw_update(
-                    *(t[name] for name in STATE),
-                    self._stats,
-                    self._hyper,
-                    decay=weight.decays,
-                    mirror=t["mirror"] if fused else None,
+                fixed = (t["parameter"], t["gradient"], self._stats, self._hyper)
+                half_copy = t["mirror"] if fused else None
+                self.operations.update_weight(
+                    Moments(t["first"], t["second"]),
+                    WeightUpdate(*fixed, weight.decays, half_copy),
                 )
                 if not fused:
                     self.operations.cast_f32_to_f16(t["parameter"], t["mirror"])
@@ -84,7 +85,7 @@ class ModelUpdate:
             for name, values in first_state(self._sizes, weight).items():
                 self.operations.write(tensors[name], values)
 
-    def updated(self, program: Program[Any]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def updated(self, program: Program) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """Update once from what `load` writes; yield each parameter with its mirror."""
         self.load()
         self.operations.run(program)
@@ -148,13 +149,15 @@ def _compare(result: Result, update: ModelUpdate, sizes: Sizes) -> bool:
 
 
 def _numpy_update(state: dict[str, Array], *, decay: bool) -> NDArray[np.float32]:
-    operations: Any = open_operations(None)
+    operations = open_operations(None)
     tensors = {}
     for name, array in (state | {"stats": good_stats(), "hyper": hyper()}).items():
         tensors[name] = operations.tensor(name, array.shape, array.dtype)
         operations.write(tensors[name], array)
     with operations.record(VARIANT) as program:
-        operations.adamw_update(*tensors.values(), decay=decay)
+        moments = Moments(tensors["first"], tensors["second"])
+        fixed = {name: tensors[name] for name in ("parameter", "gradient", "stats", "hyper")}
+        operations.update_weight(moments, WeightUpdate(**fixed, decays=decay))
     operations.run(program)
     updated: NDArray[np.float32] = tensors["parameter"].array
     return updated
@@ -166,7 +169,7 @@ def _measure(result: Result, update: ModelUpdate, engine: Engine, options: PartO
     operations = update.operations
     for prefix, program in (("", update.fused), ("separate_", update.separate)):
 
-        def run(program: Program[Any] = program) -> None:
+        def run(program: Program = program) -> None:
             operations.run(program)
             operations.wait_for_runs(0)
 

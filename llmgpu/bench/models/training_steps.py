@@ -19,7 +19,7 @@ from llmgpu.bench.models.peers_torch import TorchLlama
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.model import initial_values
-from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.options import Precision, TrainOptions
 from llmgpu.lm.trainer import Trainer
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llmgpu.bench.record import Record, Result, ResultTable, is_peer, job_of
 from llmgpu.bench.reports.measures import SHARE_OF_FLOOR, Measure, common_rate
 from llmgpu.bench.reports.units import seconds_text
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import escape_text
 
 MOST_KERNELS = 12  # in a chart; the others are added up
 _LEAST_PERCENT = 0.3  # of a bar that is to be seen

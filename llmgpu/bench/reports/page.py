@@ -22,7 +22,7 @@ from llmgpu.bench.reports.roofline import draw_roofline, has_place, intensity
 from llmgpu.bench.reports.style import STYLE
 from llmgpu.bench.reports.tables import Column, draw_table, is_wrong, result_table
 from llmgpu.bench.reports.units import quantity, seconds_text, three_digits
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import escape_text
 
 _PARTS = {
     "bpe-train": (

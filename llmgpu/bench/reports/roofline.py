@@ -14,8 +14,7 @@ import numpy as np
 
 from llmgpu.bench.record import Result
 from llmgpu.bench.reports.units import quantity
-from llmgpu.charts.axes import Axis, tick_labels, value_axis
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import Axis, escape_text, tick_labels, value_axis
 
 HEIGHT = 380
 _TOP, _BOTTOM = 14, 330

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from llmgpu.bench.record import KERNELS, Result, ResultTable, answers_of, verdict_of
 from llmgpu.bench.reports.measures import measures_of
 from llmgpu.bench.reports.units import seconds_text, spread_text
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import escape_text
 
 NOTHING = "-"
 

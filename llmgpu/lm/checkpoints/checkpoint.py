@@ -1,11 +1,11 @@
-"""Checkpoints of a model being trained: what a run goes on from, and what other tools open.
+"""Checkpoints of a model being trained, which runs resume from and other tools open.
 
 - config.json, model.safetensors, generation_config.json, tokenizer.json, tokenizer_config.json: the
   model and its tokenizer as Hugging Face's libraries read them. A vocabulary that tokenizer.json
-  can't hold has no tokenizer files, and the caller is told.
-- vocabulary.bin, optimizer.safetensors, training.json: what those have no place for. training.json
-  has the SHA-256 of all that is read again, itself included, so that damage is found.
-- A folder is complete or not there, see `llmgpu.lm.checkpoints.step_folders`.
+  can't hold gets no tokenizer files, and the caller is told.
+- vocabulary.bin, optimizer.safetensors, training.json: what those files have no place for.
+  training.json has the SHA-256 of all files that are read again, and of itself.
+- A folder is either complete or absent, see `llmgpu.lm.checkpoints.step_folders`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TRAINING = "training.json"
 
 _READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
 _CHECKSUM = "sha256"
-_DAMAGED = "damaged or changed: it is not what was written"
+_DAMAGED = "damaged or changed since it was written"
 _STATE_TYPES = {
     "step": int,
     "tokens_seen": int,
@@ -78,11 +78,11 @@ _STATE_TYPES = {
 
 @dataclass(frozen=True)
 class TrainingState:
-    """How far a run is, and what it was called with.
+    """How far a run has got, and the options it was started with.
 
     step: optimizer steps done. tokens_seen: tokens of all batches so far. sequence_position: number
-    of the first sequence that no batch had yet. random_state, options: what JSON holds, whole
-    numbers of any size included; their meaning is the run's own.
+    of the first sequence that no batch has used. random_state, options: JSON objects, with whole
+    numbers of any size; only the run interprets them.
     """
 
     step: int
@@ -94,10 +94,10 @@ class TrainingState:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What `load_checkpoint` found.
+    """A checkpoint as `load_checkpoint` returns it.
 
     weights: float32 by name, mapped from the file, read-only. optimizer: as they were saved.
-    bos_id, eos_id: tokens at the begin and the end of a text, if there are such.
+    bos_id, eos_id: tokens at the beginning and the end of a text, if any.
     """
 
     folder: Path
@@ -110,14 +110,15 @@ class Checkpoint:
     eos_id: int | None
 
     def require_vocabulary(self, fingerprint: str, source: str | Path) -> None:
-        """Check that `source`, a file of tokens or a vocabulary, has the model's ids.
+        """Check that `source`, a token file or a vocabulary, has the model's ids.
 
         Raises CheckpointError that names both files.
         """
         if fingerprint != self.vocabulary.fingerprint:
             raise CheckpointError(
-                f"{source} goes with vocabulary {fingerprint[:12]}, {self.folder / VOCABULARY} is "
-                f"{self.vocabulary.fingerprint[:12]}: use the vocabulary the model was trained with"
+                f"{source} belongs to vocabulary {fingerprint[:12]}, but "
+                f"{self.folder / VOCABULARY} is {self.vocabulary.fingerprint[:12]}: use the "
+                "vocabulary the model was trained with"
             )
 
 
@@ -137,14 +138,14 @@ def save_checkpoint(
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
-    comes, so that one at a time is in memory. note: is told what others can't do with it.
+    comes, so that one at a time is in memory. note: called with what other tools can't use.
 
-    Raises OutputError if it can't be written, or the step has a checkpoint already: then nothing
-    has changed. ValueError for weights, or a vocabulary, that are not those of `config`.
+    Raises OutputError if it can't be written, or the step already has a checkpoint; nothing
+    has changed then. ValueError for weights, or a vocabulary, that are not those of `config`.
     """
     _check_arguments(config, vocabulary, weights, keep)
     if not is_llama(config):
-        note("a model without gate is no Llama: other libraries can't open its checkpoint")
+        note("a model without gate is not a Llama: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         write_tensors(folder / MODEL, weights, {"format": "pt"})
         write_tensors(folder / OPTIMIZER, optimizer)
@@ -167,11 +168,11 @@ def _check_arguments(
     given = {name: (source.dtype, source.shape) for name, source in weights.items()}
     if given != expected:
         names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
-        raise ValueError(f"weights that are not those of the model's sizes: {', '.join(names)}")
+        raise ValueError(f"weights that do not fit the model's sizes: {', '.join(names)}")
     if vocabulary.size != config.vocab_size:
         raise ValueError(f"{vocabulary.size} tokens, the model has {config.vocab_size}")
     if keep < 1:
-        raise ValueError("at least one checkpoint is kept")
+        raise ValueError("keep must be at least 1")
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -208,7 +209,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_json(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of what `content` is once it was written and read."""
+    """Return the SHA-256 of `content` as it is after it was written and read."""
     read_back = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
@@ -216,20 +217,20 @@ def _hash_json(content: dict[str, Any]) -> str:
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint: that of a step's folder, or the newest of a run's folder.
 
-    All of it is validated. Nothing older is taken in place of one that is damaged, but the message
-    names it.
+    All of it is validated. A damaged checkpoint is never replaced by an older one, but the message
+    names that.
 
-    Raises CheckpointError, with the file, for what is missing, damaged, of another version, or does
-    not fit together.
+    Raises CheckpointError, with the file, for anything that is missing, damaged, of another version
+    or inconsistent.
     """
     folder = Path(path)
     if (folder / TRAINING).is_file() or is_step_folder_name(folder.name):
         return _load(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder")
+        raise CheckpointError(f"{folder}: no such folder")
     folders = list(list_checkpoints(folder).values())
     if not folders:
-        raise CheckpointError(f"{folder}: there is no checkpoint in it")
+        raise CheckpointError(f"{folder}: it has no checkpoint")
     try:
         return _load(folders[-1])
     except CheckpointError as error:
@@ -245,21 +246,21 @@ def _load(folder: Path) -> Checkpoint:
     if vocabulary.fingerprint != fingerprint:
         raise CheckpointError(
             f"{folder / VOCABULARY} is vocabulary {vocabulary.fingerprint[:12]}, "
-            f"{folder / TRAINING} goes with {fingerprint[:12]}"
+            f"but {folder / TRAINING} belongs to {fingerprint[:12]}"
         )
     with _naming(folder / CONFIG):
         described = _read_json(folder / CONFIG)
         config = read_model(described)
         if config.vocab_size != vocabulary.size:
             raise CheckpointError(
-                f"a model of {config.vocab_size} tokens, {VOCABULARY} has {vocabulary.size}"
+                f"the model has {config.vocab_size} tokens, but {VOCABULARY} has {vocabulary.size}"
             )
         bos_id = read_token_id(described, "bos_token_id", vocabulary)
         eos_id = read_token_id(described, "eos_token_id", vocabulary)
     model = read_tensors(folder / MODEL)
-    if config.layers > len(model.tensors):  # before so many names are made
+    if config.layers > len(model.tensors):  # before a name is made for each
         raise CheckpointError(
-            f"{model.path}: {len(model.tensors)} tensors can't be {config.layers} layers"
+            f"{model.path}: {len(model.tensors)} tensors are too few for {config.layers} layers"
         )
     model.require({weight.name: (np.float32, weight.shape) for weight in config.weights()})
     optimizer = read_tensors(folder / OPTIMIZER)
@@ -269,7 +270,7 @@ def _load(folder: Path) -> Checkpoint:
 
 
 def _read_training(folder: Path) -> tuple[TrainingState, str]:
-    """Return the state and the vocabulary's fingerprint; all files are as they were written."""
+    """Return the state and the vocabulary's fingerprint, after a check of all files."""
     with _naming(folder / TRAINING):
         content = _read_json(folder / TRAINING)
         _check_version(content)
@@ -277,7 +278,7 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
             raise CheckpointError(_DAMAGED)
         for name, kind in _STATE_TYPES.items():
             if type(content.get(name)) is not kind:
-                raise CheckpointError(f"damaged: {name} is no {kind.__name__}")
+                raise CheckpointError(f"damaged: {name} must be of type {kind.__name__}")
     for name in _READ_AGAIN:
         _check_file(folder / name, content["files"].get(name))
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
@@ -286,13 +287,13 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
 
 def _check_version(content: dict[str, Any]) -> None:
     if content.get("format") != FORMAT_NAME:
-        raise CheckpointError("not the state of a model's training")
+        raise CheckpointError("not the training state of a model")
     version = content.get("version")
     if version != FORMAT_VERSION:
         newer = isinstance(version, int) and version > FORMAT_VERSION
-        hint = ": it is newer, use a newer llmgpu" if newer else ""
+        hint = "; use a newer llmgpu" if newer else ""
         raise CheckpointError(
-            f"version {quote(str(version))} of the format, this llmgpu reads version "
+            f"it has format version {quote(str(version))}, but this llmgpu reads version "
             f"{FORMAT_VERSION}{hint}"
         )
 
@@ -309,13 +310,13 @@ def _check_file(path: Path, written: object) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     content = parse_json(read_limited(path))
     if not isinstance(content, dict):
-        raise CheckpointError("damaged: no JSON object")
+        raise CheckpointError("damaged: not a JSON object")
     return content
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make an error of the block a CheckpointError with the file's name."""
+    """Turn an error of the block into a CheckpointError that names the file."""
     try:
         yield
     except (CheckpointError, VocabularyError) as error:

@@ -1,9 +1,9 @@
 """A model as Hugging Face's libraries describe it: config.json and the files about its tokenizer.
 
-- A model with a SwiGLU network is a Llama, and opens there as one. Those libraries know no Llama
-  with a network without gate, so one with GeLU says that it is of another type, ours.
+- A model with a SwiGLU network is a Llama, and opens there as one. Those libraries have no Llama
+  without gate, so a model with GeLU gets the type "llmgpu".
 - The tables of a checkpoint have rows for ids that the tokenizer does not have; `vocab_size` counts
-  them, because there it is the tables' size. How many ids there are is said beside it.
+  them, because there it is the size of the tables; the number of ids is stated beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.config import ModelConfig
 
-OWN_KEY = "llmgpu"  # in config.json, and the type of models that are no Llamas
+OWN_KEY = "llmgpu"  # in config.json, and the type of models that are not Llamas
 
 _ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu_pytorch_tanh"}
 _SIZES = {
@@ -32,8 +32,8 @@ _REFUSED = ("attention_bias", "mlp_bias", "rope_scaling")
 
 
 def is_llama(config: ModelConfig) -> bool:
-    """Whether other libraries know the model, by the name of Llama."""
-    return config.activation == "swiglu"
+    """Whether other libraries can open the model, as a Llama."""
+    return config.is_gated
 
 
 def describe_model(
@@ -69,13 +69,13 @@ def describe_model(
 def read_model(content: Mapping[str, Any]) -> ModelConfig:
     """Return what a config.json describes.
 
-    One without our part describes a model whose tables have no rows to spare.
+    Without our entry, all rows of the tables are ids.
 
-    Raises CheckpointError for what is missing, of the wrong type, or can't be done here.
+    Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
     """
     for name in _REFUSED:
         if content.get(name):
-            raise CheckpointError(f"a model with {name} can't be done")
+            raise CheckpointError(f"models with {name} are not supported")
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
     sizes = {ours: _get(content, theirs, int) for theirs, ours in _SIZES.items()}
     try:
@@ -103,7 +103,9 @@ def _read_activation(content: Mapping[str, Any]) -> str:
     for ours, theirs in _ACTIVATIONS.items():
         if found == ("llama" if ours == "swiglu" else OWN_KEY, theirs):
             return ours
-    raise CheckpointError(f"a model of type {_show(found[0])} with {_show(found[1])} can't be done")
+    raise CheckpointError(
+        f"models of type {_show(found[0])} with {_show(found[1])} are not supported"
+    )
 
 
 def _read_rope_theta(content: Mapping[str, Any]) -> float:
@@ -111,14 +113,14 @@ def _read_rope_theta(content: Mapping[str, Any]) -> float:
         return float(_get(content, "rope_theta", float))
     parameters = _get(content, "rope_parameters", dict)
     if parameters.get("rope_type", "default") != "default":
-        raise CheckpointError(f"rope_type {_show(parameters['rope_type'])} can't be done")
+        raise CheckpointError(f"rope_type {_show(parameters['rope_type'])} is not supported")
     return float(_get(parameters, "rope_theta", float))
 
 
 def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return an entry of just that type, or a whole number for a float."""
+    """Return an entry of exactly this type, or a whole number for a float."""
     if name not in content:
-        raise CheckpointError(f"there is no {name}")
+        raise CheckpointError(f"{name} is missing")
     value: Any = content[name]
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
@@ -140,14 +142,14 @@ def read_token_id(content: Mapping[str, Any], name: str, vocabulary: Vocabulary)
     if number is None:
         return None
     if type(number) is not int or not 0 <= number < vocabulary.size:
-        raise CheckpointError(f"{name} is {_show(number)}: ids are below {vocabulary.size}")
+        raise CheckpointError(f"{name} is {_show(number)}, but ids are below {vocabulary.size}")
     return number
 
 
 def describe_generation(
     config: ModelConfig, *, bos_id: int | None = None, eos_id: int | None = None
 ) -> dict[str, Any]:
-    """Return the content of generation_config.json: the rows that are no tokens are not sampled."""
+    """Return the content of generation_config.json, which suppresses rows without a token."""
     content: dict[str, Any] = {"bos_token_id": bos_id, "eos_token_id": eos_id, "do_sample": True}
     no_tokens = list(range(config.vocab_size, config.padded_vocab_size))
     return content | ({"suppress_tokens": no_tokens} if no_tokens else {})
@@ -162,7 +164,7 @@ def describe_tokenizer(
 ) -> dict[str, Any]:
     """Return the content of tokenizer_config.json.
 
-    Begin and end are named there by their text, which only special tokens have.
+    Both tokens are named by their text, which only special tokens have.
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     named = {"bos_token": texts.get(bos_id), "eos_token": texts.get(eos_id)}  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
-"""The safetensors format: named tensors in one file, for anyone to map into memory.
+"""The safetensors format: named tensors in one file that can be mapped into memory.
 
 - 8 bytes: length of the header, little-endian. The header: a JSON map from name to dtype, shape and
   data_offsets (begin and end, counted from the header's end), and ``__metadata__`` (texts by name).
   Then the tensors, little-endian, rows first, without gaps.
-- What is written is what the safetensors library writes, byte for byte: ordered by dtype, large
-  items first, then by name; the header is padded with spaces to a multiple of 8, so that every
-  tensor is aligned.
-- What is read is validated whole before any tensor is looked at.
+- Files are byte for byte those of the safetensors library: ordered by dtype, large items first,
+  then by name; the header is padded with spaces to a multiple of 8, so that every tensor is
+  aligned.
+- A file that is read is validated as a whole before any tensor is used.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # of the 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A tensor to be written: what the header says of it, and how to get it when its turn comes.
+    """A tensor to be written: its entry in the header, and how to get it when its turn comes.
 
-    dtype: float32, float16, uint32 or uint8. read: returns an array of just that dtype and shape,
-    of which no copy is kept.
+    dtype: float32, float16, uint32 or uint8. read: returns an array of exactly this dtype and
+    shape, of which no copy is kept.
     """
 
     dtype: np.dtype[Any]
@@ -59,7 +59,7 @@ class TensorSource:
 
     @classmethod
     def of(cls, array: NDArray[Any]) -> TensorSource:
-        """Return the source of an array that is in memory anyway."""
+        """Return the source of an array in memory."""
         return cls(array.dtype, array.shape, lambda: array)
 
     @property
@@ -70,9 +70,9 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file that was read: its texts, and its tensors by name, in the order of their data.
+    """A file that was read: its metadata, and its tensors by name, in the order of their data.
 
-    The tensors are mapped from the file, read-only: nothing is loaded before it is looked at.
+    The tensors are mapped from the file, read-only: nothing is loaded before it is used.
     """
 
     path: str
@@ -80,13 +80,13 @@ class TensorFile:
     tensors: dict[str, NDArray[Any]]
 
     def require(self, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> None:
-        """Check that there are just these tensors, with these dtypes and shapes.
+        """Check that the file has exactly these tensors, with these dtypes and shapes.
 
-        Raises CheckpointError that names the first that is missing, left over or different.
+        Raises CheckpointError that names the first that is missing, unexpected or different.
         """
         for name, (dtype, shape) in expected.items():
             if name not in self.tensors:
-                raise CheckpointError(f"{self.path}: there is no tensor {quote(name)}")
+                raise CheckpointError(f"{self.path}: tensor {quote(name)} is missing")
             found = self.tensors[name]
             if (found.dtype, found.shape) != (np.dtype(dtype), shape):
                 raise CheckpointError(
@@ -95,7 +95,7 @@ class TensorFile:
                 )
         for name in self.tensors:
             if name not in expected:
-                raise CheckpointError(f"{self.path}: tensor {quote(name)} belongs to nothing here")
+                raise CheckpointError(f"{self.path}: tensor {quote(name)} is unexpected")
 
 
 def write_tensors(
@@ -105,10 +105,10 @@ def write_tensors(
 ) -> None:
     """Write a file whole or not at all, one tensor in memory at a time.
 
-    Equal tensors and metadata give equal bytes, whatever order they come in.
+    Equal tensors and metadata give equal bytes, in any order.
 
-    Raises OutputError if it can't be written, ValueError for a tensor that is not what its source
-    said or has a dtype that is not written.
+    Raises OutputError if it can't be written, ValueError for a tensor that differs from its
+    source or has an unsupported dtype.
     """
     for name, source in sources.items():
         if name == METADATA or source.dtype not in _RANKS:
@@ -143,7 +143,7 @@ def _read_source(name: str, source: TensorSource) -> NDArray[Any]:
     if (array.dtype, array.shape) != (source.dtype, source.shape):
         raise ValueError(
             f"tensor {quote(name)} came as {array.dtype} {array.shape}, "
-            f"{source.dtype} {source.shape} was announced"
+            f"but {source.dtype} {source.shape} was announced"
         )
     return array
 
@@ -156,7 +156,7 @@ def _chunks(array: NDArray[Any]) -> Iterable[bytes]:
 
 
 def read_tensors(path: str | Path) -> TensorFile:
-    """Map a file into memory; CheckpointError, with the file's name, unless it is sound."""
+    """Map a file into memory; CheckpointError, with the file's name, if it is not valid."""
     try:
         content, data = _open(path)
         metadata = _read_metadata(content.pop(METADATA, {}))
@@ -167,13 +167,13 @@ def read_tensors(path: str | Path) -> TensorFile:
 
 
 def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """Return the header's map and the data behind the header, mapped into memory."""
+    """Return the header's map and the data after the header, mapped into memory."""
     try:
         with open(path, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             prefix = stream.read(_LENGTH_BYTES)
             if len(prefix) < _LENGTH_BYTES:
-                raise CheckpointError(f"damaged: {size} bytes are no safetensors file")
+                raise CheckpointError(f"damaged: {size} bytes are too few for a safetensors file")
             length = int.from_bytes(prefix, "little")
             limit = min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)
             if length > limit:
@@ -186,7 +186,7 @@ def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"can't read it: {reason}") from error
     if not isinstance(content, dict):
-        raise CheckpointError("damaged: the header is no JSON object")
+        raise CheckpointError("damaged: the header is not a JSON object")
     return content, data
 
 
@@ -242,9 +242,9 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
 
 
 def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:
-    """Return a list of few whole numbers, none of them negative or beyond any file's size."""
+    """Return a short list of whole numbers, none negative or beyond the size of any file."""
     if not isinstance(content, list) or len(content) > _MAX_DIMENSIONS:
-        raise CheckpointError(f"damaged: {what} of tensor {quote(name)} is no list of numbers")
+        raise CheckpointError(f"damaged: {what} of tensor {quote(name)} is not a list of numbers")
     for number in content:
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
             raise CheckpointError(f"damaged: {what} of tensor {quote(name)} has {quote(number)}")

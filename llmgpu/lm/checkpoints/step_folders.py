@@ -1,9 +1,9 @@
-"""The checkpoints in the folder of a run: one folder each, named by its step.
+"""The checkpoints in a run folder: one folder each, named by its step.
 
 - A checkpoint is written under a temporary name beside the others, forced to the disk and renamed,
-  so a folder that has a step's name is complete, whatever a kill or a power cut left elsewhere.
+  so a folder with a step's name is complete, even after a kill or a power cut.
 - Old ones are renamed before they are removed, for the same reason.
-- What killed runs left under temporary names is removed when the next run begins.
+- Temporary folders that killed runs left are removed when the next run begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def step_folder_name(step: int) -> str:
 
 
 def is_step_folder_name(name: str) -> bool:
-    """Whether a checkpoint's folder may be called `name`."""
+    """Whether `name` is the name of a checkpoint's folder."""
     return bool(_STEP.fullmatch(name))
 
 
@@ -43,10 +43,10 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
 
 
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
-    """Make the folder of a run that goes on from `step` (0: begins), or clean up the one there is.
+    """Make the folder of a run that resumes from `step` (0: begins), or clean up an existing one.
 
-    Raises OutputError if it can't be made, or has checkpoints behind `step`, which those of this
-    run would be mixed with.
+    Raises OutputError if it can't be made, or has checkpoints after `step`, which would be mixed
+    with those of this run.
     """
     folder = Path(run_folder)
     with output_errors(str(folder)):
@@ -54,8 +54,8 @@ def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
     steps = list_checkpoints(folder)
     if steps and max(steps) > step:
         raise OutputError(
-            f"{folder} has a checkpoint of step {max(steps)}, and this run begins at step {step}: "
-            "go on from that one, remove it, or choose another folder"
+            f"{folder} has a checkpoint of step {max(steps)}, but this run begins at step {step}: "
+            "resume from that one, remove it, or choose another folder"
         )
     with output_errors(str(folder)):
         for path in folder.iterdir():
@@ -65,14 +65,14 @@ def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
 
 @contextmanager
 def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
-    """Give a folder to write a checkpoint in; when the block ends, it gets the step's name.
+    """Yield a folder to write a checkpoint in, which gets the step's name when the block ends.
 
-    On any exception it is removed. Raises OutputError if the step has a checkpoint already, or it
+    On any exception it is removed. Raises OutputError if the step already has a checkpoint, or it
     can't be written.
     """
     target = Path(run_folder) / step_folder_name(step)
     if os.path.lexists(target):
-        raise OutputError(f"{target} is there already")
+        raise OutputError(f"{target} already exists")
     temporary = _temporary_name(target)
     try:
         with output_errors(str(temporary)):

@@ -1,13 +1,12 @@
 """Batches of sequences for training and evaluation, cut from one long row of tokens.
 
-- A sequence is seq_len + 1 tokens: the first seq_len are what the model reads, the last seq_len
-  what it is to predict. The next one begins with the token that the one before ends with.
+- A sequence is seq_len + 1 tokens: the model reads the first seq_len and predicts the last seq_len.
+  The next sequence begins with the token that this one ends with.
 - The last sequences of the row are for evaluation only.
-- An epoch takes as many sequences as the rest surely holds, in an order of its own, cut at borders
-  of its own: it begins at a random token, less than seq_len from the first. Up to seq_len tokens at
-  the ends are left out of it.
-- Order and borders depend on seed and epoch alone, so the number of sequences taken so far says all
-  that a resumed run needs.
+- Each epoch cuts the rest at other borders and takes the sequences in another order: it begins at a
+  random token, less than seq_len from the first. Up to seq_len tokens at the ends are left out.
+- Order and borders depend on seed and epoch alone, so a resumed run only needs the number of
+  sequences taken so far.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets 
 class Batches:
     """The batches of a run.
 
-    training_sequences: how many an epoch has. evaluation_sequences: how many are held out.
+    training_sequences: number in an epoch. evaluation_sequences: number held out.
     """
 
     def __init__(
@@ -79,8 +78,8 @@ class Batches:
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
 
-        limit: sequences at most, evenly spread over all of them; None for all. Where the last batch
-        is not full, its other tokens are 0 and its other targets IGNORED_TARGET.
+        limit: take no more sequences than this, evenly spread; None for all. If the last batch is
+        not full, its other tokens are 0 and its other targets IGNORED_TARGET.
         """
         every = self.evaluation_sequences
         count = every if limit is None else min(limit, every)

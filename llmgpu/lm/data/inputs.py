@@ -1,12 +1,11 @@
-"""What a model is trained on: token files, or texts that are tokenized on the way.
+"""The input of a training run: token files, or texts that are tokenized first.
 
 - A name that ends in ``.bin`` is a token file; so are the shards that a manifest (``OUT.json`` of
   ``llmgpu tokenize --shard-tokens``) lists. Folders and globs may hold both, and the side files:
   each token file counts once, where it is first named.
-- Everything else is text. Both at once are refused, because nobody could say in which order they
-  are meant.
-- Text is tokenized into shards in a folder of the run. Those that are there from the same text and
-  the same vocabulary are used again, and tokenizing that was killed goes on.
+- Everything else is text. Both at once are refused, because their order would be ambiguous.
+- Text is tokenized into shards in the run folder. Shards of the same text and vocabulary are used
+  again, and tokenizing resumes where it was interrupted.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
 
 _SHARDS = "tokens.bin"
-_MADE_FROM = "made-from.json"  # beside the shards, once all are there: what they were made from
+_MADE_FROM = "made-from.json"  # beside the shards once all are written: their resume key
 _HEAD_BYTES = 200
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 
@@ -73,11 +72,11 @@ def open_tokens(
     inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-".
     vocabulary_name: what errors call the vocabulary.
 
-    The rest is for texts. folder: gets the shards; made if needed. backend: encodes. reading: how
-    text is read. separator: put behind each document, an id or the text of a token; None for no
-    such token. resume: tokens that are in the folder must be of these texts; otherwise tokens of
-    other texts are replaced. shard_tokens: length of the shards. progress: phases "tokenizing" (in
-    bytes) and "checking tokens" (in ids).
+    The other arguments are for texts. folder: receives the shards; made if needed. backend: where
+    to encode. reading: how to read text. separator: the id or the text of the token to put after
+    each document, or None. resume: tokens in the folder must be of these texts; without it, tokens
+    of other texts are replaced. shard_tokens: length of the shards. progress: phases "tokenizing"
+    (in bytes) and "checking tokens" (in ids).
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
     and for texts that are not those of the run that is resumed; VocabularyError for token files of

@@ -1,9 +1,9 @@
-"""A random order of very many things that is never written down.
+"""A random permutation of any size that takes no memory.
 
-A Feistel network maps the numbers of k bits one to one onto themselves: each round adds to one half
-what a hash makes of the other, which can be undone. A number that leaves the range goes through it
-again until it is back; it always comes back, because the way on is a cycle through the number
-itself.
+A Feistel network maps the numbers of k bits one to one onto themselves: each round adds a hash of
+one half to the other, which can be undone. A number that leaves the range goes through the network
+again until it is back in range (cycle walking). It always comes back, because a permutation moves
+every number along a cycle that includes the number itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return what `indices` (n,), all in [0, size), become: int64 (n,), also in [0, size).
+    """Return the images of `indices` (n,) in [0, size): int64 (n,), also in [0, size).
 
-    keys: uint64 (ROUNDS,), random; they choose the permutation. Different indices never become the
-    same.
+    keys: uint64 (ROUNDS,), random; they choose the permutation. Different indices have different
+    images.
     """
     bits = (size - 1).bit_length()
     values = indices.astype(np.uint64)

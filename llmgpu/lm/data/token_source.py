@@ -1,7 +1,7 @@
-"""Token files as one long row of ids, of which only what is asked for is read.
+"""Token files as one long row of ids, read only where needed.
 
-A file is opened for each reading, which takes microseconds. Mapping files into memory would take
-less, but one that is cut short meanwhile would end the process by a signal, without a message.
+A file is opened for each read, which takes microseconds. Mapping files into memory would be faster,
+but a file that is cut short meanwhile would end the process by a signal, without a message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TokenSource:
 
     fingerprint: of the vocabulary that all of them were made with. vocabulary_size: number of its
     ids. dtype: of the ids in the files, uint16 or uint32; the wider one of both.
-    bytes_per_token: of the text that the ids stand for, on average; None if there is no id.
+    bytes_per_token: of the text that the ids stand for, on average; None without ids.
     checksum: CRC-32 of all ids, however many files they are in; 0 before `check_ids`.
     """
 
@@ -66,11 +66,11 @@ class TokenSource:
         return ids
 
     def check_ids(self, progress: Progress = no_progress) -> None:
-        """Look through all ids and note their checksum, the CRC-32 of them as uint32.
+        """Check all ids and keep their checksum, the CRC-32 of them as uint32.
 
         Raises InputError for the first id that is beyond the vocabulary.
 
-        progress: called with the ids that were looked at, phase "checking tokens".
+        progress: called with the number of ids checked, phase "checking tokens".
         """
         done = checksum = 0
         for file in self._files:
@@ -94,7 +94,7 @@ def open_token_files(
     vocabulary_name: str,
     progress: Progress = no_progress,
 ) -> TokenSource:
-    """Open ``bin`` files that were made with a vocabulary, and look through their ids once.
+    """Open ``bin`` files that were made with a vocabulary, and check their ids once.
 
     vocabulary_name: what errors call the vocabulary. progress: see `TokenSource.check_ids`.
 
@@ -119,5 +119,5 @@ def _read_ids(file: BinFile, begin: int, count: int) -> NDArray[np.integer]:
     except OSError as error:
         raise InputError(f"can't read {file.path}: {error.strerror or error}") from error
     if size < file.offset + file.count * width or len(ids) < count:
-        raise InputError(f"{file.path} became shorter while it was read: {size} bytes")
+        raise InputError(f"{file.path} was cut short to {size} bytes while it was read")
     return ids

@@ -1,20 +1,20 @@
 """Continuing a sequence of ids with a trained model, one id at a time.
 
 Keys and values of all ids so far are kept (a cache), so that a new id costs one row. A prompt goes
-through in blocks of rows. When the longest sequence of the model is reached, the cache is made anew
-from the last half of the ids, as they stand, and generation goes on.
+through in blocks of rows. When the longest sequence of the model is reached, the cache is filled
+again from the last half of the ids, and generation continues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
 from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.ids import check_ids
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
 from llmgpu.lm.ops.tensor import Tensor
 
@@ -22,12 +22,12 @@ PROMPT_ROWS = 64  # ids of a prompt that go through at a time
 
 
 class CachedRows:
-    """A forward pass over `rows` ids of one sequence that keys and values are kept of."""
+    """A forward pass over `rows` ids of one sequence, whose keys and values are kept."""
 
     def __init__(self, model: Model, caches: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
         """Record the pass; `caches` are each layer's keys and values, (T + 1, K*D)."""
         self._model = model
-        self._ops: Any = model.operations
+        self._ops = model.operations
         self.rows = rows
         config = model.config
         self._tokens = self._ops.tensor("tokens", (rows,), np.uint32)
@@ -60,7 +60,7 @@ class CachedRows:
 
     def run(self, ids: Sequence[int], start: int) -> None:
         """Take in `ids`, at most `rows`, the first of them at position `start`."""
-        unused = self._model.config.seq_len  # a position whose keys and values nobody reads
+        unused = self._model.config.seq_len  # a position whose keys and values are never read
         tokens = np.zeros(self.rows, np.uint32)
         positions = np.full(self.rows, unused, np.uint32)
         tokens[: len(ids)] = ids
@@ -100,7 +100,7 @@ class Generator:
         """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
 
         Raises:
-            InputError: the prompt is empty or holds an id that the model does not know.
+            InputError: the prompt is empty or has an id beyond the vocabulary.
         """
         self._check(prompt)
         ids = list(prompt)
@@ -114,7 +114,7 @@ class Generator:
             yield ids[-1]
 
     def _take_in(self, ids: list[int], done: int) -> int:
-        """Bring all of `ids` into the cache, the last of them alone; return how many there are."""
+        """Add all of `ids` to the cache, the last of them alone; return how many there are."""
         last = len(ids) - 1
         while done < last:
             block = ids[done : min(done + self._block.rows, last)]
@@ -127,13 +127,16 @@ class Generator:
         """Return the logits of what follows `ids`, (V,), at most `seq_len` ids."""
         self._check(ids)
         if len(ids) > self._model.config.seq_len:
-            raise InputError(f"{len(ids)} ids, the model takes {self._model.config.seq_len}")
+            raise InputError(
+                f"{len(ids)} ids are too many; the model takes {self._model.config.seq_len}"
+            )
         self._take_in(list(ids), 0)
         return self._single.read_logits()
 
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
-        limit = self._model.config.vocab_size
-        if not all(0 <= token < limit for token in ids):
-            raise InputError(f"the prompt has ids beyond the model's vocabulary of {limit}")
+        try:
+            check_ids(ids, self._model.config.vocab_size)
+        except InputError as error:
+            raise InputError(f"the prompt can't be used: {error}") from error

@@ -1,4 +1,4 @@
-"""Drawing an id from logits: temperature, top-k, top-p, and a seed that repeats a run."""
+"""Sampling an id from logits: temperature, top-k, top-p, and a seed that repeats the choice."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from llmgpu.errors import InputError
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How ids are drawn.
+    """How ids are sampled.
 
-    temperature: divides the logits; 0 always takes the likeliest id. top_k: draw from so many
-    likeliest ids, 0: from all. top_p: draw from the likeliest ids that together have at least this
-    probability (A. Holtzman et al., arXiv 1904.09751).
+    temperature: divides the logits; 0 always takes the most likely id. top_k: sample from this many
+    of the most likely ids, or from all if 0. top_p: sample from the most likely ids that together
+    have at least this probability (A. Holtzman et al., arXiv 1904.09751).
     """
 
     temperature: float = 0.8
@@ -26,13 +26,13 @@ class SamplingOptions:
     seed: int = 1337
 
     def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
+        """Check each value."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InputError(f"temperature is {self.temperature}, it must be 0 or more")
         if self.top_k < 0:
             raise InputError(f"top_k is {self.top_k}, it must be 0 (all) or more")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}, it must be more than 0 and at most 1")
+            raise InputError(f"top_p is {self.top_p}, it must be above 0 and no more than 1")
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
 

@@ -1,26 +1,21 @@
 """Causal attention with grouped key/value heads, and the same against a cache.
 
 Scores are never stored whole: kernels keep running maxima and sums (T. Dao et al., FlashAttention,
-arXiv 2205.14135) and compute probabilities anew in the backward pass; NumPy goes block by block.
+arXiv 2205.14135) and recompute probabilities in the backward pass; NumPy goes block by block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.operations import AttentionShape
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
-FORWARD = "lm/05_attention.wgsl"
-CACHED = "lm/05_attention_cached.wgsl"
-BACKWARD = "lm/10_attention_backward.wgsl"
-BACKWARD_KV = "lm/10_attention_backward_kv.wgsl"
-WORKGROUP_SIZE = 256  # of the kernels without tiles
 MAX_HEAD_DIM = 128  # of the kernels
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # of a workgroup's gradients of keys and values
@@ -37,40 +32,6 @@ PARAMS = np.dtype(
 )
 BLOCK_SCORES = 1 << 22  # scores that NumPy holds at a time, or those of one query a head if more
 
-Array = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """Sizes of an attention layer: B, T, H, K and D.
-
-    Head h uses key/value head h // (heads // kv_heads).
-
-    Raises:
-        ValueError: the heads can't be shared out evenly.
-    """
-
-    batch: int
-    seq: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-    def __post_init__(self) -> None:
-        """Check the numbers of heads."""
-        if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads can't share {self.kv_heads} key/value heads")
-
-    @property
-    def group(self) -> int:
-        """Heads that share a key/value head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def scale(self) -> float:
-        """What products of queries and keys are multiplied with."""
-        return float(self.head_dim**-0.5)
-
 
 def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
     """Return the constants of lm/attention_tiles.wgsl, by a device's limits."""
@@ -83,6 +44,7 @@ def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
 class NumpyAttention(NumpyRecorder):
     """Attention on arrays, a block of queries at a time."""
 
+    @recorded
     def attention(
         self,
         q: Tensor,
@@ -92,24 +54,17 @@ class NumpyAttention(NumpyRecorder):
         log_sum_exp: Tensor,
         shape: AttentionShape,
     ) -> None:
-        """Write out (N, H * D), and log_sum_exp (N, H) for the backward pass.
+        queries, target, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
+        keys, values = (_by_kv_head(x, shape) for x in (k, v))
+        for rows in _blocks(shape):
+            scores = _scores(queries, keys, rows, shape)
+            largest = scores.max(-1, keepdims=True)
+            p = np.exp(scores - largest)
+            total = p.sum(-1, keepdims=True)
+            sums[..., rows, :] = largest + np.log(total)
+            target[..., rows, :] = (p / total) @ values[..., : rows.stop, :]
 
-        q (N, H * D); k, v (N, K * D): rows are the tokens of B sequences, one after the other.
-        """
-
-        def step() -> None:
-            queries, target, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
-            keys, values = (_by_kv_head(x, shape) for x in (k, v))
-            for rows in _blocks(shape):
-                scores = _scores(queries, keys, rows, shape)
-                largest = scores.max(-1, keepdims=True)
-                p = np.exp(scores - largest)
-                total = p.sum(-1, keepdims=True)
-                sums[..., rows, :] = largest + np.log(total)
-                target[..., rows, :] = (p / total) @ values[..., : rows.stop, :]
-
-        self.append(step)
-
+    @recorded
     def attention_backward(
         self,
         q: Tensor,
@@ -123,35 +78,28 @@ class NumpyAttention(NumpyRecorder):
         grad_v: Tensor,
         shape: AttentionShape,
     ) -> None:
-        """Write the gradients of q, k and v from what `attention` read and wrote."""
+        queries, outs, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
+        grads, target_q = (_by_head(x, shape) for x in (grad_out, grad_q))
+        keys, values = (_by_kv_head(x, shape) for x in (k, v))
+        target_k, target_v = (_by_kv_head(x, shape) for x in (grad_k, grad_v))
+        target_k[...] = target_v[...] = 0
+        scale = np.float32(shape.scale)
+        for rows in _blocks(shape):
+            seen = np.s_[..., : rows.stop, :]
+            # Recompute the probabilities of the block, then the gradients of its scores.
+            p = np.exp(_scores(queries, keys, rows, shape) - sums[..., rows, :])
+            grad = grads[..., rows, :]
+            delta = (grad * outs[..., rows, :]).sum(-1, keepdims=True)
+            ds = p * (grad @ values[seen].swapaxes(-1, -2) - delta) * scale
+            target_q[..., rows, :] = ds @ keys[seen]
+            _add_group(target_k[seen], ds, queries[..., rows, :])
+            _add_group(target_v[seen], p, grad)
 
-        def step() -> None:
-            queries, outs, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
-            grads, target_q = (_by_head(x, shape) for x in (grad_out, grad_q))
-            keys, values = (_by_kv_head(x, shape) for x in (k, v))
-            target_k, target_v = (_by_kv_head(x, shape) for x in (grad_k, grad_v))
-            target_k[...] = target_v[...] = 0
-            scale = np.float32(shape.scale)
-            for rows in _blocks(shape):
-                seen = np.s_[..., : rows.stop, :]
-                p = np.exp(_scores(queries, keys, rows, shape) - sums[..., rows, :])
-                grad = grads[..., rows, :]
-                delta = (grad * outs[..., rows, :]).sum(-1, keepdims=True)
-                ds = p * (grad @ values[seen].swapaxes(-1, -2) - delta) * scale
-                target_q[..., rows, :] = ds @ keys[seen]
-                _add_group(target_k[seen], ds, queries[..., rows, :])
-                _add_group(target_v[seen], p, grad)
-
-        self.append(step)
-
+    @recorded
     def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
-        """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
+        cache.array[positions.array] = x.array
 
-        def step() -> None:
-            cache.array[positions.array] = x.array
-
-        self.append(step)
-
+    @recorded
     def attention_cached(
         self,
         q: Tensor,
@@ -161,24 +109,16 @@ class NumpyAttention(NumpyRecorder):
         out: Tensor,
         shape: AttentionShape,
     ) -> None:
-        """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
-
-        key_cache, value_cache: (L, K * D). Of `shape` only the heads count.
-        """
-
-        def step() -> None:
-            cached = (-1, shape.kv_heads, shape.head_dim)
-            keys, values = (x.array.reshape(cached) for x in (key_cache, value_cache))
-            grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
-            queries, target = (x.array.reshape(grouped) for x in (q, out))
-            for row, position in enumerate(positions.array):
-                seen = slice(0, int(position) + 1)
-                scores = queries[row] @ keys[seen].transpose(1, 2, 0) * np.float32(shape.scale)
-                p = np.exp(scores - scores.max(-1, keepdims=True))
-                p /= p.sum(-1, keepdims=True)
-                target[row] = p @ values[seen].transpose(1, 0, 2)
-
-        self.append(step)
+        cached = (-1, shape.kv_heads, shape.head_dim)
+        keys, values = (x.array.reshape(cached) for x in (key_cache, value_cache))
+        grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
+        queries, target = (x.array.reshape(grouped) for x in (q, out))
+        for row, position in enumerate(positions.array):
+            seen = slice(0, int(position) + 1)
+            scores = queries[row] @ keys[seen].transpose(1, 2, 0) * np.float32(shape.scale)
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            p /= p.sum(-1, keepdims=True)
+            target[row] = p @ values[seen].transpose(1, 0, 2)
 
 
 class GpuAttention(GpuRecorder):
@@ -193,17 +133,10 @@ class GpuAttention(GpuRecorder):
         log_sum_exp: Tensor,
         shape: AttentionShape,
     ) -> None:
-        """Write out (N, H * D), and log_sum_exp (N, H) for the backward pass.
-
-        q (N, H * D); k, v (N, K * D): rows are the tokens of B sequences, one after the other.
-
-        Raises:
-            DeviceError: the kernels don't take heads of this width.
-        """
         _check_width(shape)
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
-            FORWARD,
+            "lm/05_attention.wgsl",
             groups,
             tile_constants(shape.head_dim, self.device.limits),
             params=_params(shape, shape.seq, groups),
@@ -227,11 +160,6 @@ class GpuAttention(GpuRecorder):
         grad_v: Tensor,
         shape: AttentionShape,
     ) -> None:
-        """Write the gradients of q, k and v from what `attention` read and wrote.
-
-        Raises:
-            DeviceError: the kernels don't take heads of this width.
-        """
         _check_width(shape)
         delta = self._delta(out, grad_out, shape)
         blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
@@ -239,9 +167,9 @@ class GpuAttention(GpuRecorder):
         inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
         inputs |= {"log_sum_exp": log_sum_exp, "delta": delta}
         for kernel, groups, outputs in (
-            (f"{BACKWARD}:attention_backward_q", blocks * shape.heads, {"grad_q": grad_q}),
+            ("lm/10_attention_backward_q.wgsl", blocks * shape.heads, {"grad_q": grad_q}),
             (
-                BACKWARD_KV,
+                "lm/10_attention_backward_kv.wgsl",
                 blocks * shape.kv_heads * column_sets,
                 {"grad_k": grad_k, "grad_v": grad_v},
             ),
@@ -258,28 +186,25 @@ class GpuAttention(GpuRecorder):
     def _delta(self, out: Tensor, grad_out: Tensor, shape: AttentionShape) -> Tensor:
         """Compute the sums over a head of out * grad_out, (N, H)."""
         delta = self.scratch("attention delta", (out.shape[0], shape.heads))
-        groups = -(-delta.size // WORKGROUP_SIZE)
         self.dispatch(
-            f"{BACKWARD}:attention_delta",
-            groups,
-            {"HEAD_QUADS": shape.head_dim // 4, "WORKGROUP_SIZE": WORKGROUP_SIZE},
-            attended=out,
-            grad_attended=grad_out,
-            row_sums=delta,
-            delta_dims=dims(delta.size),
+            "lm/10_attention_delta.wgsl",
+            workgroups(delta.size),
+            {"HEAD_QUADS": shape.head_dim // 4},
+            out=out,
+            grad_out=grad_out,
+            delta=delta,
+            dims=dims(delta.size),
         )
         return delta
 
     def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
-        """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
         self.dispatch(
-            f"{CACHED}:cache_append",
-            -(-x.size // WORKGROUP_SIZE),
-            {"WORKGROUP_SIZE": WORKGROUP_SIZE},
-            appended=x,
+            "lm/05_cache_append.wgsl",
+            workgroups(x.size),
+            x=x,
             cache=cache,
-            append_positions=positions,
-            append_dims=dims(x.size, x.shape[1]),
+            positions=positions,
+            dims=dims(x.size, x.shape[1]),
         )
 
     def attention_cached(
@@ -291,25 +216,18 @@ class GpuAttention(GpuRecorder):
         out: Tensor,
         shape: AttentionShape,
     ) -> None:
-        """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
-
-        key_cache, value_cache: (L, K * D). Of `shape` only the heads count.
-
-        Raises:
-            DeviceError: the kernels don't take heads of this width.
-        """
         _check_width(shape)
         groups = q.shape[0] * shape.heads
         self.dispatch(
-            f"{CACHED}:attention_cached",
+            "lm/05_attention_cached.wgsl",
             groups,
-            {"HEAD_QUADS": shape.head_dim // 4, "WORKGROUP_SIZE": WORKGROUP_SIZE},
+            {"HEAD_QUADS": shape.head_dim // 4},
             params=_params(shape, key_cache.shape[0], groups),
             q=q,
             k=key_cache,
             v=value_cache,
             positions=positions,
-            cached_out=out,
+            out=out,
         )
 
 
@@ -326,34 +244,36 @@ def _params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void
     return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales)], PARAMS)
 
 
-def _by_head(x: Tensor, shape: AttentionShape) -> Array:
+def _by_head(x: Tensor, shape: AttentionShape) -> FloatArray:
     """Return a view (B, K, H / K, T, D, or 1 for a number a head) of rows (N, H * D)."""
     array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, shape.group, -1)
     return array.transpose(0, 2, 3, 1, 4)
 
 
-def _by_kv_head(x: Tensor, shape: AttentionShape) -> Array:
+def _by_kv_head(x: Tensor, shape: AttentionShape) -> FloatArray:
     """Return a view (B, K, 1, T, D) of rows (N, K * D)."""
     array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, 1, shape.head_dim)
     return array.transpose(0, 2, 3, 1, 4)
 
 
 def _blocks(shape: AttentionShape) -> Iterator[slice]:
-    """Give slices of queries, few enough that their scores fit into memory."""
+    """Yield slices of queries, few enough that their scores fit into memory."""
     rows = max(1, BLOCK_SCORES // max(1, shape.batch * shape.heads * shape.seq))
     for start in range(0, shape.seq, rows):
         yield slice(start, min(start + rows, shape.seq))
 
 
-def _scores(queries: Array, keys: Array, rows: slice, shape: AttentionShape) -> Array:
+def _scores(
+    queries: FloatArray, keys: FloatArray, rows: slice, shape: AttentionShape
+) -> FloatArray:
     """Return scaled scores of a block of queries and all keys to its end, -inf for later keys."""
     seen = keys[..., : rows.stop, :].swapaxes(-1, -2)
-    scores: Array = queries[..., rows, :] @ seen * np.float32(shape.scale)
+    scores: FloatArray = queries[..., rows, :] @ seen * np.float32(shape.scale)
     later = np.arange(rows.stop) > np.arange(rows.start, rows.stop)[:, None]
     scores[..., later] = -np.inf
     return scores
 
 
-def _add_group(target: Array, weights: Array, rows: Array) -> None:
+def _add_group(target: FloatArray, weights: FloatArray, rows: FloatArray) -> None:
     """Add weights^T rows to target (B, K, 1, keys, D), summed over the heads of each group."""
     target += (weights.swapaxes(-1, -2) @ rows).sum(2, keepdims=True)

@@ -1,9 +1,8 @@
-"""AdamW's options, and the numbers that its kernels get in each step."""
+"""Numbers that optimizers get from the host in each step, and those that they leave."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +22,21 @@ _WORDS = ("slot", "padding0", "padding1")
 HYPER = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "<u4") for name in _WORDS)])
 
 
+# Entries of `stats`, (4,) float32.
+CLIP_SCALE = 0  # factor of the gradients, 0 in a bad step
+NORM = 1  # of all gradients together
+BAD = 2  # 1 from the first bad step on
+LOSS = 3
+
+
 @dataclass(frozen=True)
 class AdamW:
-    """What stays the same in all steps.
+    """Options of AdamW, the same in all steps.
 
     beta1, beta2: how much of the moments is kept.
     epsilon: added to the root of the second moment.
     weight_decay: of the tensors that decay, per step and learning rate.
-    max_norm: norm that gradients are scaled down to, all together; 0: they never are.
+    max_norm: norm that all gradients together are scaled down to; 0 disables clipping.
     """
 
     beta1: float = 0.9
@@ -42,14 +48,14 @@ class AdamW:
 
 def hyper_parameters(
     options: AdamW, step: int, learning_rate: float, inverse_count: float, slot: int
-) -> NDArray[Any]:
-    """Return what the operations' `hyper` tensor, () of type `HYPER`, is to hold in a step.
+) -> NDArray[np.void]:
+    """Return what the `hyper` tensor, () of type `HYPER`, must hold in a step.
 
     step: 0 for the first.
-    inverse_count: one over the number of targets that the step's losses are the sum over.
+    inverse_count: 1 / number of targets that the step's losses are summed over.
     slot: row of the history that the step writes.
     """
-    hyper = np.zeros((), HYPER)
+    hyper: NDArray[np.void] = np.zeros((), HYPER)
     hyper["learning_rate"] = learning_rate
     hyper["one_minus_beta1"] = 1 - options.beta1
     hyper["one_minus_beta2"] = 1 - options.beta2

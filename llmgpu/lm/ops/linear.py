@@ -16,11 +16,9 @@ from llmgpu.lm.ops.matrix_tiling import (
     Tiling,
     choose_tiling,
 )
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
 from llmgpu.lm.ops.tensor import Tensor
 
-KERNELS = "lm/03_linear.wgsl"
-WORKGROUP_SIZE = 256
 # Outputs of a linear layer with few rows are computed one element a workgroup: this many rows,
 # of this many elements in all unless there is only one row.
 FEW_ROWS = 8
@@ -33,39 +31,27 @@ MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memo
 class NumpyLinear(NumpyRecorder):
     """The operations on arrays."""
 
+    @recorded
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        """Out (N, O) = x (N, I) weight^T (+ residual); weight (O, I) is float32 or float16."""
+        if residual is None:
+            np.matmul(x.array, _single(weight).T, out=out.array)
+        else:
+            np.add(x.array @ _single(weight).T, residual.array, out=out.array)
 
-        def step() -> None:
-            if residual is None:
-                np.matmul(x.array, _single(weight).T, out=out.array)
-            else:
-                np.add(x.array @ _single(weight).T, residual.array, out=out.array)
-
-        self.append(step)
-
+    @recorded
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
-        """Grad_x (N, I) = grad_out (N, O) weight, added to what is there where told so."""
+        if accumulate:
+            grad_x.array[...] += grad_out.array @ _single(weight)
+        else:
+            np.matmul(grad_out.array, _single(weight), out=grad_x.array)
 
-        def step() -> None:
-            if accumulate:
-                grad_x.array[...] += grad_out.array @ _single(weight)
-            else:
-                np.matmul(grad_out.array, _single(weight), out=grad_x.array)
-
-        self.append(step)
-
+    @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        """Add grad_out^T x to grad_weight (O, I)."""
-
-        def step() -> None:
-            grad_weight.array[...] += grad_out.array.T @ x.array
-
-        self.append(step)
+        grad_weight.array[...] += grad_out.array.T @ x.array
 
 
 def _single(weight: Tensor) -> NDArray[np.float32]:
@@ -97,7 +83,6 @@ class GpuLinear(GpuRecorder):
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        """Out (N, O) = x (N, I) weight^T (+ residual); weight (O, I) is float32 or float16."""
         accumulate = residual is out
         residual = None if accumulate else residual
         operands = _Operands(
@@ -118,7 +103,6 @@ class GpuLinear(GpuRecorder):
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
-        """Grad_x (N, I) = grad_out (N, O) weight, added to what is there where told so."""
         operands = _Operands(
             grad_out,
             weight,
@@ -130,7 +114,6 @@ class GpuLinear(GpuRecorder):
         self._matrix_product("linear_backward_input", operands)
 
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        """Add grad_out^T x to grad_weight (O, I)."""
         operands = _Operands(
             grad_out,
             x,
@@ -142,17 +125,16 @@ class GpuLinear(GpuRecorder):
         self._matrix_product("linear_backward_weight", operands)
 
     def _few_rows(self, operands: _Operands) -> None:
-        half = operands.right.is_half
-        weight = {"weight_half" if half else "weight": operands.right}
+        suffix = "_half" if operands.right.is_half else ""
         self.dispatch(
-            f"{KERNELS}:linear_few_rows{'_half' if half else ''}",
+            f"lm/03_linear_few_rows{suffix}.wgsl",
             operands.product.size,
             {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE},
             x=operands.left,
-            few_residual=operands.residual or operands.left,
+            weight=operands.right,
+            residual=operands.residual or operands.left,
             out=operands.product,
-            few_dims=dims(*operands.sizes, _addend(operands)),
-            **weight,
+            dims=dims(*operands.sizes, _addend(operands)),
         )
 
     def _tiling(self, operands: _Operands) -> Tiling:
@@ -183,8 +165,8 @@ class GpuLinear(GpuRecorder):
         )
         self._tiles(name, parts, tiling)
         self.dispatch(
-            f"{KERNELS}:add_partials",
-            -(-operands.product.size // WORKGROUP_SIZE),
+            "lm/03_add_partials.wgsl",
+            workgroups(operands.product.size),
             partials=partials,
             residual=operands.residual or partials,
             product=operands.product,
@@ -212,8 +194,8 @@ class GpuLinear(GpuRecorder):
         }
         if operands.residual is not None:
             bindings["residual"] = operands.residual
-        kernel = self.device.generated(matrix_product_source(product))
-        self.dispatch(kernel, tile.count(rows, columns) * tiling.parts, None, **bindings)
+        groups = tile.count(rows, columns) * tiling.parts
+        self.dispatch_generated(matrix_product_source(product), groups, **bindings)
 
 
 def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
-from llmgpu.lm.ops.splitting import row_blocks, thread_count
+from llmgpu.lm.ops.recording import (
+    GpuRecorder,
+    NumpyRecorder,
+    dims,
+    recorded,
+    row_blocks,
+    thread_count,
+)
 from llmgpu.lm.ops.tensor import Tensor
 
-KERNELS = "lm/07_loss.wgsl"
 LEAST_THREADS = 64  # of a workgroup, which has one row
 THREAD_LOGITS = 4  # that a thread reads at once
 
@@ -21,34 +26,18 @@ THREAD_LOGITS = 4  # that a thread reads at once
 class NumpyLoss(NumpyRecorder):
     """The operations on arrays."""
 
+    @recorded
     def cross_entropy(
         self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
     ) -> None:
-        """Write the loss of each row, and the gradient of the logits in their place.
+        for rows in row_blocks(*logits.shape):
+            losses.array[rows] = _cross_entropy(
+                logits.array[rows], targets.array[rows], params.array
+            )
 
-        logits: (N, V), dLogits afterwards. losses: (N,).
-        targets: uint32 (N,); the loss and the gradient of a row whose target is V or more are 0.
-        params: (4,), from `parameters`: what gradients are multiplied with (1 / number of targets
-            that count, 0 where there are none), label smoothing, weight of the z-loss, 1 / V.
-
-        A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
-        """
-
-        def step() -> None:
-            for rows in row_blocks(*logits.shape):
-                losses.array[rows] = _cross_entropy(
-                    logits.array[rows], targets.array[rows], params.array
-                )
-
-        self.append(step)
-
+    @recorded
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
-        """Write the sum of the losses (N,) to out_sum (1,)."""
-
-        def step() -> None:
-            out_sum.array.flat[0] = losses.array.sum(dtype=np.float64)
-
-        self.append(step)
+        out_sum.array.flat[0] = losses.array.sum(dtype=np.float64)
 
 
 class GpuLoss(GpuRecorder):
@@ -57,20 +46,11 @@ class GpuLoss(GpuRecorder):
     def cross_entropy(
         self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
     ) -> None:
-        """Write the loss of each row, and the gradient of the logits in their place.
-
-        logits: (N, V), dLogits afterwards. losses: (N,).
-        targets: uint32 (N,); the loss and the gradient of a row whose target is V or more are 0.
-        params: (4,), from `parameters`: what gradients are multiplied with (1 / number of targets
-            that count, 0 where there are none), label smoothing, weight of the z-loss, 1 / V.
-
-        A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
-        """
         rows, width = logits.shape
         self.dispatch(
-            f"{KERNELS}:cross_entropy",
+            "lm/07_cross_entropy.wgsl",
             rows,
-            constants={"WORKGROUP_SIZE": thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)},
+            {"WORKGROUP_SIZE": thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)},
             logits=logits,
             tgts=targets,
             losses=losses,
@@ -79,9 +59,8 @@ class GpuLoss(GpuRecorder):
         )
 
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
-        """Write the sum of the losses (N,) to out_sum (1,)."""
         self.dispatch(
-            f"{KERNELS}:sum_losses", 1, row_losses=losses, out_sum=out_sum, n=dims(losses.size)
+            "lm/07_sum_losses.wgsl", 1, losses=losses, out_sum=out_sum, n=dims(losses.size)
         )
 
 

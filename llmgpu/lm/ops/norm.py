@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
-from llmgpu.lm.ops.splitting import MAX_THREADS, row_blocks, thread_count
+from llmgpu.lm.ops.recording import (
+    WORKGROUP_SIZE,
+    GpuRecorder,
+    NumpyRecorder,
+    dims,
+    recorded,
+    row_blocks,
+    thread_count,
+    workgroups,
+)
 from llmgpu.lm.ops.tensor import Tensor
 
-KERNELS = "lm/02_norm.wgsl"
 LEAST_THREADS = 64  # of a workgroup of the backward kernel, whose rows they share
 ROW_ELEMENTS = 8  # of a row that a thread of the forward kernel takes, if the row is long enough
 BLOCK_ROWS = 8  # that a workgroup of the backward kernel takes at once
@@ -22,23 +29,17 @@ COLUMNS = 16  # of grad_weight in a workgroup that adds partial sums up
 class NumpyNorm(NumpyRecorder):
     """The operations on arrays."""
 
+    @recorded
     def rms_norm(
         self, x: Tensor, weight: Tensor, out: Tensor, inverse_rms: Tensor, epsilon: float
     ) -> None:
-        """Out = x * r * weight with r = 1 / sqrt(mean(x^2) + epsilon), which is kept.
+        np.square(x.array, out=out.array)
+        r = 1 / np.sqrt(out.array.mean(axis=1) + np.float32(epsilon))
+        inverse_rms.array[...] = r
+        np.multiply(x.array, r[:, None], out=out.array)
+        out.array[...] *= weight.array
 
-        x, out: (N, C). weight: (C,). inverse_rms: (N,).
-        """
-
-        def step() -> None:
-            np.square(x.array, out=out.array)
-            r = 1 / np.sqrt(out.array.mean(axis=1) + np.float32(epsilon))
-            inverse_rms.array[...] = r
-            np.multiply(x.array, r[:, None], out=out.array)
-            out.array[...] *= weight.array
-
-        self.append(step)
-
+    @recorded
     def rms_norm_backward(
         self,
         x: Tensor,
@@ -48,19 +49,14 @@ class NumpyNorm(NumpyRecorder):
         grad_x: Tensor,
         grad_weight: Tensor,
     ) -> None:
-        """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
-
-        def step() -> None:
-            for rows in row_blocks(*x.shape):
-                x_block, r = x.array[rows], inverse_rms.array[rows, None]
-                gradient = grad_out.array[rows] * r
-                grad_weight.array[...] += (gradient * x_block).sum(axis=0)
-                gradient *= weight.array
-                mean = (gradient * x_block).mean(axis=1, keepdims=True)
-                gradient -= x_block * (r * r * mean)
-                grad_x.array[rows] += gradient
-
-        self.append(step)
+        for rows in row_blocks(*x.shape):
+            x_block, r = x.array[rows], inverse_rms.array[rows, None]
+            gradient = grad_out.array[rows] * r
+            grad_weight.array[...] += (gradient * x_block).sum(axis=0)
+            gradient *= weight.array
+            mean = (gradient * x_block).mean(axis=1, keepdims=True)
+            gradient -= x_block * (r * r * mean)
+            grad_x.array[rows] += gradient
 
 
 class GpuNorm(GpuRecorder):
@@ -69,16 +65,12 @@ class GpuNorm(GpuRecorder):
     def rms_norm(
         self, x: Tensor, weight: Tensor, out: Tensor, inverse_rms: Tensor, epsilon: float
     ) -> None:
-        """Out = x * r * weight with r = 1 / sqrt(mean(x^2) + epsilon), which is kept.
-
-        x, out: (N, C). weight: (C,). inverse_rms: (N,).
-        """
         rows, width = x.shape
         threads = thread_count(-(-width // ROW_ELEMENTS))
         self.dispatch(
-            f"{KERNELS}:rms_norm",
-            -(-rows * threads // MAX_THREADS),
-            constants={"WORKGROUP_SIZE": MAX_THREADS, "ROW_THREADS": threads},
+            "lm/02_rms_norm.wgsl",
+            workgroups(rows * threads),
+            {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": threads},
             x=x,
             weight=weight,
             out=out,
@@ -96,32 +88,31 @@ class GpuNorm(GpuRecorder):
         grad_x: Tensor,
         grad_weight: Tensor,
     ) -> None:
-        """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
         rows, width = x.shape
         blocks = -(-rows // BLOCK_ROWS)
         group_rows = max(-(-blocks // MAX_PARTIALS), 1) * BLOCK_ROWS
         groups = -(-rows // group_rows)
         partials = self.scratch("rms_norm_backward", (groups, width))
         self.dispatch(
-            f"{KERNELS}:rms_norm_backward",
+            "lm/02_rms_norm_backward.wgsl",
             groups,
-            constants={
+            {
                 "WORKGROUP_SIZE": thread_count(width, LEAST_THREADS),
                 "BLOCK_ROWS": BLOCK_ROWS,
             },
             x=x,
             weight=weight,
-            row_rms=inverse_rms,
+            inverse_rms=inverse_rms,
             grad_out=grad_out,
             grad_x=grad_x,
-            partial_sums=partials,
-            block_dims=dims(rows, width, group_rows),
+            partials=partials,
+            dims=dims(rows, width, group_rows),
         )
         self.dispatch(
-            f"{KERNELS}:rms_norm_backward_weight",
+            "lm/02_rms_norm_backward_weight.wgsl",
             -(-width // COLUMNS) if groups else 0,
-            constants={"COLUMNS": COLUMNS},
+            {"COLUMNS": COLUMNS},
             partials=partials,
             grad_weight=grad_weight,
-            partial_dims=dims(groups, width),
+            dims=dims(groups, width),
         )

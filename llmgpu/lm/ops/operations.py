@@ -1,54 +1,382 @@
-"""All operations of a model: the families put together, for a GPU and for NumPy."""
+"""The operations that a model is made of, declared once.
+
+`Operations` is all that the model, its training and its generation know of a backend. Its two
+implementations, in NumPy and as GPU kernels, are put together in `llmgpu.lm.ops.backends`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from llmgpu.lm.ops.activation import GpuActivation, NumpyActivation
-from llmgpu.lm.ops.attention import GpuAttention, NumpyAttention
-from llmgpu.lm.ops.cast import GpuCast, NumpyCast
-from llmgpu.lm.ops.embedding import GpuEmbedding, NumpyEmbedding
-from llmgpu.lm.ops.linear import GpuLinear, NumpyLinear
-from llmgpu.lm.ops.loss import GpuLoss, NumpyLoss
-from llmgpu.lm.ops.norm import GpuNorm, NumpyNorm
-from llmgpu.lm.ops.optimizer import GpuOptimizer, NumpyOptimizer
-from llmgpu.lm.ops.rotary import GpuRotary, NumpyRotary
+import numpy as np
+from numpy.typing import DTypeLike
 
-if TYPE_CHECKING:
-    from llmgpu.gpu import Device
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
+
+Step = Callable[[], None]
 
 
-class NumpyOperations(
-    NumpyActivation,
-    NumpyAttention,
-    NumpyCast,
-    NumpyEmbedding,
-    NumpyLinear,
-    NumpyLoss,
-    NumpyNorm,
-    NumpyOptimizer,
-    NumpyRotary,
-):
-    """What a model needs, in NumPy."""
+@dataclass
+class Program:
+    """Recorded operations on fixed tensors, in order."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
 
 
-class GpuOperations(
-    GpuActivation,
-    GpuAttention,
-    GpuCast,
-    GpuEmbedding,
-    GpuLinear,
-    GpuLoss,
-    GpuNorm,
-    GpuOptimizer,
-    GpuRotary,
-):
-    """What a model needs, as kernels."""
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of an attention layer: B, T, H, K and D.
+
+    Head h uses key/value head h // (heads // kv_heads).
+
+    Raises:
+        ValueError: the heads can't be divided evenly among the key/value heads.
+    """
+
+    batch: int
+    seq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers of heads."""
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads can't share {self.kv_heads} key/value heads")
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """Factor of the products of queries and keys, 1 / sqrt(D)."""
+        return float(self.head_dim**-0.5)
 
 
-Operations = NumpyOperations | GpuOperations
+class Operations(ABC):
+    """Tensors, programs, and the operations that programs are made of.
 
+    Calling an operation computes nothing: it appends to the program being recorded, which `run`
+    carries out as often as wanted. Shape letters are those of `llmgpu.lm.ops`; numbers are float32
+    unless stated otherwise.
 
-def open_operations(device: Device | None) -> Operations:
-    """Return the operations on a device, in NumPy where there is none."""
-    return NumpyOperations() if device is None else GpuOperations(device)
+    nbytes: bytes of all tensors made so far.
+    """
+
+    def __init__(self) -> None:
+        """Begin without tensors; nothing is being recorded."""
+        self.nbytes = 0
+        self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._program: Program | None = None
+
+    # Memory
+
+    @property
+    @abstractmethod
+    def has_half_precision(self) -> bool:
+        """Whether tensors of half-precision numbers can be computed with."""
+
+    @property
+    @abstractmethod
+    def max_tensor_bytes(self) -> int:
+        """Size of the largest tensor that can be made."""
+
+    @abstractmethod
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        """Make a tensor of zeros.
+
+        Raises:
+            DeviceError: the device can't hold or bind that much.
+        """
+
+    @abstractmethod
+    def parameters(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+    ) -> Tensor:
+        """Make a small tensor of numbers that the host writes between runs."""
+
+    @abstractmethod
+    def write(self, tensor: Tensor, array: AnyArray) -> None:
+        """Copy an array of the tensor's size into it, before anything that runs later."""
+
+    @abstractmethod
+    def read(self, tensor: Tensor) -> AnyArray:
+        """Return a copy of a tensor, after everything that was run."""
+
+    def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
+        """Return float32 memory that an operation may use until the next one begins.
+
+        All operations that ask for the same role and shape share it; its contents are undefined.
+        """
+        key = (role, shape)
+        if key not in self._scratch:
+            self._scratch[key] = self.tensor(f"{role} scratch", shape)
+        return self._scratch[key]
+
+    # Programs
+
+    @contextmanager
+    def record(self, name: str) -> Iterator[Program]:
+        """Append the operations called in the block to a new program, which the block is given."""
+        outer, self._program = self._program, Program(name)
+        try:
+            yield self._program
+        finally:
+            self._program = outer
+
+    def append(self, step: Step) -> None:
+        """Append a step to the program being recorded.
+
+        Raises:
+            RuntimeError: no program is being recorded.
+        """
+        if self._program is None:
+            raise RuntimeError("an operation was called outside `record`")
+        self._program.steps.append(step)
+
+    @abstractmethod
+    def run(self, program: Program) -> None:
+        """Carry out a program, or start it on a device without waiting for its end."""
+
+    @abstractmethod
+    def wait_for_runs(self, ahead: int) -> None:
+        """Return once at most `ahead` of the programs that were run are unfinished."""
+
+    # Zeros and conversions
+
+    @abstractmethod
+    def fill_zero(self, tensor: Tensor) -> None:
+        """Write zeros; any shape and type."""
+
+    @abstractmethod
+    def fill_zero_rows(self, tensor: Tensor, rows: Tensor) -> None:
+        """Write zeros into the listed rows of a tensor (V, C).
+
+        rows: uint32 (U,), distinct row numbers; numbers of V or more are skipped.
+        """
+
+    @abstractmethod
+    def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
+        """Round to the nearest half-precision numbers, at most 65504 in size; NaN stays NaN.
+
+        Raises:
+            DeviceError: the device has no half-precision numbers.
+        """
+
+    @abstractmethod
+    def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
+        """Write half-precision numbers as float32, which is exact.
+
+        Raises:
+            DeviceError: the device has no half-precision numbers.
+        """
+
+    # Embedding
+
+    @abstractmethod
+    def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
+        """Out = table[tokens], zeros for tokens >= V; (N,), (V, C), (N, C).
+
+        table: float32 or float16; several tensors are the parts of one table, in order.
+        """
+
+    @abstractmethod
+    def embed_backward_grouped(
+        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, grad_table: Tensor
+    ) -> None:
+        """Add the rows of grad_out to those of their tokens, in a fixed order.
+
+        Gradients that are not finite count as 0, and tokens beyond the table are left out.
+
+        order, starts, rows: what `group_tokens` returns. grad_out: (N, C). grad_table: (V, C).
+        """
+
+    @abstractmethod
+    def embed_gradient_rows(
+        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, out: Tensor
+    ) -> None:
+        """Write the gradient of token rows[g] to row g of out, zeros after the last.
+
+        order, starts, rows: what `group_tokens` returns. grad_out: (N, C).
+        out: (U, C), where U is N or, where it is known, the number of distinct tokens.
+        """
+
+    # Layers
+
+    @abstractmethod
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, out: Tensor, inverse_rms: Tensor, epsilon: float
+    ) -> None:
+        """Out = x * r * weight with r = 1 / sqrt(mean(x^2) + epsilon), which is kept.
+
+        x, out: (N, C). weight: (C,). inverse_rms: (N,).
+        """
+
+    @abstractmethod
+    def rms_norm_backward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        inverse_rms: Tensor,
+        grad_out: Tensor,
+        grad_x: Tensor,
+        grad_weight: Tensor,
+    ) -> None:
+        """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
+
+    @abstractmethod
+    def linear(
+        self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
+    ) -> None:
+        """Out (N, O) = x (N, I) weight^T (+ residual); weight (O, I) is float32 or float16."""
+
+    @abstractmethod
+    def linear_backward_input(
+        self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
+    ) -> None:
+        """Grad_x (N, I) = grad_out (N, O) weight; with `accumulate` it is added to grad_x."""
+
+    @abstractmethod
+    def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
+        """Add grad_out^T x to grad_weight (O, I)."""
+
+    @abstractmethod
+    def rotary(
+        self,
+        x: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        positions: Tensor,
+        head_dim: int,
+        *,
+        inverse: bool = False,
+    ) -> None:
+        """Turn x (N, heads * D) in place by the angles of positions uint32 (N,), or back.
+
+        cosines, sines: (positions, D/2), as `rotary_tables` makes them.
+        """
+
+    @abstractmethod
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write out (N, H * D), and log_sum_exp (N, H) for the backward pass.
+
+        q (N, H * D); k, v (N, K * D): rows are the tokens of B sequences, one after the other.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
+
+    @abstractmethod
+    def attention_backward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        log_sum_exp: Tensor,
+        grad_out: Tensor,
+        grad_q: Tensor,
+        grad_k: Tensor,
+        grad_v: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write the gradients of q, k and v from what `attention` read and wrote.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
+
+    @abstractmethod
+    def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
+        """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
+
+    @abstractmethod
+    def attention_cached(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        shape: AttentionShape,
+    ) -> None:
+        """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
+
+        key_cache, value_cache: (L, K * D). Only the heads of `shape` count.
+
+        Raises:
+            DeviceError: the kernels don't take heads of this width.
+        """
+
+    @abstractmethod
+    def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
+        """Out = gate * sigmoid(gate) * up; all (N, F)."""
+
+    @abstractmethod
+    def swiglu_backward(
+        self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
+    ) -> None:
+        """Write the gradients of gate and up; all (N, F)."""
+
+    @abstractmethod
+    def gelu(self, x: Tensor, out: Tensor) -> None:
+        """Out = x * Phi(x), Phi by tanh; both (N, F)."""
+
+    @abstractmethod
+    def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
+        """Write the gradient of x; all (N, F)."""
+
+    # Loss and updates
+
+    @abstractmethod
+    def cross_entropy(
+        self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
+    ) -> None:
+        """Write the loss of each row, and the gradient of the logits in their place.
+
+        A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
+
+        logits: (N, V), dLogits afterwards. losses: (N,).
+        targets: uint32 (N,); the loss and the gradient of a row whose target is V or more are 0.
+        params: (4,), from `parameters`: factor of the gradients (1 / number of targets that count,
+            0 where there are none), label smoothing, weight of the z-loss, 1 / V.
+        """
+
+    @abstractmethod
+    def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
+        """Write the sum of the losses (N,) to out_sum (1,)."""
+
+    @abstractmethod
+    def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
+        """Write NORM_PARTIALS sums that make the sum of grad's squares into row `index`."""
+
+    @abstractmethod
+    def finalize_grad_stats(
+        self, partials: Tensor, loss_sums: Tensor, stats: Tensor, history: Tensor, hyper: Tensor
+    ) -> None:
+        """Write stats (4,) = clip_scale, norm, bad, loss, and a row of history (S, 4).
+
+        A norm or a loss that is not finite marks the step as bad. Every later step is bad, too,
+        until the host clears the mark.
+
+        loss_sums: (A,), added up. The history's row is loss, norm, clip_scale, bad.
+        """
+
+    @abstractmethod
+    def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
+        """Take an optimizer's step of one weight; nothing changes in a bad step."""

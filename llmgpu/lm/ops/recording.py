@@ -1,8 +1,8 @@
-"""Recording programs: what both sides of all operations stand on.
+"""Recording programs on either backend, and how work is divided there.
 
-`Recorder` holds tensors and the program being recorded. `NumpyRecorder` appends functions to it,
-`GpuRecorder` kernels bound to buffers, so that a program that runs a million times compiles and
-binds once.
+`NumpyRecorder` appends functions on arrays to a program; `GpuRecorder` kernels bound to buffers, so
+that a program that runs a million times compiles and binds once. The modules beside this one add
+the operations to them, one kind of operation a module; `backends` puts the kinds together.
 """
 
 from __future__ import annotations
@@ -10,109 +10,73 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 if TYPE_CHECKING:
     from llmgpu.gpu import BoundKernel, Buffer, Device, Kernel
+    from llmgpu.gpu.commands import Commands
     from llmgpu.gpu.device import Submission
 
-Step = TypeVar("Step")
+WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
+BLOCK_ELEMENTS = 1 << 18  # of a block of rows: temporary arrays stay small, and in the cache
+
+P = ParamSpec("P")
+Recorder = TypeVar("Recorder", bound="NumpyRecorder")
 
 
-@dataclass
-class Program(Generic[Step]):
-    """Operations on fixed tensors, in order."""
+def recorded(
+    compute: Callable[Concatenate[Recorder, P], None],
+) -> Callable[Concatenate[Recorder, P], None]:
+    """Make a function that computes on arrays an operation, which records the call instead."""
 
-    name: str
-    steps: list[Step] = field(default_factory=list)
+    @wraps(compute)
+    def record(self: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self.append(partial(compute, self, *args, **kwargs))
 
-
-class Recorder(Generic[Step]):
-    """Tensors by name, and the program that operations are appended to."""
-
-    def __init__(self) -> None:
-        """Begin without tensors; nothing is being recorded."""
-        self.nbytes = 0  # of all tensors made
-        self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        self._program: Program[Step] | None = None
-
-    @contextmanager
-    def record(self, name: str) -> Iterator[Program[Step]]:
-        """Append the operations called in the block to a new program, which is given to it."""
-        outer, self._program = self._program, Program(name)
-        try:
-            yield self._program
-        finally:
-            self._program = outer
-
-    def append(self, step: Step) -> None:
-        """Append a step to the program being recorded.
-
-        Raises:
-            RuntimeError: none is.
-        """
-        if self._program is None:
-            raise RuntimeError("an operation was called outside `record`")
-        self._program.steps.append(step)
-
-    def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
-        """Return float32 memory that an operation may use until the next one begins.
-
-        It is shared by all operations that ask for the same role and shape; contents are undefined.
-        """
-        key = (role, shape)
-        if key not in self._scratch:
-            self._scratch[key] = self.tensor(f"{role} scratch", shape)
-        return self._scratch[key]
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """Make a tensor, zeros at first."""
-        raise NotImplementedError
+    return record
 
 
-class NumpyRecorder(Recorder[Callable[[], None]]):
-    """Programs are functions on arrays."""
+class NumpyRecorder(Operations):
+    """Programs of functions on arrays."""
 
     has_half_precision = True
     max_tensor_bytes = sys.maxsize
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """Make a tensor, zeros at first."""
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         tensor = Tensor(name, shape, np.dtype(dtype), np.zeros(shape, dtype))
         self.nbytes += tensor.nbytes
         return tensor
 
-    def parameters(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """Make a small tensor of numbers that the host writes between runs."""
+    def parameters(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+    ) -> Tensor:
         return self.tensor(name, shape, dtype)
 
-    def write(self, tensor: Tensor, array: NDArray[Any]) -> None:
-        """Copy an array of the tensor's size into it, before anything that runs later."""
+    def write(self, tensor: Tensor, array: AnyArray) -> None:
         tensor.array[...] = np.asarray(array, tensor.dtype).reshape(tensor.shape)
 
-    def read(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a copy of a tensor after all that ran."""
+    def read(self, tensor: Tensor) -> AnyArray:
         return tensor.array.copy()
 
-    def run(self, program: Program[Callable[[], None]]) -> None:
-        """Carry out a program; numbers that are not finite go through it without a warning."""
+    def run(self, program: Program) -> None:
+        # Numbers that are not finite go through a program without a warning, as on a GPU.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for step in program.steps:
                 step()
 
     def wait_for_runs(self, ahead: int) -> None:
-        """Return once at most `ahead` of the programs that were run are unfinished."""
+        """Return at once: `run` has carried out its program."""
 
 
-class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
-    """Programs are bound kernels with their numbers of workgroups."""
+class GpuRecorder(Operations):
+    """Programs of bound kernels with their numbers of workgroups."""
 
     def __init__(self, device: Device) -> None:
         """Begin without tensors on an open device."""
@@ -120,79 +84,81 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[Submission] = deque()
+        self._commands: Commands  # being recorded, while a program runs
 
     @property
     def has_half_precision(self) -> bool:
-        """Whether kernels may read and write half-precision numbers."""
         return "shader-f16" in self.device.features
 
     @property
     def max_tensor_bytes(self) -> int:
-        """Largest tensor that can be made."""
         return self.device.max_binding_bytes
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """Make a tensor, zeros at first.
-
-        Raises:
-            DeviceError: the device can't hold or bind that much.
-        """
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         tensor = Tensor(name, shape, np.dtype(dtype), None)
         self.nbytes += tensor.nbytes
         buffer = self.device.create_buffer(name, tensor.nbytes)
-        return Tensor(name, shape, np.dtype(dtype), buffer)
+        return Tensor(name, shape, tensor.dtype, buffer)
 
-    def parameters(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """Make a small tensor of numbers that the host writes between runs, bound as a uniform."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return Tensor(name, shape, np.dtype(dtype), self.device.create_uniform(name, size))
+    def parameters(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+    ) -> Tensor:
+        tensor = Tensor(name, shape, np.dtype(dtype), None)
+        return Tensor(name, shape, tensor.dtype, self.device.create_uniform(name, tensor.nbytes))
 
-    def write(self, tensor: Tensor, array: NDArray[Any]) -> None:
-        """Copy an array of the tensor's size into it, before anything that runs later."""
+    def write(self, tensor: Tensor, array: AnyArray) -> None:
         values = np.asarray(array, tensor.dtype).reshape(tensor.shape)
         self.device.write(tensor.buffer, values)
 
-    def read(self, tensor: Tensor) -> NDArray[Any]:
-        """Return a copy of a tensor after all that ran."""
-        values = self.device.read(tensor.buffer, tensor.size, tensor.dtype.type)
+    def read(self, tensor: Tensor) -> AnyArray:
+        values: AnyArray = self.device.read(tensor.buffer, tensor.size, tensor.dtype.type)
         return values.reshape(tensor.shape)
 
     def dispatch(
         self,
-        kernel: str | Kernel,
+        file: str,
         groups: int,
         constants: Mapping[str, int] | None = None,
-        **bindings: Tensor | NDArray[Any],
+        /,
+        **bindings: Tensor | AnyArray,
     ) -> None:
-        """Append `groups` workgroups of a kernel, unless there are none.
+        """Append `groups` workgroups of the kernel in a file below wgsl/, unless there are none.
 
-        kernel: as `Device.kernel` takes it, ``lm/FILE.wgsl:KERNEL``; or a compiled one.
-        constants: of a kernel that is named.
         bindings: a tensor, or an array that is written to a uniform now and never changes.
         """
-        if not groups:
-            return
+        if groups:
+            self._append_kernel(self.device.kernel(file, **(constants or {})), groups, bindings)
+
+    def dispatch_generated(self, text: str, groups: int, /, **bindings: Tensor | AnyArray) -> None:
+        """Append workgroups of a kernel whose text a generator wrote."""
+        if groups:
+            self._append_kernel(self.device.generated(text), groups, bindings)
+
+    def run(self, program: Program) -> None:
+        self._commands = self.device.record()
+        for step in program.steps:
+            step()
+        self._runs.append(self.device.submit(self._commands))
+        del self._commands  # it keeps all that it names in memory
+
+    def wait_for_runs(self, ahead: int) -> None:
+        while len(self._runs) > ahead:
+            self.device.wait(self._runs.popleft())
+
+    def _append_kernel(
+        self, kernel: Kernel, groups: int, bindings: Mapping[str, Tensor | AnyArray]
+    ) -> None:
         buffers = {
             name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
             for name, value in bindings.items()
         }
-        if isinstance(kernel, str):
-            kernel = self.device.kernel(kernel, **(constants or {}))
-        self.append((kernel.bind(**buffers), groups))
+        self.append(partial(self._dispatch, kernel.bind(**buffers), groups))
 
-    def run(self, program: Program[tuple[BoundKernel, int]]) -> None:
-        """Start a program and return without waiting for it."""
-        commands = self.device.record()
-        for kernel, groups in program.steps:
-            commands.dispatch(kernel, groups)
-        self._runs.append(self.device.submit(commands))
+    def _dispatch(self, kernel: BoundKernel, groups: int) -> None:
+        self._commands.dispatch(kernel, groups)
 
-    def wait_for_runs(self, ahead: int) -> None:
-        """Return once at most `ahead` of the programs that were run are unfinished."""
-        while len(self._runs) > ahead:
-            self.device.wait(self._runs.popleft())
-
-    def _uniform(self, values: NDArray[Any]) -> Buffer:
+    def _uniform(self, values: AnyArray) -> Buffer:
+        """Return a uniform with these contents, the same for all that ask for equal ones."""
         content = np.ascontiguousarray(values).tobytes()
         if content not in self._uniforms:
             self._uniforms[content] = self.device.create_uniform("parameters", len(content))
@@ -203,3 +169,23 @@ class GpuRecorder(Recorder["tuple[BoundKernel, int]"]):
 def dims(*values: int) -> NDArray[np.uint32]:
     """Return whole numbers as a kernel's uniform takes them, padded to a multiple of four."""
     return np.array([*values, *[0] * (-len(values) % 4)], np.uint32)
+
+
+def workgroups(threads: int) -> int:
+    """Return how many workgroups of `WORKGROUP_SIZE` threads have this many threads."""
+    return -(-threads // WORKGROUP_SIZE)
+
+
+def thread_count(items: int, least: int = 1) -> int:
+    """Return a number of threads for `items` items: a power of two from `least` up.
+
+    It is at most `WORKGROUP_SIZE`, WebGPU's default limit.
+    """
+    return min(max(1 << (items - 1).bit_length(), least), WORKGROUP_SIZE)
+
+
+def row_blocks(rows: int, width: int) -> Iterator[slice]:
+    """Yield slices of one row or more that together are all rows of a (rows, width) array."""
+    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)

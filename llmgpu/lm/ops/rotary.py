@@ -7,18 +7,12 @@ Columns i and i + D/2 of a head make a pair, as in Hugging Face's Llama.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims
-from llmgpu.lm.ops.tensor import Tensor
-
-KERNEL = "lm/04_rope.wgsl"
-WORKGROUP_SIZE = 256
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 
-def rotary_tables(
-    max_positions: int, head_dim: int, theta: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rotary_tables(max_positions: int, head_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
     """Return the cosines and sines of all positions, each (max_positions, head_dim / 2).
 
     Pair i turns by theta ** (-2 i / head_dim) a position; angles are computed in float64.
@@ -31,6 +25,7 @@ def rotary_tables(
 class NumpyRotary(NumpyRecorder):
     """The rotation of arrays."""
 
+    @recorded
     def rotary(
         self,
         x: Tensor,
@@ -41,21 +36,13 @@ class NumpyRotary(NumpyRecorder):
         *,
         inverse: bool = False,
     ) -> None:
-        """Turn x (N, heads * D) in place by the angles of positions uint32 (N,), or back.
-
-        cosines, sines: (positions, D/2), as `rotary_tables` makes them.
-        """
-
-        def step() -> None:
-            heads = x.array.reshape(len(x.array), -1, 2, head_dim // 2)
-            cosine = cosines.array[positions.array, None]
-            sine = sines.array[positions.array, None] * np.float32(-1 if inverse else 1)
-            left, right = heads[:, :, 0], heads[:, :, 1]
-            turned = left * cosine - right * sine
-            heads[:, :, 1] = right * cosine + left * sine
-            heads[:, :, 0] = turned
-
-        self.append(step)
+        heads = x.array.reshape(len(x.array), -1, 2, head_dim // 2)
+        cosine = cosines.array[positions.array, None]
+        sine = sines.array[positions.array, None] * np.float32(-1 if inverse else 1)
+        left, right = heads[:, :, 0], heads[:, :, 1]
+        turned = left * cosine - right * sine
+        heads[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
+        heads[:, :, 0] = turned
 
 
 class GpuRotary(GpuRecorder):
@@ -71,14 +58,10 @@ class GpuRotary(GpuRecorder):
         *,
         inverse: bool = False,
     ) -> None:
-        """Turn x (N, heads * D) in place by the angles of positions uint32 (N,), or back.
-
-        cosines, sines: (positions, D/2), as `rotary_tables` makes them.
-        """
         pairs = x.size // 2
         self.dispatch(
-            KERNEL,
-            -(-pairs // WORKGROUP_SIZE),
+            "lm/04_rotary.wgsl",
+            workgroups(pairs),
             x=x,
             cosines=cosines,
             sines=sines,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Buffer
 
+AnyArray: TypeAlias = NDArray[Any]  # of any of the types that a tensor's elements have
+FloatArray: TypeAlias = NDArray[np.float32]
+
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """What an operation reads or writes.
+    """An argument of an operation.
 
     name: for messages and checkpoints.
     shape, dtype: float32, float16, uint32 or uint8; C order.
@@ -28,9 +31,9 @@ class Tensor:
     data: Any
 
     @property
-    def array(self) -> NDArray[Any]:
+    def array(self) -> AnyArray:
         """The array of a tensor on the host."""
-        return cast("NDArray[Any]", self.data)
+        return cast("AnyArray", self.data)
 
     @property
     def buffer(self) -> Buffer:
@@ -55,10 +58,9 @@ class Tensor:
     def rows(self, start: int, stop: int) -> Tensor:
         """Return rows start to stop - 1 of the first dimension, over the same memory.
 
-        On a device a row block begins at a multiple of 256 bytes.
-
         Raises:
-            ValueError: it doesn't, or there are no such rows.
+            ValueError: there are no such rows, or on a device they don't begin at a multiple of
+                256 bytes.
         """
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"{self.name} has {self.shape[0]} rows, not {start} to {stop}")
@@ -69,3 +71,10 @@ class Tensor:
         return Tensor(
             self.name, shape, self.dtype, self.buffer.view(start * row, (stop - start) * row)
         )
+
+
+class TensorMaker(Protocol):
+    """Anything that makes tensors, as all `Operations` do."""
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        """Make a tensor of zeros."""

@@ -1,7 +1,7 @@
-"""What the losses of many targets amount to: mean, perplexity and bits per byte of text.
+"""Losses of many targets summed up: mean, perplexity and bits per byte of text.
 
-Bits per byte can be compared between vocabularies, which the loss per token can't. Special tokens
-stand for no text: their losses are left out of it, as their bytes are.
+Bits per byte can be compared between vocabularies; the loss per token can't. Special tokens stand
+for no text, so their losses are left out of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def perplexity(loss: float) -> float:
 
 @dataclass(frozen=True)
 class EvaluationTotals:
-    """Sums over targets; add those of batches up.
+    """Sums over targets, to be added up over batches.
 
     nats: of all targets. targets: how many. text_nats: of the targets that stand for text.
     text_bytes: of this text.
@@ -67,10 +67,10 @@ class EvaluationTotals:
 
     @property
     def loss(self) -> float | None:
-        """Nats a target; None without targets."""
+        """Nats per target; None without targets."""
         return self.nats / self.targets if self.targets else None
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits a byte of text; None without text."""
+        """Bits per byte of text; None without text."""
         return self.text_nats / (math.log(2) * self.text_bytes) if self.text_bytes else None

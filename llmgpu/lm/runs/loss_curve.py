@@ -1,9 +1,9 @@
-"""The losses of a training run as a picture: an SVG that needs nothing else, in light and in dark.
+"""The losses of a training run as a chart: a self-contained SVG, for light and dark backgrounds.
 
 - Training losses as a thin line, with their moving average over it; validation losses as points.
-- A logarithmic axis where losses are far apart. Losses that are no number, or too large for a
-  picture, are left out.
-- Of a long run each point of a line is the mean of several records.
+- The axis is logarithmic where losses are far apart. Losses that are NaN or too large to draw are
+  left out.
+- In a long run each point of a line is the mean of several records.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.charts.axes import Axis, step_axis, tick_labels, value_axis
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import Axis, escape_text, step_axis, tick_labels, value_axis
 from llmgpu.files import atomic_output
 from llmgpu.lm.runs.records import StepRecord
 
@@ -59,7 +58,7 @@ Points = NDArray[np.float64]  # (n, 2): step, loss
 
 
 def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str) -> None:
-    """Write the picture of a run, whole or not at all; OutputError if that can't be done."""
+    """Write the chart of a run, whole or not at all; OutputError if that fails."""
     with atomic_output(path) as file:
         file.write(draw_loss_curve(records, title).encode())
 
@@ -177,9 +176,9 @@ def _dots(kind: str, points: Points, x: Axis, y: Axis) -> str:
 
 
 def _legend(names: Mapping[str, str]) -> list[str]:
-    """Return the names of what is drawn, each behind a sample, in a row above the lines.
+    """Return the legend: a sample of each line with its name, in a row above the chart.
 
-    names: by what it looks like.
+    names: by the look of the line.
     """
     parts = []
     for index, (kind, name) in enumerate(names.items()):

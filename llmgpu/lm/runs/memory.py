@@ -1,22 +1,28 @@
 """How much memory a training run takes, found before any of it is taken.
 
-The programs are recorded over tensors that have shapes but no memory; their sizes add up.
+The run's programs are recorded by the backend that will run it, over tensors that have shapes but
+no memory. The sizes of all tensors add up, those of the backend's scratch memory included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike
 
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.operations import NumpyOperations
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
+
+if TYPE_CHECKING:
+    from llmgpu.gpu import Device
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 
@@ -30,39 +36,65 @@ class MemoryUse:
     largest_name: str = ""
 
 
-class MeasuringOperations(NumpyOperations):
-    """Operations on tensors without memory: what is recorded can't be run."""
+class _Measuring(Operations):
+    """Operations on tensors without memory, which are counted; programs can't be run."""
 
-    def __init__(self, max_tensor_bytes: int) -> None:
-        """Measure for a device whose tensors have at most `max_tensor_bytes` bytes."""
-        super().__init__()
-        self.max_tensor_bytes = max_tensor_bytes
-        self.use = MemoryUse()
+    use: MemoryUse
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tensor:
-        """Take note of a tensor."""
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        """Count a tensor; all its elements are one and the same number."""
         tensor = Tensor(name, shape, np.dtype(dtype), np.broadcast_to(np.zeros((), dtype), shape))
         self.use.total += tensor.nbytes
         if tensor.nbytes > self.use.largest:
             self.use.largest, self.use.largest_name = tensor.nbytes, name
         return tensor
 
-    def write(self, tensor: Tensor, array: NDArray[Any]) -> None:
+    def parameters(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
+    ) -> Tensor:
+        """Count a tensor of parameters."""
+        return self.tensor(name, shape, dtype)
+
+    def write(self, tensor: Tensor, array: AnyArray) -> None:
         """Write nothing."""
 
 
+class _MeasuringNumpy(_Measuring, NumpyOperations):
+    def __init__(self) -> None:
+        super().__init__()
+        self.use = MemoryUse()
+
+
+class _MeasuringGpu(_Measuring, GpuOperations):
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self.use = MemoryUse()
+
+    def dispatch(
+        self,
+        file: str,
+        groups: int,
+        constants: Mapping[str, int] | None = None,
+        /,
+        **bindings: Tensor | AnyArray,
+    ) -> None:
+        """Compile and bind nothing."""
+
+    def dispatch_generated(self, text: str, groups: int, /, **bindings: Tensor | AnyArray) -> None:
+        """Compile and bind nothing."""
+
+
 def training_memory(settings: RunSettings, backend: Backend, slots: int) -> MemoryUse:
-    """Return what training takes on a backend; `slots`: see `Trainer`.
+    """Return the memory that training takes on a backend; `slots`: see `Trainer`.
 
     Raises:
-        DeviceError: a tensor is larger than the device can bind, or, where the CPU computes, all of
-            them are more than the memory that is free.
+        DeviceError: a tensor is larger than the device can bind; or, if the CPU computes, all of
+            them take more memory than is free.
     """
     device = backend.device
-    limit = NumpyOperations.max_tensor_bytes if device is None else device.max_binding_bytes
-    operations = MeasuringOperations(limit)
+    operations = _MeasuringNumpy() if device is None else _MeasuringGpu(device)
     Trainer(operations, settings.config, settings.options, slots)
-    use = operations.use
+    use, limit = operations.use, operations.max_tensor_bytes
     if use.largest > limit:
         raise DeviceError(
             f"the model does not fit: {use.largest_name} takes {use.largest:,} bytes, "
@@ -77,7 +109,7 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> Memo
 
 
 def free_memory() -> int | None:
-    """Return the bytes of memory that are free on this machine; None where it can't be told."""
+    """Return the bytes of memory that are free on this machine, None if it does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

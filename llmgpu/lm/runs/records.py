@@ -1,10 +1,8 @@
-"""The log of a training run: JSON lines, the facts of the run first, then a record now and then.
+"""The log of a training run: JSON lines, first the facts of the run, then its records.
 
-- A line is written as one piece and flushed. What a kill left behind the last whole line is no
-  record.
-- Numbers that JSON can't hold (a loss that is no number any more) are null.
-- A run that goes on from a checkpoint cuts off the records of the steps behind it, which it makes
-  again.
+- A line is written in one piece and flushed. An incomplete last line, left by a kill, is ignored.
+- Numbers that JSON can't hold (a loss that is NaN) are null.
+- A run that resumes from a checkpoint cuts off the records of later steps, which it takes again.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _OPTIONAL = frozenset({"validation_loss", "bits_per_byte"})
 
 @dataclass(frozen=True)
 class StepRecord:
-    """How a run was doing at a step.
+    """The state of a run at a step.
 
     step: steps done. loss: mean of the training losses since the last record, in nats a token.
     learning_rate, grad_norm: of this step. tokens: trained on so far. tokens_per_second: since the
@@ -54,14 +52,14 @@ class StepRecord:
         return None if self.validation_loss is None else perplexity(self.validation_loss)
 
     def to_json(self) -> dict[str, int | float | None]:
-        """Return the record as JSON has it: what was not evaluated is not there."""
+        """Return the record for JSON, without the fields that were not evaluated."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["perplexity"] = self.perplexity
         found: dict[str, int | float | None] = {}
         for name, value in values.items():
             if name in _WHOLE_NUMBERS:
                 found[name] = int(value)
-            elif value is not None:  # maybe one of NumPy's numbers
+            elif value is not None:  # it may be a NumPy number
                 found[name] = float(value) if math.isfinite(value) else None
         return found
 
@@ -78,15 +76,15 @@ class RunLog(Closing):
     """A log that is being written; a context manager."""
 
     def __init__(self, path: str | Path, stream: BinaryIO) -> None:
-        """Take what `begin` or `resume` has opened."""
+        """Take a stream that `begin` or `resume` has opened."""
         self._path = str(path)
         self._stream = stream
 
     @classmethod
     def begin(cls, path: str | Path, facts: Mapping[str, Any]) -> Self:
-        """Start a new log in place of any that is there.
+        """Start a new log, which replaces an existing one.
 
-        facts: what the run is: what JSON holds. Raises OutputError if it can't be written.
+        facts: describe the run, as a JSON object. Raises OutputError if it can't be written.
         """
         with output_errors(str(path)):
             log = cls(path, open(path, "wb"))  # noqa: SIM115 (closed by `close`)
@@ -95,7 +93,7 @@ class RunLog(Closing):
 
     @classmethod
     def resume(cls, path: str | Path, step: int) -> Self:
-        """Go on with a log behind the record of `step`: later records are cut off.
+        """Continue a log after the record of `step`: later records are cut off.
 
         Raises InputError if it can't be read or is damaged before that, OutputError if it can't be
         written.
@@ -123,9 +121,9 @@ class RunLog(Closing):
 
 
 def read_log(path: str | Path) -> LogContent:
-    """Read a log; a last line that is not whole is left out.
+    """Read a log; an incomplete last line is left out.
 
-    Raises InputError, with file and line, if it can't be read or holds what is no record.
+    Raises InputError, with file and line, if it can't be read or a line is not a record.
     """
     lines = _Lines(path)
     return LogContent(lines.facts, [lines.record(i) for i in range(1, len(lines.lines))])
@@ -142,10 +140,10 @@ class _Lines:
             raise InputError(f"can't read the log {path}: {error.strerror}") from error
         self.lines = data.split(b"\n")[:-1]
         if not self.lines:
-            raise InputError(f"{path} is no log of a training run: it has no whole line")
+            raise InputError(f"{path} is not the log of a training run: it has no complete line")
         self.facts = parse_json_object(self.lines[0], f"{path}, line 1")
         if (self.facts.pop("format", None), self.facts.pop("version", None)) != (FORMAT, VERSION):
-            raise InputError(f"{path} is no log of a training run ({FORMAT} {VERSION})")
+            raise InputError(f"{path} is not the log of a training run ({FORMAT} {VERSION})")
 
     def record(self, index: int) -> StepRecord:
         """Return the record in a line from 1 on (0 has the facts)."""
@@ -168,7 +166,7 @@ class _Lines:
 
 
 def _number(name: str, value: object, where: str) -> Any:
-    """Return a field's number, nan for null; InputError if it is none."""
+    """Return a field's number, nan for null; InputError if it is not a number."""
     if name in _WHOLE_NUMBERS:
         if type(value) is int:
             return value
@@ -176,4 +174,4 @@ def _number(name: str, value: object, where: str) -> Any:
         return math.nan
     elif type(value) in (int, float):
         return value
-    raise InputError(f"{where}: {name} is missing or no number")
+    raise InputError(f"{where}: {name} is missing or not a number")

@@ -1,8 +1,7 @@
 """A training run from its first step, or from a checkpoint, to its last.
 
-Everything that decides what is computed is in `TrainOptions` and in how many sequences were taken,
-so a run that goes on from a checkpoint on the same device makes the weights that it would have made
-without the break.
+`TrainOptions` and the number of sequences taken decide everything that is computed, so a run that
+is resumed from a checkpoint on the same device gets the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, TrainingState, save_che
 from llmgpu.lm.checkpoints.step_folders import prepare_step_folders, step_folder_name
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.runs.evaluation_totals import EvaluationTotals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER, MemoryUse
 from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
-from llmgpu.lm.runs.schedule import learning_rate
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.runs.stopping import StopRequest
+from llmgpu.lm.schedule import learning_rate
 from llmgpu.lm.trainer import Trainer
 from llmgpu.resume_key import check_same_run
 
@@ -41,9 +40,9 @@ _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the 
 
 @dataclass(frozen=True)
 class Intervals:
-    """How many steps there are between two lines of the log, evaluations and checkpoints.
+    """Numbers of steps between two lines of the log, evaluations and checkpoints.
 
-    keep: checkpoints that are kept, the newest.
+    keep: how many of the newest checkpoints are kept.
     """
 
     log: int = 10
@@ -52,16 +51,16 @@ class Intervals:
     keep: int = 2
 
     def unread_steps(self, steps: int) -> int:
-        """Return how many of a run's steps there are at most before their results are read."""
+        """Return the largest number of steps whose results are read at once."""
         return min(self.log, self.evaluation, self.save, steps)
 
 
 class TrainingRun:
     """A run in its folder, which is locked for it.
 
-    on_record: called with each record of the log as it is written, and with how many seconds the
-    rest takes at this process's pace. note: told what others can't do with a checkpoint, and where
-    a run that was stopped can go on.
+    on_record: called with each record as it is logged, and the seconds that the remaining steps
+    will take at the pace so far. note: called with what other tools can't use of a checkpoint, and
+    where a run that was stopped can be resumed.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class TrainingRun:
         on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
     ) -> None:
-        """Put together what is there; `begin` or `resume` comes next."""
+        """Prepare a run; call `begin` or `resume` next."""
         self._folder, self._trainer, self._batches = folder, trainer, batches
         self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
         self._on_record, self._note = on_record, note
@@ -89,28 +88,28 @@ class TrainingRun:
         self._last: StepRecord
 
     def begin(self, facts: dict[str, Any]) -> None:
-        """Draw the weights and start the log with the facts of the run."""
+        """Initialise the weights and start the log with the facts of the run."""
         self._trainer.model.initialise(self._options.seed)
         self._log = RunLog.begin(self._folder.log, facts)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint, whose model and options are those of this run.
+        """Resume from a checkpoint, whose model and options are those of this run.
 
         Raises:
-            CheckpointError: its moments are not those of this run's optimizer.
+            CheckpointError: it has the state of another optimizer.
         """
         trainer, state = self._trainer, checkpoint.state
         expected = {
-            tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.updates.moment_tensors()
+            tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.updates.state_tensors()
         }
         checkpoint.optimizer.require(expected)
         trainer.model.load(checkpoint.weights.__getitem__)
-        trainer.updates.write_moments(checkpoint.optimizer.tensors)
+        trainer.updates.write_state(checkpoint.optimizer.tensors)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
             raise CheckpointError(
-                f"{checkpoint.folder}: {state.sequence_position} sequences in {state.step} steps, "
-                f"its options make that {self._position(state.step)}"
+                f"{checkpoint.folder}: it has taken {state.sequence_position} sequences in "
+                f"{state.step} steps, but its options make {self._position(state.step)}"
             )
         self._log = RunLog.resume(self._folder.log, state.step)
         records = read_log(self._folder.log).records
@@ -120,9 +119,9 @@ class TrainingRun:
         self._seconds = self._last.seconds
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step and return what came of it.
+        """Train to the last step and return a summary.
 
-        Ctrl-C or SIGTERM ends the step under way, writes a checkpoint, which `note` is told, and
+        Ctrl-C or SIGTERM finishes the current step, writes a checkpoint, calls `note` with it and
         raises KeyboardInterrupt.
 
         Raises:
@@ -134,7 +133,7 @@ class TrainingRun:
             while self._trainer.step < self._options.steps:
                 self._take_step()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
-                if stop.requested:  # not before a step is done: there would be nothing to save
+                if stop.requested:  # after a step, so that there is something to save
                     break
             if self._saved_step != self._trainer.step:
                 self._save()
@@ -173,7 +172,7 @@ class TrainingRun:
             self._save()
 
     def _check_steps(self) -> list[float]:
-        """Return the losses since the last record; a bad step is repeated for its message."""
+        """Return the losses since the last record; a bad step is repeated to explain it."""
         trainer = self._trainer
         count = trainer.step - self._logged_step
         results = trainer.results(count)
@@ -209,7 +208,7 @@ class TrainingRun:
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
-            self._measured = time.perf_counter()  # an evaluation is no training
+            self._measured = time.perf_counter()  # do not count the evaluation as training
         self._last = record
 
     def _evaluate(self) -> EvaluationTotals:
@@ -227,8 +226,8 @@ class TrainingRun:
         trainer = self._trainer
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
-        sync(self._folder.log)  # a checkpoint goes on with the log up to its step
-        moments = {tensor.name: tensor for tensor in trainer.updates.moment_tensors()}
+        sync(self._folder.log)  # a checkpoint is resumed with the log up to its step
+        moments = {tensor.name: tensor for tensor in trainer.updates.state_tensors()}
         save_checkpoint(
             self._folder.path,
             trainer.model.config,
@@ -239,7 +238,7 @@ class TrainingRun:
                 step=trainer.step,
                 tokens_seen=self._tokens(trainer.step),
                 sequence_position=self._position(trainer.step),
-                random_state={},  # order and first weights come from the seed alone
+                random_state={},  # the seed alone decides order and initial weights
                 options=asdict(self._options),
             ),
             eos_id=self._eos_id,
@@ -247,11 +246,11 @@ class TrainingRun:
             note=self._note,
         )
         self._saved_step = trainer.step
-        self._measured = time.perf_counter()  # nor is this training
+        self._measured = time.perf_counter()  # nor the saving
 
     def _summary(self) -> dict[str, Any]:
         last = self._last
-        logged = last.to_json()  # what JSON can't hold is None
+        logged = last.to_json()  # numbers that JSON can't hold are None
         return {
             "steps": last.step,
             "tokens": last.tokens,
@@ -274,14 +273,14 @@ def prepare_run(
     use: MemoryUse,
     **callbacks: Any,
 ) -> TrainingRun:
-    """Make everything that a run needs in memory and return the run, begun or gone on with.
+    """Make everything that a run needs in memory and return the run, begun or resumed.
 
-    checkpoint: the one to go on from, if any. use: what `training_memory` says that it takes.
+    checkpoint: the one to resume from, if any. use: what `training_memory` returned.
     callbacks: those of `TrainingRun`, and its eos_id.
 
     Raises:
-        InputError: too little text. DeviceError: too little memory. CheckpointError: a checkpoint
-            that does not fit. OutputError: the folder can't be written.
+        InputError: too little text. DeviceError: too little memory. CheckpointError: the
+            checkpoint does not fit. OutputError: the folder can't be written.
     """
     config, options = settings.config, settings.options
     batches = Batches(

@@ -1,11 +1,9 @@
-"""The folder of a training run, which one run at a time may write.
+"""The folder of a training run, which only one run at a time may write.
 
-- The file ``run.lock`` in it shows that it is a run's. While a run writes the folder it has this
-  file locked, with its process id in it. The operating system frees the lock when the process ends,
-  however it ends.
-- The file stays when the run is over: if it were removed, two runs could lock two files of that
-  name.
-- Nothing is ever removed from a folder that is not a run's.
+- The file ``run.lock`` marks a run folder. A run that writes the folder has this file locked, with
+  its process id in it. The operating system frees the lock when the process ends in any way.
+- The file stays after the run: if it were removed, two runs could lock two files of that name.
+- Nothing is ever removed from a folder that is not a run folder.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from llmgpu.files import output_errors
 LOCK_NAME = "run.lock"
 TOKENS_NAME = "tokens"
 
-_LOCKED_BYTE = 1 << 30  # Windows lets nobody read a locked byte: one behind the process id
+_LOCKED_BYTE = 1 << 30  # after the process id: on Windows a locked byte can't be read
 _MAX_DIGITS = 20
 
 
 class RunFolder(Closing):
     """A folder that this process has locked; a context manager that unlocks it.
 
-    path: the folder. log, loss_curve, tokens: where these belong.
+    path: the folder. log, loss_curve, tokens: the paths of its content.
     """
 
     def __init__(self, path: Path, lock: BinaryIO) -> None:
-        """Take a folder and its locked file; `open_run_folder` makes sure of them."""
+        """Take a folder and its locked file from `open_run_folder`."""
         self.path = path
         self._lock = lock
 
@@ -46,7 +44,7 @@ class RunFolder(Closing):
 
     @property
     def loss_curve(self) -> Path:
-        """The picture of the losses, see `llmgpu.lm.runs.loss_curve`."""
+        """The chart of the losses, see `llmgpu.lm.runs.loss_curve`."""
         return self.path / "loss.svg"
 
     @property
@@ -67,9 +65,9 @@ def open_run_folder(
 ) -> RunFolder:
     """Make the folder of a new run, or open that of an earlier one, and lock it.
 
-    resume: go on with the run that is there. force: start anew where a run is; what matches one of
-    the glob patterns `replaced` in the folder is removed, folders with all that is in them. A run
-    that ended before its log was begun has nothing but tokens, which a new one may use.
+    resume: continue the run in it. force: replace the run in it; files and folders that match one
+    of the glob patterns `replaced` are removed. A run that ended before its log was started has
+    nothing but tokens, which a new run may use.
 
     Raises InputError if there is no run to resume; OutputError if the folder holds a run (neither
     `resume` nor `force`) or anything else, if another process has it locked, or if it can't be
@@ -77,13 +75,13 @@ def open_run_folder(
     """
     folder = Path(path)
     if resume and not (folder / LOCK_NAME).is_file():
-        raise InputError(f"{folder} holds no run to resume")
+        raise InputError(f"{folder} has no run to resume")
     with output_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         names = os.listdir(folder)
     if names and LOCK_NAME not in names:
         raise OutputError(
-            f"{folder} is there already and holds no run: choose a new or an empty folder"
+            f"{folder} is not empty and is not a run folder: choose a new or an empty folder"
         )
     run = RunFolder(folder, _lock(folder))
     try:
@@ -95,7 +93,7 @@ def open_run_folder(
 
 
 def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -> None:
-    """Make sure that a locked folder is as it is asked for."""
+    """Check that a locked folder may be used as asked, and remove what is replaced."""
     if resume:
         return
     with output_errors(str(folder)):
@@ -104,8 +102,8 @@ def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -
             if names <= {LOCK_NAME, TOKENS_NAME}:
                 return
             raise OutputError(
-                f"{folder} holds a run already: use --resume to go on with it, --force to start "
-                "anew in its place, or another folder"
+                f"{folder} already has a run: use --resume to continue it, --force to replace it, "
+                "or another folder"
             )
         for pattern in replaced:
             for found in set(folder.glob(pattern)) - {folder / LOCK_NAME}:
@@ -116,10 +114,10 @@ def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Lock a folder; OutputError, with the process that has it, if that can't be done."""
+    """Lock a folder; OutputError, with the process that has the lock, if that fails."""
     path = folder / LOCK_NAME
     with output_errors(str(path)):
-        # Unbuffered: the process id is there at once, and closing has nothing left to write.
+        # Unbuffered: the process id is written at once, and closing has nothing left to write.
         file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed with the run folder)
         try:
             if not _try_lock(file):
@@ -136,7 +134,7 @@ def _lock(folder: Path) -> BinaryIO:
 
 
 def _holder(file: BinaryIO) -> str:
-    """Say which process has the lock."""
+    """Return which process has the lock."""
     file.seek(0)
     text = file.read(_MAX_DIGITS)
     return f"process {text.decode()}" if text.isdigit() else "another process"

@@ -1,4 +1,4 @@
-"""What a run is to be, from what was asked for or from the checkpoint that it goes on from."""
+"""The settings of a run, from the options given or from the checkpoint that it resumes from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.options import TrainOptions
 
-MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # of a run that goes on
-PRESET_STEPS = {"tiny": 500}  # where not given: what two CPU cores do in a minute or two
+MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed
+PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The model and how it is trained."""
+    """The sizes of the model, and how it is trained."""
 
     config: ModelConfig
     options: TrainOptions
@@ -29,11 +29,11 @@ _OPTION_NAMES = frozenset(field.name for field in fields(TrainOptions))
 def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     """Return the settings of a new run.
 
-    asked: "preset", and what replaces the preset's sizes and the options' defaults, by the names
-    that `ModelConfig` and `TrainOptions` have; None stands for nothing.
+    asked: "preset", and values that replace the preset's sizes and the options' defaults, by the
+    names of `ModelConfig` and `TrainOptions`; None replaces nothing.
 
     Raises:
-        InputError: sizes or options that make no sense.
+        InputError: sizes or options are not valid.
     """
     sizes = {name: value for name, value in asked.items() if name not in _OPTION_NAMES}
     options = {name: value for name, value in asked.items() if name in _OPTION_NAMES}
@@ -44,14 +44,14 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     settings.options.schedule()
     if settings.options.sparse_embedding and config.tied:
         raise InputError(
-            "sparse_embedding updates the rows that came up, but a tied table is the output layer, "
-            "too, where all rows do; use --untied"
+            "sparse_embedding updates only the rows of tokens in the batch, but a tied table is "
+            "also the output layer, where every row has a gradient; use --untied"
         )
     return settings
 
 
 def _fill_in(options: dict[str, Any], steps: int) -> None:
-    """Put numbers in place of None: `steps`, and those that follow from another option."""
+    """Replace None: `steps`, and the numbers that follow from another option."""
     if options.get("steps") is None:
         options["steps"] = steps
     if options.get("warmup_steps") is None:
@@ -61,13 +61,13 @@ def _fill_in(options: dict[str, Any], steps: int) -> None:
 
 
 def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSettings:
-    """Return the settings that a checkpoint's run goes on with.
+    """Return the settings with which a checkpoint's run is resumed.
 
-    asked: what was asked for explicitly. The number of steps may be another; everything else must
-    be as it was, or the run would not be the one that was begun.
+    asked: the options given explicitly. The number of steps and of evaluation batches may change;
+    everything else must be as it was, so that the run stays the same.
 
     Raises:
-        InputError: something else was asked for. CheckpointError: options that are not known here.
+        InputError: another option differs. CheckpointError: options that are not known here.
     """
     try:
         options = TrainOptions(**checkpoint.state.options)
@@ -80,21 +80,21 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
         before = getattr(options if name in _OPTION_NAMES else checkpoint.config, name)
         if value != before:
             raise InputError(
-                f"{name} is {value}, the run in {checkpoint.folder.parent} has {before}: leave it "
-                "out to go on with that, or begin a new run"
+                f"{name} is {value}, but the run in {checkpoint.folder.parent} has {before}: leave "
+                "it out to resume that run, or start a new one"
             )
     changed = {name: value for name, value in asked.items() if name in MAY_CHANGE}
     options = replace(options, **changed)
     if options.steps < checkpoint.state.step:
         raise InputError(
-            f"{options.steps} steps were asked for, {checkpoint.folder} has done "
-            f"{checkpoint.state.step} already"
+            f"--steps is {options.steps}, but {checkpoint.folder} has already done "
+            f"{checkpoint.state.step}"
         )
     return RunSettings(checkpoint.config, options)
 
 
 def _check_preset(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> None:
-    """Raise an InputError for a preset that, with the sizes asked for, is another model."""
+    """Raise an InputError for a preset that, with the sizes given, is another model."""
     if "preset" not in asked:
         return
     config = checkpoint.config
@@ -104,7 +104,7 @@ def _check_preset(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> None:
         value, before = getattr(wanted, field.name), getattr(config, field.name)
         if value != before and field.name not in sizes:
             raise InputError(
-                f"{field.name} of preset {asked['preset']} is {value}, the run in "
-                f"{checkpoint.folder.parent} has {before}: leave the preset out to go on with "
-                "that, or begin a new run"
+                f"{field.name} of preset {asked['preset']} is {value}, but the run in "
+                f"{checkpoint.folder.parent} has {before}: leave the preset out to resume that "
+                "run, or start a new one"
             )

@@ -1,7 +1,7 @@
-"""Ending a long run in good order.
+"""Stopping a long run cleanly.
 
-Ctrl-C asks for it, and so does what schedulers send before they end a job (SIGTERM). Ctrl-C when it
-was asked for already does not wait.
+Ctrl-C asks for it, and so does SIGTERM, which schedulers send before they end a job. A second
+Ctrl-C does not wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether the run was asked to stop, while the block lasts; in the main thread only."""
+    """Whether the run was asked to stop during the block; in the main thread only."""
 
     def __init__(self) -> None:
         """Begin without a request."""
@@ -29,7 +29,7 @@ class StopRequest:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give the signals back, unless those who had them were not from Python."""
+        """Restore the former handlers, except those that were not set from Python."""
         for number, handler in self._former.items():
             if handler is not None:
                 signal.signal(number, handler)

@@ -15,7 +15,7 @@ from llmgpu.bench.measuring.gpu_times import host_times, time_program
 from llmgpu.bench.measuring.multiply_add import FACTORS, multiply_add_kernel
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from llmgpu.lm.ops.operations import GpuOperations, NumpyOperations
+from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
 
 
 @pytest.fixture

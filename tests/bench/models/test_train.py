@@ -17,6 +17,7 @@ from llmgpu.bench.part import PartOptions
 from llmgpu.gpu import Device
 from llmgpu.lm.config import preset
 from llmgpu.progress import no_progress
+from tests.lm.samples import read_weights
 
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 SMALL = StepJob("small", preset("tiny", 96, layers=1, seq_len=16), 2)
@@ -103,7 +104,7 @@ def test_a_large_job_is_cut_for_numpy() -> None:
 def test_jobs_are_the_same_for_all_who_take_them() -> None:
     steps = OwnSteps(NUMPY_ENGINE, SMALL, "f32")
     weights = SMALL.weights()
-    for name, values in steps._trainer.model.read_weights():
+    for name, values in read_weights(steps._trainer.model).items():
         np.testing.assert_array_equal(values, weights[name])
     for (tokens, targets), (again, _) in zip(SMALL.batches(), SMALL.batches(), strict=True):
         np.testing.assert_array_equal(tokens, again)

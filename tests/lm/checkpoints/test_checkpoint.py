@@ -103,7 +103,7 @@ def test_other_files_of_a_run_folder_stay(tmp_path: Path) -> None:
 
 def test_a_step_that_is_there_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    with pytest.raises(OutputError, match="step-00000001 is there already"):
+    with pytest.raises(OutputError, match="step-00000001 already exists"):
         save(tmp_path, 1, seed=5)
     assert_arrays(
         load_checkpoint(folder).weights, random_weights(load_checkpoint(folder).config, 1)
@@ -263,23 +263,23 @@ def use_larger_vocabulary(folder: Path) -> None:
 MISFITS: list[tuple[Callable[[Path], None], str]] = [
     (
         lambda folder: damage_training(folder, lambda content: content.update(version=2)),
-        r"training\.json: version '2' .* reads version 1: it is newer, use a newer llmgpu",
+        r"training\.json: it has format version '2', .* reads version 1; use a newer llmgpu",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(version="0")),
-        r"training\.json: version '0' of the format, this llmgpu reads version 1$",
+        r"training\.json: it has format version '0', but this llmgpu reads version 1$",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(format="x")),
-        r"training\.json: not the state of a model's training",
+        r"training\.json: not the training state of a model",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.pop("files")),
-        r"training\.json: damaged: files is no dict",
+        r"training\.json: damaged: files must be of type dict",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(step="1")),
-        r"training\.json: damaged: step is no int",
+        r"training\.json: damaged: step must be of type int",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(files={})),
@@ -287,11 +287,11 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: (folder / "training.json").write_bytes(b"[]"),
-        r"training\.json: damaged: no JSON object",
+        r"training\.json: damaged: not a JSON object",
     ),
     (
         lambda folder: replace_file(folder, "vocabulary.bin", other_vocabulary()),
-        r"vocabulary\.bin is vocabulary [0-9a-f]{12}, .*training\.json goes with [0-9a-f]{12}",
+        r"vocabulary\.bin is vocabulary [0-9a-f]{12}, .*training\.json belongs to [0-9a-f]{12}",
     ),
     (
         lambda folder: replace_file(folder, "vocabulary.bin", b"x"),
@@ -299,7 +299,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         use_larger_vocabulary,
-        r"config\.json: a model of 263 tokens, vocabulary\.bin has 264",
+        r"config\.json: the model has 263 tokens, but vocabulary\.bin has 264",
     ),
     (
         lambda folder: change_config(folder, intermediate_size=44),
@@ -307,19 +307,19 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: change_config(folder, tie_word_embeddings=False),
-        r"model\.safetensors: there is no tensor 'lm_head\.weight'",
+        r"model\.safetensors: tensor 'lm_head\.weight' is missing",
     ),
     (
         lambda folder: change_config(folder, num_hidden_layers=1),
-        r"tensor 'model\.layers\.1\.[a-z_.]+' belongs to nothing here",
+        r"tensor 'model\.layers\.1\.[a-z_.]+' is unexpected",
     ),
     (
         lambda folder: change_config(folder, num_hidden_layers=10**15),
-        r"model\.safetensors: 20 tensors can't be 1000000000000000 layers",
+        r"model\.safetensors: 20 tensors are too few for 1000000000000000 layers",
     ),
     (
         lambda folder: change_config(folder, eos_token_id=263),
-        r"config\.json: eos_token_id is 263: ids are below 263",
+        r"config\.json: eos_token_id is 263, but ids are below 263",
     ),
     (
         lambda folder: change_config(folder, hidden_size="x"),
@@ -331,7 +331,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: replace_file(folder, "optimizer.safetensors", b""),
-        r"optimizer\.safetensors: damaged: 0 bytes are no safetensors file",
+        r"optimizer\.safetensors: damaged: 0 bytes are too few for a safetensors file",
     ),
 ]
 
@@ -355,15 +355,15 @@ def test_nothing_older_is_taken_in_place_of_a_damaged_one(tmp_path: Path) -> Non
         load_checkpoint(tmp_path)
     assert load_checkpoint(before).state.step == 1
     shutil.rmtree(before)
-    with pytest.raises(CheckpointError, match=r"what was written$"):
+    with pytest.raises(CheckpointError, match=r"since it was written$"):
         load_checkpoint(tmp_path)
 
 
 def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path) == {} == list_checkpoints(tmp_path / "no")
-    with pytest.raises(CheckpointError, match="there is no checkpoint in it"):
+    with pytest.raises(CheckpointError, match="it has no checkpoint"):
         load_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no: there is no such folder"):
+    with pytest.raises(CheckpointError, match="no: no such folder"):
         load_checkpoint(tmp_path / "no")
     with pytest.raises(CheckpointError, match=r"training\.json: can't read it"):
         load_checkpoint(tmp_path / "step-00000001")
@@ -374,7 +374,7 @@ def test_tokens_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     found.require_vocabulary(small_vocabulary().fingerprint, "tokens.bin")
     with pytest.raises(
         CheckpointError,
-        match=rf"tokens\.bin goes with vocabulary [0-9a-f]+, {found.folder}/vocabulary\.bin is",
+        match=rf"tokens\.bin belongs to vocabulary \w+, but {found.folder}/vocabulary\.bin is",
     ):
         found.require_vocabulary(small_vocabulary("none").fingerprint, "tokens.bin")
 

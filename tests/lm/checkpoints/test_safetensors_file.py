@@ -182,13 +182,13 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 HOSTILE: list[tuple[bytes, str]] = [
-    (b"", "0 bytes are no safetensors file"),
+    (b"", "0 bytes are too few for a safetensors file"),
     ((1 << 63).to_bytes(8, "little"), "the header has 9223372036854775808 bytes, 0 are possible"),
     ((2).to_bytes(8, "little") + b"{", "the header has 2 bytes, 1 are possible"),
     (by_hand(b"{"), "no valid JSON"),
     (by_hand(b"\xff{}"), "not UTF-8 at byte 0"),
     (by_hand(b"[" * 100_000), "no valid JSON"),
-    (by_hand([]), "the header is no JSON object"),
+    (by_hand([]), "the header is not a JSON object"),
     (by_hand({"__metadata__": []}), "__metadata__ is not a map of texts"),
     (by_hand({"__metadata__": {"a": 1}}), "__metadata__ is not a map of texts"),
     (by_hand(b'{"a":1,"a":2}'), "the key 'a' is there twice"),
@@ -201,8 +201,8 @@ HOSTILE: list[tuple[bytes, str]] = [
     (by_hand({"w": entry("F32", [-1, -1], 0, 4)}, bytes(4)), "shape of tensor 'w' has -1"),
     (by_hand({"w": entry("F32", [True], 0, 4)}, bytes(4)), "shape of tensor 'w' has True"),
     (by_hand({"w": entry("F32", [1.0], 0, 4)}, bytes(4)), r"shape of tensor 'w' has 1\.0"),
-    (by_hand({"w": entry("F32", 1, 0, 4)}, bytes(4)), "shape of tensor 'w' is no list"),
-    (by_hand({"w": entry("F32", [1] * 99, 0, 4)}, bytes(4)), "shape of tensor 'w' is no list"),
+    (by_hand({"w": entry("F32", 1, 0, 4)}, bytes(4)), "shape of tensor 'w' is not a list"),
+    (by_hand({"w": entry("F32", [1] * 99, 0, 4)}, bytes(4)), "shape of tensor 'w' is not a list"),
     (by_hand({"w": entry("F32", [1 << 64], 0, 4)}, bytes(4)), "shape of tensor 'w' has 18446"),
     (by_hand({"w": entry("F32", [0, 1 << 40, 1 << 40], 0, 0)}), "has the shape"),
     (by_hand({"w": entry("F32", [1 << 33, 1 << 33], 0, 4)}, bytes(4)), "has the shape"),
@@ -255,8 +255,8 @@ def test_what_can_not_be_opened(tmp_path: Path, make: Callable[[Path], None]) ->
     ("expected", "message"),
     [
         ({"v": (np.float32, (2,)), "w": (np.uint8, (1,))}, None),
-        ({"v": (np.float32, (2,))}, "x: tensor 'w' belongs to nothing here"),
-        ({"v": (np.float32, (2,)), "u": (np.uint8, (1,))}, "x: there is no tensor 'u'"),
+        ({"v": (np.float32, (2,))}, "x: tensor 'w' is unexpected"),
+        ({"v": (np.float32, (2,)), "u": (np.uint8, (1,))}, "x: tensor 'u' is missing"),
         ({"v": (np.float32, (1, 2))}, r"tensor 'v' is float32 \[2\], it must be float32 \[1, 2\]"),
         ({"v": (np.float16, (2,))}, r"tensor 'v' is float32 \[2\], it must be float16 \[2\]"),
     ],

@@ -13,6 +13,7 @@ from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator
 from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
+from tests.lm.samples import read_weights
 from tests.reference.lm.llama import Llama
 
 CONFIG = ModelConfig(
@@ -26,13 +27,13 @@ def make_model(operations: Operations, config: ModelConfig = CONFIG) -> Model:
     """A model whose logits are far enough apart for the likeliest id to be certain."""
     model = Model(operations, config)
     model.initialise(3)
-    values = {n: v * 20 if v.ndim == 2 else v for n, v in model.read_weights()}
+    values = {n: v * 20 if v.ndim == 2 else v for n, v in read_weights(model).items()}
     model.load(values.__getitem__)
     return model
 
 
 def reference_logits(model: Model, ids: list[int]) -> np.ndarray:
-    weights = {name: values.astype(np.float64) for name, values in model.read_weights()}
+    weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
     logits: np.ndarray = Llama(model.config, weights).forward(np.array([ids], np.uint32))[0]
     return logits
 
@@ -93,7 +94,7 @@ def test_a_seed_repeats_what_was_drawn(operations: Operations) -> None:
 
 @pytest.mark.parametrize("prompt", [[], [300], [-1], [1 << 40]])
 def test_prompts_that_the_model_does_not_know_are_refused(prompt: list[int]) -> None:
-    from llmgpu.lm.ops.operations import open_operations
+    from llmgpu.lm.ops.backends import open_operations
 
     generator = Generator(make_model(open_operations(None)))
     with pytest.raises(InputError, match="the prompt"):

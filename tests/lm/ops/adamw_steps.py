@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.hyper import HYPER, AdamW, hyper_parameters
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.weight_state import WeightUpdate
 from tests.lm.ops.checking import tensor_of
 
 LEARNING_RATE = 3e-3
@@ -25,8 +26,8 @@ def half_of(array: NDArray[np.float32]) -> NDArray[np.float16]:
     return np.clip(array, -65504, 65504).astype(np.float16)
 
 
-def mirror_of(operations: Operations, array: NDArray[Any]) -> Tensor:
-    return tensor_of(operations, "mirror", half_of(array))
+def half_copy_of(operations: Operations, array: NDArray[Any]) -> Tensor:
+    return tensor_of(operations, "half copy", half_of(array))
 
 
 class Steps:
@@ -43,8 +44,13 @@ class Steps:
 
     @property
     def state(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Parameter, gradient and moments, as the operations take them."""
+        """Parameter, gradient and moments."""
         return self.parameter, self.gradient, self.first, self.second
+
+    def update(self, *, decay: bool = True, half_copy: Tensor | None = None) -> WeightUpdate:
+        """What the step reads and writes besides the moments."""
+        fixed = (self.parameter, self.gradient, self.stats, self.hyper)
+        return WeightUpdate(*fixed, decay, half_copy)
 
     def begin(
         self, options: AdamW, step: int, gradient: NDArray[Any], *, slot: int = 0, count: int = 1

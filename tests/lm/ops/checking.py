@@ -32,7 +32,7 @@ def run(operations: Operations, record: Callable[[], None]) -> None:
     """Record operations and carry them out once."""
     with operations.record("test") as program:
         record()
-    operations.run(program)  # type: ignore[arg-type]
+    operations.run(program)
 
 
 def assert_close(

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.lm.ops import attention
-from llmgpu.lm.ops.attention import AttentionShape
-from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from llmgpu.lm.ops.backends import GpuOperations, open_operations
+from llmgpu.lm.ops.operations import AttentionShape, Operations
 from tests.gpu.wgsl import shader_constants, struct_fields
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
@@ -263,7 +263,7 @@ def test_tiles_fit_the_workgroup_memory(memory: int, depth: int) -> None:
 
 
 def test_the_kernels_constants_are_the_host_s() -> None:
-    fields = struct_fields("lm/attention_tiles.wgsl", "AttentionParams")
+    fields = struct_fields("lm/attention_params.wgsl", "AttentionParams")
     assert fields == list(attention.PARAMS.names or ())
     constants = shader_constants("lm/attention_tiles.wgsl")
     assert constants["BLOCK_ROWS"] == attention.BLOCK_ROWS

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from llmgpu.lm.ops.operations import Operations, open_operations
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import Operations
 from tests.conftest import require_adapter
 from tests.lm.ops.checking import run, tensor_of
 from tests.reference.lm.cast import nearest_half

@@ -10,30 +10,18 @@ from numpy.typing import NDArray
 
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.declarations import Line
-from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.source import kernel_source
-from llmgpu.lm.ops import embedding
+from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
-from llmgpu.lm.ops.operations import GpuOperations, Operations
-from tests.gpu.wgsl import shader_constants
+from llmgpu.lm.ops.operations import Operations
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.lm.ops.embedding_data import SHAPES, VECTOR_SHAPES, Ids, random_table, random_tokens
 from tests.reference.lm import embedding as reference
-
-Ids = NDArray[np.uint32]
 
 LOOKUPS = [
     "embed_lookup",
     "embed_lookup_elements",
-    "embed_lookup_2d",
-    "embed_lookup_token",
-    "embed_lookup_rows_scalar",
     "embed_lookup_rows",
 ]
-BACKWARDS = ["embed_backward", "embed_backward_rows", "embed_backward_grouped"]
-# (N, V, C): below, at and beyond what a workgroup, a tile, a subgroup and four loads cover.
-VECTOR_SHAPES = [(9, 40, 4), (300, 13, 36), (65, 50, 384), (3, 6, 4100)]
-SHAPES = [(1, 1, 1), (7, 5, 33), (5, 9, 1031), *VECTOR_SHAPES]
 LOOKUP_CASES = [
     (name, shape)
     for name in LOOKUPS
@@ -47,41 +35,29 @@ HALF_LOOKUPS = [
 ]
 
 
-def random_tokens(count: int, vocab_size: int) -> Ids:
-    """Ids of a table with a few beyond it: the first one, the next, and the largest number."""
-    rng = np.random.default_rng(count)
-    ids = rng.integers(0, vocab_size, count).astype(np.uint32)
-    beyond = np.array([vocab_size, vocab_size + 1, NO_TOKEN], np.uint32)[: count // 2]
-    ids[rng.permutation(count)[: len(beyond)]] = beyond
-    return ids
-
-
-def random_table(vocab_size: int, width: int) -> NDArray[np.float64]:
-    return float32_values(np.random.default_rng(vocab_size + width), vocab_size, width)
-
-
 def look_up(
     operations: Operations, name: str, tokens: Ids, table: NDArray[Any], **options: Any
 ) -> NDArray[Any]:
     """Run a lookup by its name over a poisoned output and return that."""
     out = poisoned(operations, "out", (len(tokens), table.shape[1]))
     ids, rows = tensor_of(operations, "tokens", tokens), tensor_of(operations, "table", table)
-    run(operations, lambda: getattr(operations, name)(ids, rows, out, **options))
+    # NumPy has one way to do all lookups.
+    operation = getattr(operations, name, operations.embed_lookup)
+    run(operations, lambda: operation(ids, rows, out, **options))
     return operations.read(out)
 
 
 def backward(
-    operations: Operations, name: str, batches: list[tuple[Ids, NDArray[np.float64]]], rows: int
+    operations: Operations, batches: list[tuple[Ids, NDArray[np.float64]]], rows: int
 ) -> NDArray[Any]:
-    """Run a backward operation by its name over micro-batches; return the table's gradient."""
+    """Add the gradients of micro-batches; return the table's gradient."""
     grad_table = operations.tensor("grad_table", (rows, batches[0][1].shape[1]))
 
     def record() -> None:
         for tokens, grad_out in batches:
             grads = tensor_of(operations, "grad_out", grad_out)
-            ids = group_tokens(tokens) if name == "embed_backward_grouped" else (tokens,)
-            tensors = [tensor_of(operations, "ids", array) for array in ids]
-            getattr(operations, name)(*tensors, grads, grad_table)
+            groups = [tensor_of(operations, "ids", array) for array in group_tokens(tokens)]
+            operations.embed_backward_grouped(*groups, grads, grad_table)
 
     run(operations, record)
     return operations.read(grad_table)
@@ -110,7 +86,8 @@ def test_lookup_of_half_precision_is_that_of_the_same_numbers(
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 256])
-def test_lookup_by_any_number_of_threads_a_row(operations: Operations, lanes: int) -> None:
+def test_lookup_by_any_number_of_threads_a_row(any_device: Device, lanes: int) -> None:
+    operations = GpuOperations(any_device)
     tokens, table = random_tokens(70, 9), random_table(9, 132)
     out = look_up(operations, "embed_lookup_rows", tokens, table, lanes=lanes)
     np.testing.assert_array_equal(out, reference.embed_lookup(tokens, table))
@@ -123,7 +100,7 @@ def test_threads_of_a_row() -> None:
 
 def test_vectors_need_rows_of_whole_vectors(portable_device: Device) -> None:
     operations = GpuOperations(portable_device)
-    with pytest.raises(ValueError, match="out has rows of 6 elements, no multiple of 4"):
+    with pytest.raises(ValueError, match="out has rows of 6 elements, not a multiple of 4"):
         look_up(operations, "embed_lookup_rows", np.zeros(1, np.uint32), random_table(2, 6))
 
 
@@ -159,29 +136,12 @@ def test_lookup_in_a_table_of_several_parts(operations: Operations, width: int, 
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "options"),
-    [
-        ("embed_lookup_2d", 8 * MAX_GROUPS + 9, {}),
-        ("embed_lookup_rows_scalar", MAX_GROUPS + 2, {}),
-        ("embed_lookup_rows", MAX_GROUPS + 2, {"lanes": 256}),
-    ],
-)
-def test_lookup_by_more_workgroups_than_a_dimension_has(
-    operations: Operations, name: str, count: int, options: dict[str, int]
-) -> None:
+def test_lookup_by_more_workgroups_than_a_dimension_has(any_device: Device) -> None:
+    count = MAX_GROUPS + 2
     tokens, table = random_tokens(count, 5), random_table(6, 4)[:5]
-    out = look_up(operations, name, tokens, table, **options)
+    out = look_up(GpuOperations(any_device), "embed_lookup_rows", tokens, table, lanes=256)
     padded = np.concatenate([table, np.zeros((1, 4))])
     np.testing.assert_array_equal(out, padded[np.minimum(tokens, 5)])
-
-
-def test_backward_by_more_workgroups_than_a_dimension_has(operations: Operations) -> None:
-    tokens = random_tokens(MAX_GROUPS + 2, 70_000)
-    batch = (tokens, np.ones((len(tokens), 1)))
-    actual = backward(operations, "embed_backward_rows", [batch], 70_000)
-    known = tokens[tokens < 70_000]
-    np.testing.assert_array_equal(actual[:, 0], np.bincount(known, minlength=70_000))
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
@@ -191,69 +151,50 @@ def test_no_tokens(operations: Operations, name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lookup_with_positions(operations: Operations, shape: tuple[int, int, int]) -> None:
-    count, vocab_size, width = shape
-    tokens, positions = random_tokens(count, vocab_size), random_tokens(count, 11)[::-1].copy()
-    table, position_table = random_table(vocab_size, width), random_table(11, width)
-    out = poisoned(operations, "out", (count, width))
-    arrays = (tokens, table, positions, position_table)
-    tensors = [tensor_of(operations, "input", array) for array in arrays]
-    run(operations, lambda: operations.embed_lookup_positions(*tensors, out))
-    expected = reference.embed_lookup_positions(*arrays)
-    np.testing.assert_array_equal(operations.read(out), expected.astype(np.float32))
-
-
-@pytest.mark.parametrize("name", BACKWARDS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_backward(operations: Operations, name: str, shape: tuple[int, int, int]) -> None:
+def test_backward(operations: Operations, shape: tuple[int, int, int]) -> None:
     count, vocab_size, width = shape
     tokens = random_tokens(count, vocab_size)
     grad_out = float32_values(np.random.default_rng(1), count, width)
-    actual = backward(operations, name, [(tokens, grad_out)], vocab_size)
+    actual = backward(operations, [(tokens, grad_out)], vocab_size)
     assert_close(actual, reference.embed_backward(tokens, grad_out, vocab_size))
 
 
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_gradients_that_are_not_finite_are_skipped(operations: Operations, name: str) -> None:
+def test_gradients_that_are_not_finite_are_skipped(operations: Operations) -> None:
     tokens = np.array([2, 0, 2, 2, 1, 2], np.uint32)
     grad_out = np.array(
         [[np.nan, 1.0], [np.inf, -0.0], [0.5, -np.inf], [0.25, 0.0], [np.nan, np.nan], [0.0, 4.0]]
     )
-    actual = backward(operations, name, [(tokens, grad_out)], 3)
+    actual = backward(operations, [(tokens, grad_out)], 3)
     np.testing.assert_array_equal(actual, [[0.0, 0.0], [0.0, 0.0], [0.75, 5.0]])
 
 
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_ten_times_the_same_token(operations: Operations, name: str) -> None:
+def test_ten_times_the_same_token(operations: Operations) -> None:
     grad_out = np.arange(30, dtype=np.float64).reshape(10, 3)
-    actual = backward(operations, name, [(np.full(10, 1, np.uint32), grad_out)], 2)
+    actual = backward(operations, [(np.full(10, 1, np.uint32), grad_out)], 2)
     np.testing.assert_array_equal(actual, [[0, 0, 0], [135, 145, 155]])
 
 
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_gradients_of_micro_batches_add_up(operations: Operations, name: str) -> None:
+def test_gradients_of_micro_batches_add_up(operations: Operations) -> None:
     rng = np.random.default_rng(2)
     batches = [(random_tokens(100 + k, 6), float32_values(rng, 100 + k, 5)) for k in range(3)]
-    actual = backward(operations, name, batches, 6)
+    actual = backward(operations, batches, 6)
     assert_close(actual, sum(reference.embed_backward(*batch, 6) for batch in batches))
 
 
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_ten_thousand_tokens_of_three_ids(operations: Operations, name: str) -> None:
+def test_ten_thousand_tokens_of_three_ids(operations: Operations) -> None:
     rng = np.random.default_rng(3)
     tokens = rng.choice(np.array([4, 0, 2], np.uint32), 10_000, p=[0.9, 0.0998, 0.0002])
     grad_out = float32_values(rng, 10_000, 6)
-    actual = backward(operations, name, [(tokens, grad_out)], 5)
+    actual = backward(operations, [(tokens, grad_out)], 5)
     assert_close(actual, reference.embed_backward(tokens, grad_out, 5))
 
 
-@pytest.mark.parametrize("name", BACKWARDS)
-def test_backward_of_no_tokens(operations: Operations, name: str) -> None:
+def test_backward_of_no_tokens(operations: Operations) -> None:
     empty = (np.zeros(0, np.uint32), np.zeros((0, 4)))
-    np.testing.assert_array_equal(backward(operations, name, [empty], 3), np.zeros((3, 4)))
+    np.testing.assert_array_equal(backward(operations, [empty], 3), np.zeros((3, 4)))
 
 
-# Runs of one token that end at, before and behind the end of a slice, or cover whole slices.
+# Runs of one token that end at, before and after the end of a slice, or cover whole slices.
 RUNS = [
     [SLICE],
     [SLICE, SLICE],
@@ -270,7 +211,7 @@ def test_groups_and_slices_that_end_anywhere(operations: Operations, runs: list[
     rng = np.random.default_rng(4)
     tokens = rng.permutation(np.repeat(np.arange(len(runs), dtype=np.uint32), runs))
     grad_out = float32_values(rng, len(tokens), 3)
-    actual = backward(operations, "embed_backward_grouped", [(tokens, grad_out)], len(runs))
+    actual = backward(operations, [(tokens, grad_out)], len(runs))
     assert_close(actual, reference.embed_backward(tokens, grad_out, len(runs)))
 
 
@@ -278,7 +219,7 @@ def test_grouped_gradients_repeat_bit_for_bit(operations: Operations) -> None:
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 4, 3000).astype(np.uint32)
     batch = [(tokens, float32_values(rng, 3000, 20))]
-    first, *others = [backward(operations, "embed_backward_grouped", batch, 4) for _ in range(4)]
+    first, *others = [backward(operations, batch, 4) for _ in range(4)]
     for other in others:
         np.testing.assert_array_equal(first.view(np.uint32), other.view(np.uint32))
 
@@ -304,7 +245,7 @@ def test_gradient_as_ids_and_rows(
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((300, 3), "f4"), ((5,), "f2"), ((3,), "u1")])
-def test_fill_zero_leaves_what_is_behind(
+def test_fill_zero_leaves_what_follows(
     operations: Operations, shape: tuple[int, ...], dtype: str
 ) -> None:
     whole = operations.tensor("whole", (2 * shape[0], *shape[1:]), dtype)
@@ -321,39 +262,3 @@ def test_groups_of_tokens() -> None:
     assert rows.tolist() == [2, 7, 9, NO_TOKEN, NO_TOKEN, NO_TOKEN]
     assert all(array.dtype == np.uint32 for array in (order, starts, rows))
     assert [array.tolist() for array in group_tokens(np.zeros(0, np.uint32))] == [[], [0], []]
-
-
-def test_constants_are_those_of_the_host() -> None:
-    shader = shader_constants(embedding.COMPARED)
-    assert shader["TILE_COLUMNS"] == embedding.TILE_COLUMNS
-    assert shader["TILE_TOKENS"] == embedding.TILE_TOKENS
-
-
-ADD_WITHOUT_ATOMICS = """
-@group(0) @binding(0) var<storage, read> grad_out: array<f32>;
-@group(0) @binding(1) var<storage, read_write> grad_table: array<f32>;
-
-@compute @workgroup_size(256)
-fn add_without_atomics(@builtin(global_invocation_id) thread: vec3<u32>) {
-    grad_table[0] += grad_out[thread.x];
-}
-"""
-
-
-def test_a_plain_sum_loses_gradients(device: Device) -> None:
-    """4096 times the same token, one column: what `+=` makes of it.
-
-    Neighbouring threads of a subgroup (on a CPU, lanes of a vector) read the sum together before
-    any of them has written it, so most gradients are lost on every adapter that has more than one
-    lane; the kernel with atomics loses none.
-    """
-    operations = GpuOperations(device)
-    grads = tensor_of(operations, "grad_out", np.ones((4096, 1)))
-    table = operations.tensor("grad_table", (1, 1))
-    lines = [Line(text, "test", k) for k, text in enumerate(ADD_WITHOUT_ATOMICS.splitlines(), 1)]
-    kernel = Kernel(device, kernel_source(lines, "", "test"), {})
-    bound = kernel.bind(grad_out=grads.buffer, grad_table=table.buffer)
-    run(operations, lambda: operations.append((bound, 4096 // 256)))
-    assert 1 <= operations.read(table)[0, 0] < 4096
-    batch = [(np.zeros(4096, np.uint32), np.ones((4096, 1)))]
-    assert backward(operations, "embed_backward", batch, 1)[0, 0] == 4096

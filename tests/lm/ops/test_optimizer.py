@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.adamw import PIECE
-from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
-from llmgpu.lm.ops.operations import NumpyOperations, Operations
+from llmgpu.lm.ops.backends import NumpyOperations
+from llmgpu.lm.ops.hyper import BAD, CLIP_SCALE, LOSS, NORM, AdamW, hyper_parameters
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.stats import BAD, CLIP_SCALE, LOSS, NORM
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.optimizers.adamw import PIECE, Moments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
     Steps,
+    half_copy_of,
     half_of,
-    mirror_of,
     require_half_precision,
 )
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
@@ -131,12 +132,12 @@ def test_gradients_whose_squares_overflow_make_a_bad_step(operations: Operations
 
 
 def updates(
-    operations: Operations, steps: Steps, decay: bool, mirror: Tensor | None = None
+    operations: Operations, steps: Steps, decay: bool, half_copy: Tensor | None = None
 ) -> None:
     run(
         operations,
-        lambda: operations.adamw_update(
-            *steps.state, steps.stats, steps.hyper, decay=decay, mirror=mirror
+        lambda: operations.update_weight(
+            Moments(steps.first, steps.second), steps.update(decay=decay, half_copy=half_copy)
         ),
     )
 
@@ -179,7 +180,8 @@ def test_adamw_is_that_of_torch_clipping_included(operations: Operations, decay:
         operations.finalize_grad_stats(
             stats.partials, stats.losses, steps.stats, stats.history, steps.hyper
         )
-        operations.adamw_update(*steps.state, steps.stats, steps.hyper, decay=decay)
+        moments = Moments(steps.first, steps.second)
+        operations.update_weight(moments, steps.update(decay=decay))
 
     for step in range(20):
         gradient = float32_values(rng, 37, 11) * 0.1 * step
@@ -196,14 +198,14 @@ def test_more_elements_than_numpy_works_on_at_a_time() -> None:
     operations, size = NumpyOperations(), PIECE + 300
     parameter, gradient = float32_values(np.random.default_rng(1), 2, size)
     steps = Steps(operations, parameter)
-    mirror = mirror_of(operations, np.zeros(size))
+    half_copy = half_copy_of(operations, np.zeros(size))
     steps.begin(OPTIONS, 0, gradient)
-    updates(operations, steps, decay=True, mirror=mirror)
+    updates(operations, steps, decay=True, half_copy=half_copy)
     state = (parameter, np.zeros(size), np.zeros(size))
     expected = reference.adamw(state, gradient, OPTIONS, 0, LEARNING_RATE, decay=True)
     for actual, exact in zip(steps.read(), expected, strict=True):
         assert_close(actual, exact)
-    assert np.array_equal(operations.read(mirror), half_of(steps.read()[0]))
+    assert np.array_equal(operations.read(half_copy), half_of(steps.read()[0]))
 
 
 def test_adamw_with_zero_gradients_only_decays(operations: Operations) -> None:
@@ -215,78 +217,79 @@ def test_adamw_with_zero_gradients_only_decays(operations: Operations) -> None:
     assert not np.any(steps.read()[1:])
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_adamw_changes_nothing_in_a_bad_step(operations: Operations, mirrored: bool) -> None:
-    if mirrored:
+@pytest.mark.parametrize("with_half_copy", [False, True])
+def test_adamw_changes_nothing_in_a_bad_step(operations: Operations, with_half_copy: bool) -> None:
+    if with_half_copy:
         require_half_precision(operations)
     parameter = np.arange(7.0)
     steps = Steps(operations, parameter)
-    mirror = mirror_of(operations, parameter) if mirrored else None
+    half_copy = half_copy_of(operations, parameter) if with_half_copy else None
     steps.begin(OPTIONS, 0, np.ones(7))
-    updates(operations, steps, decay=True, mirror=mirror)
+    updates(operations, steps, decay=True, half_copy=half_copy)
     before = steps.read()
     operations.write(steps.stats, np.array([0.0, np.nan, 1, np.nan]))
     steps.begin(OPTIONS, 1, np.full(7, np.nan))
-    updates(operations, steps, decay=True, mirror=mirror)
+    updates(operations, steps, decay=True, half_copy=half_copy)
     for now, then in zip(steps.read(), before, strict=True):
         assert np.array_equal(now, then)
-    if mirror is not None:
-        assert np.array_equal(operations.read(mirror), half_of(before[0]))
+    if half_copy is not None:
+        assert np.array_equal(operations.read(half_copy), half_of(before[0]))
 
 
 @pytest.mark.parametrize("size", [1, 6, 1000, 4099])
-def test_the_mirror_is_the_parameter_in_half_precision(operations: Operations, size: int) -> None:
+def test_the_half_copy_is_the_rounded_parameter(operations: Operations, size: int) -> None:
     require_half_precision(operations)
     rng = np.random.default_rng(size)
     parameter = float32_values(rng, size) * 10.0 ** rng.integers(-9, 6, size)
     steps = Steps(operations, parameter)
-    mirror = tensor_of(operations, "mirror", np.full(size, np.nan, np.float16))
+    half_copy = tensor_of(operations, "half copy", np.full(size, np.nan, np.float16))
     for step in range(4):
         steps.begin(OPTIONS, step, float32_values(rng, size))
-        updates(operations, steps, decay=True, mirror=mirror)
+        updates(operations, steps, decay=True, half_copy=half_copy)
         expected = half_of(operations.read(steps.parameter))
-        assert np.array_equal(operations.read(mirror).view(np.uint16), expected.view(np.uint16))
+        assert np.array_equal(operations.read(half_copy).view(np.uint16), expected.view(np.uint16))
 
 
-def test_the_mirror_of_values_beyond_half_precision(operations: Operations) -> None:
+def test_the_half_copy_of_values_beyond_half_precision(operations: Operations) -> None:
     require_half_precision(operations)
     values = [65504, 65519, 65520, 1e30, -1e30, np.inf, -np.inf, 5.9e-8, 2.0**-25, 1 + 2.0**-11]
     parameter = np.array([*values, 1 + 3 * 2.0**-11, -(1 + 2.0**-11 + 2.0**-20), np.nan])
     steps = Steps(operations, parameter)
     steps.begin(AdamW(weight_decay=0), 0, np.zeros(parameter.shape))
-    mirror = mirror_of(operations, np.zeros(parameter.shape))
-    updates(operations, steps, decay=False, mirror=mirror)
+    half_copy = half_copy_of(operations, np.zeros(parameter.shape))
+    updates(operations, steps, decay=False, half_copy=half_copy)
     expected = half_of(parameter.astype(np.float32))
-    assert np.array_equal(operations.read(mirror), expected, equal_nan=True)
+    assert np.array_equal(operations.read(half_copy), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(("width", "start"), [(64, 2), (7, 0)])
-@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("with_half_copy", [False, True])
 def test_a_row_is_updated_alone(
-    operations: Operations, width: int, start: int, mirrored: bool
+    operations: Operations, width: int, start: int, with_half_copy: bool
 ) -> None:
-    if mirrored:
+    if with_half_copy:
         require_half_precision(operations)
     rng = np.random.default_rng(8)
     steps = Steps(operations, float32_values(rng, 5, width))
     before = steps.read()
     steps.begin(OPTIONS, 0, float32_values(rng, 5, width))
-    mirror = mirror_of(operations, np.zeros((5, width)))
+    half_copy = half_copy_of(operations, np.zeros((5, width)))
     row = slice(start, start + 1)
     state = [tensor.rows(row.start, row.stop) for tensor in steps.state]
-    mirror_row = mirror.rows(row.start, row.stop) if mirrored else None
+    half_row = half_copy.rows(row.start, row.stop) if with_half_copy else None
     run(
         operations,
-        lambda: operations.adamw_update(
-            *state, steps.stats, steps.hyper, decay=True, mirror=mirror_row
+        lambda: operations.update_weight(
+            Moments(*state[2:]),
+            WeightUpdate(*state[:2], steps.stats, steps.hyper, True, half_row),
         ),
     )
     for now, then in zip(steps.read(), before, strict=True):
         assert np.array_equal(np.nonzero(np.any(now != then, axis=1))[0], [start])
     expected = half_of(np.zeros((5, width)))
-    if mirrored:
+    if with_half_copy:
         expected[row] = half_of(steps.read()[0][row])
-    assert np.array_equal(operations.read(mirror), expected)
+    assert np.array_equal(operations.read(half_copy), expected)
 
 
 def test_the_same_bits_twice(operations: Operations) -> None:

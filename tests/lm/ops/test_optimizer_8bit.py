@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.adamw import PIECE
-from llmgpu.lm.ops.block_codes import BLOCK, BlockCodes, block_codes
+from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.hyper import AdamW
-from llmgpu.lm.ops.operations import NumpyOperations, Operations
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.optimizers.adamw import PIECE
+from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments, block_codes
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
     Steps,
+    half_copy_of,
     half_of,
-    mirror_of,
     require_half_precision,
 )
 from tests.lm.ops.checking import FLOAT32_TOLERANCE, assert_close, float32_values, run
@@ -36,16 +37,9 @@ class CodedSteps(Steps):
         super().__init__(operations, parameter)
         self.codes = [block_codes(operations, name, parameter.size) for name in ("first", "second")]
 
-    def update(self, *, decay: bool = True, mirror: Tensor | None = None) -> None:
-        operations, moments = self.operations, self.codes
-        run(
-            operations,
-            lambda: operations.adamw_8bit_update(
-                *(self.parameter, self.gradient, *moments, self.stats, self.hyper),
-                decay=decay,
-                mirror=mirror,
-            ),
-        )
+    def take(self, *, decay: bool = True, half_copy: Tensor | None = None) -> None:
+        state, update = CodedMoments(*self.codes), self.update(decay=decay, half_copy=half_copy)
+        run(self.operations, lambda: self.operations.update_weight(state, update))
 
     def read_codes(self, moment: BlockCodes, dtype: type) -> tuple[NDArray[Any], Array]:
         """Codes of the parameter's elements, and scales."""
@@ -80,7 +74,7 @@ def test_steps(operations: Operations, size: int, decay: bool) -> None:
         first, root = steps.moments()
         gradient = float32_values(rng, size) * magnitudes * rng.integers(0, 2, size)
         steps.begin(OPTIONS, step, gradient)
-        steps.update(decay=decay)
+        steps.take(decay=decay)
         gradient = 0.5 * gradient.astype(np.float32).astype(np.float64)
         state = (parameter, first, root**2)
         expected = reference.adamw(state, gradient, OPTIONS, step, LEARNING_RATE, decay=decay)
@@ -96,7 +90,7 @@ def test_more_elements_than_numpy_works_on_at_a_time() -> None:
         steps = CodedSteps(NumpyOperations(), parameter[part])
         for step, gradient in enumerate(gradients):
             steps.begin(OPTIONS, step, gradient[part])
-            steps.update()
+            steps.take()
         return steps.everything()
 
     parts = zip(train(slice(PIECE)), train(slice(PIECE, None)), strict=True)
@@ -111,7 +105,7 @@ def test_a_row_is_updated_alone(operations: Operations) -> None:
     steps = CodedSteps(operations, parameter[0])
     steps.begin(OPTIONS, 0, np.zeros(7))
     steps.parameter, steps.gradient = whole.parameter.rows(0, 1), whole.gradient.rows(0, 1)
-    steps.update()
+    steps.take()
     expected = parameter[0] * (1 - LEARNING_RATE * OPTIONS.weight_decay) - LEARNING_RATE
     updated = operations.read(whole.parameter)
     assert_close(updated[0], expected)
@@ -139,7 +133,7 @@ def test_rounding_changes_moments_no_more_than_stated(operations: Operations) ->
     gradient = float32_values(rng, 5 * BLOCK) * 10.0 ** rng.integers(-6, 1, 5 * BLOCK)
     steps = CodedSteps(operations, np.zeros(gradient.size))
     steps.begin(OPTIONS, 0, gradient)
-    steps.update()
+    steps.take()
     exact = (0.1 * gradient, np.sqrt(0.001) * np.abs(gradient))
     for rounded, x, levels in zip(steps.moments(), exact, (127, 255), strict=True):
         largest = np.repeat(reference.block_largest(x), BLOCK)
@@ -158,7 +152,7 @@ def test_a_small_second_moment_next_to_a_large_one_keeps_the_step_small(
     steps = CodedSteps(operations, np.zeros(gradient.size))
     for step in range(10):
         steps.begin(OPTIONS, step, gradient)
-        steps.update(decay=False)
+        steps.take(decay=False)
     moved = np.abs(operations.read(steps.parameter))
     assert np.all(moved <= 2 * 10 * LEARNING_RATE)
     assert moved[-1] == 0
@@ -167,7 +161,7 @@ def test_a_small_second_moment_next_to_a_large_one_keeps_the_step_small(
 def test_no_gradients_leave_codes_of_zero(operations: Operations) -> None:
     steps = CodedSteps(operations, np.ones(300))
     steps.begin(OPTIONS, 0, np.zeros(300))
-    steps.update(decay=False)
+    steps.take(decay=False)
     parameter, *moments = steps.everything()
     assert np.all(parameter == 1)
     assert not any(np.any(array) for array in moments)
@@ -192,7 +186,7 @@ def test_it_trains_like_adamw(operations: Operations, beta2: float, tolerance: f
 
     def coded_step(step: int, gradient: Array) -> Array:
         coded.begin(options, step, gradient)
-        coded.update()
+        coded.take()
         return operations.read(coded.parameter).astype(np.float64)
 
     def exact_step(step: int, gradient: Array) -> Array:
@@ -208,35 +202,35 @@ def test_it_trains_like_adamw(operations: Operations, beta2: float, tolerance: f
     assert distance < 0.05 * np.linalg.norm(state[0])
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_nothing_changes_in_a_bad_step(operations: Operations, mirrored: bool) -> None:
-    if mirrored:
+@pytest.mark.parametrize("with_half_copy", [False, True])
+def test_nothing_changes_in_a_bad_step(operations: Operations, with_half_copy: bool) -> None:
+    if with_half_copy:
         require_half_precision(operations)
     parameter = np.arange(300.0)
     steps = CodedSteps(operations, parameter)
-    mirror = mirror_of(operations, parameter) if mirrored else None
+    half_copy = half_copy_of(operations, parameter) if with_half_copy else None
     steps.begin(OPTIONS, 0, np.ones(300))
-    steps.update(mirror=mirror)
+    steps.take(half_copy=half_copy)
     before = steps.everything()
     operations.write(steps.stats, np.array([0.0, np.nan, 1, np.nan]))
     steps.begin(OPTIONS, 1, np.full(300, np.nan))
-    steps.update(mirror=mirror)
+    steps.take(half_copy=half_copy)
     for now, then in zip(steps.everything(), before, strict=True):
         assert np.array_equal(now, then)
-    if mirror is not None:
-        assert np.array_equal(operations.read(mirror), half_of(before[0]))
+    if half_copy is not None:
+        assert np.array_equal(operations.read(half_copy), half_of(before[0]))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_mirror(operations: Operations, size: int) -> None:
+def test_the_half_copy(operations: Operations, size: int) -> None:
     require_half_precision(operations)
     rng = np.random.default_rng(size)
     steps = CodedSteps(operations, float32_values(rng, size) * 10.0 ** rng.integers(-9, 6, size))
-    mirror = mirror_of(operations, np.zeros(size))
+    half_copy = half_copy_of(operations, np.zeros(size))
     for step in range(3):
         steps.begin(OPTIONS, step, float32_values(rng, size))
-        steps.update(mirror=mirror)
-        assert np.array_equal(operations.read(mirror), half_of(steps.everything()[0]))
+        steps.take(half_copy=half_copy)
+        assert np.array_equal(operations.read(half_copy), half_of(steps.everything()[0]))
 
 
 def test_the_same_bits_twice(operations: Operations) -> None:
@@ -245,7 +239,7 @@ def test_the_same_bits_twice(operations: Operations) -> None:
         steps = CodedSteps(operations, float32_values(rng, 1000))
         for step in range(3):
             steps.begin(OPTIONS, step, float32_values(rng, 1000))
-            steps.update()
+            steps.take()
         return steps.everything()
 
     for once, again in zip(train(), train(), strict=True):

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.adamw import PIECE
+from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.hyper import AdamW
-from llmgpu.lm.ops.operations import NumpyOperations, Operations
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.optimizers.adamw import PIECE, RowMoments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
     Steps,
+    half_copy_of,
     half_of,
-    mirror_of,
     require_half_precision,
 )
 from tests.lm.ops.checking import assert_close, float32_values, run, tensor_of
@@ -41,13 +43,14 @@ def update(
     rows: NDArray[np.uint32],
     *,
     decay: bool = True,
-    mirror: Tensor | None = None,
+    half_copy: Tensor | None = None,
 ) -> None:
     listed = tensor_of(operations, "rows", rows)
     run(
         operations,
-        lambda: operations.adamw_update_rows(
-            *steps.state, listed, steps.stats, steps.hyper, decay=decay, mirror=mirror
+        lambda: operations.update_weight(
+            RowMoments(steps.first, steps.second, listed),
+            steps.update(decay=decay, half_copy=half_copy),
         ),
     )
 
@@ -103,22 +106,22 @@ def test_more_rows_than_numpy_works_on_at_a_time() -> None:
         assert_close(actual, exact)
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_nothing_else_changes(operations: Operations, mirrored: bool) -> None:
-    if mirrored:
+@pytest.mark.parametrize("with_half_copy", [False, True])
+def test_nothing_else_changes(operations: Operations, with_half_copy: bool) -> None:
+    if with_half_copy:
         require_half_precision(operations)
     parameter = float32_values(np.random.default_rng(1), 9, 7)
     steps = Steps(operations, parameter)
-    mirror = mirror_of(operations, parameter) if mirrored else None
+    half_copy = half_copy_of(operations, parameter) if with_half_copy else None
     steps.begin(OPTIONS, 0, np.ones((9, 7)))
     before = steps.read()
-    update(operations, steps, np.full(4, UNUSED, np.uint32), mirror=mirror)
+    update(operations, steps, np.full(4, UNUSED, np.uint32), half_copy=half_copy)
     assert all(np.array_equal(*pair) for pair in zip(steps.read(), before, strict=True))
-    update(operations, steps, np.array([8, 3, UNUSED], np.uint32), mirror=mirror)
+    update(operations, steps, np.array([8, 3, UNUSED], np.uint32), half_copy=half_copy)
     changed = [np.any(now != then, axis=1) for now, then in zip(steps.read(), before, strict=True)]
     assert np.array_equal(np.nonzero(changed)[1], [3, 8] * 3)
-    if mirror is not None:
-        assert np.array_equal(operations.read(mirror), half_of(steps.read()[0]))
+    if half_copy is not None:
+        assert np.array_equal(operations.read(half_copy), half_of(steps.read()[0]))
 
 
 def test_rows_behind_the_table_stay(operations: Operations) -> None:
@@ -129,7 +132,8 @@ def test_rows_behind_the_table_stay(operations: Operations) -> None:
     state = [tensor.rows(0, 4) for tensor in steps.state]
 
     def record() -> None:
-        operations.adamw_update_rows(*state, rows, steps.stats, steps.hyper, decay=True)
+        update = WeightUpdate(*state[:2], steps.stats, steps.hyper, decays=True)
+        operations.update_weight(RowMoments(*state[2:], rows), update)
         operations.fill_zero_rows(state[1], rows)
 
     run(operations, record)
@@ -147,16 +151,16 @@ def test_rows_stay_in_a_bad_step(operations: Operations) -> None:
     assert not np.any([first, second])
 
 
-def test_the_mirror_of_rows(operations: Operations) -> None:
+def test_the_half_copy_of_rows(operations: Operations) -> None:
     require_half_precision(operations)
     rng = np.random.default_rng(2)
     parameter = float32_values(rng, 31, 5)
     steps = Steps(operations, parameter)
-    mirror = mirror_of(operations, parameter)
+    half_copy = half_copy_of(operations, parameter)
     for step in range(4):
         steps.begin(OPTIONS, step, float32_values(rng, 31, 5))
-        update(operations, steps, some_rows(rng, 31), mirror=mirror)
-        assert np.array_equal(operations.read(mirror), half_of(steps.read()[0]))
+        update(operations, steps, some_rows(rng, 31), half_copy=half_copy)
+        assert np.array_equal(operations.read(half_copy), half_of(steps.read()[0]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

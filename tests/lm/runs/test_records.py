@@ -98,12 +98,12 @@ def test_a_resumed_run_drops_later_records(tmp_path: Path, step: int, kept: int)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it has no whole line"),
-        (b'{"format": "llmgpu-training-log"', "it has no whole line"),
+        (b"", "it has no complete line"),
+        (b'{"format": "llmgpu-training-log"', "it has no complete line"),
         (b"text\n", r"line 1: not JSON"),
         (b"[]\n", r"line 1: not a JSON object"),
-        (b"{}\n", r"is no log of a training run \(llmgpu-training-log 1\)"),
-        (b'{"format": "llmgpu-training-log", "version": 2}\n', "is no log of a training run"),
+        (b"{}\n", r"is not the log of a training run \(llmgpu-training-log 1\)"),
+        (b'{"format": "llmgpu-training-log", "version": 2}\n', "is not the log of a training run"),
     ],
 )
 def test_what_is_no_log(tmp_path: Path, content: bytes, message: str) -> None:
@@ -120,11 +120,11 @@ def test_what_is_no_log(tmp_path: Path, content: bytes, message: str) -> None:
     [
         (b"\0\0\0\0", r"line 3: not JSON"),
         (b"[1]", r"line 3: not a JSON object"),
-        (b"{}", r"line 3: step is missing or no number"),
-        (b'{"step": 2.5}', r"line 3: step is missing or no number"),
-        (b'{"step": true}', r"line 3: step is missing or no number"),
-        (b'{"step": 2, "loss": "3"}', r"line 3: loss is missing or no number"),
-        (b'{"step": 2, "loss": 3}', r"line 3: learning_rate is missing or no number"),
+        (b"{}", r"line 3: step is missing or not a number"),
+        (b'{"step": 2.5}', r"line 3: step is missing or not a number"),
+        (b'{"step": true}', r"line 3: step is missing or not a number"),
+        (b'{"step": 2, "loss": "3"}', r"line 3: loss is missing or not a number"),
+        (b'{"step": 2, "loss": 3}', r"line 3: learning_rate is missing or not a number"),
     ],
 )
 def test_damaged_records(tmp_path: Path, line: bytes, message: str) -> None:

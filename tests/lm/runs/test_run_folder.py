@@ -61,7 +61,7 @@ def test_a_new_folder(tmp_path: Path) -> None:
 def test_a_folder_with_a_run(tmp_path: Path) -> None:
     with open_run_folder(tmp_path) as folder:
         folder.log.write_bytes(b"log")
-    with pytest.raises(OutputError, match=r"holds a run already: use --resume .*, --force to"):
+    with pytest.raises(OutputError, match=r"already has a run: use --resume .*, --force to"):
         open_run_folder(tmp_path)
     with open_run_folder(tmp_path, resume=True) as folder:
         assert folder.log.read_bytes() == b"log"
@@ -90,12 +90,14 @@ def test_tokens_of_a_run_that_did_not_begin_are_left_to_the_next(tmp_path: Path)
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"text")
     for force in (False, True):
-        with pytest.raises(OutputError, match="holds no run: choose a new or an empty folder"):
+        with pytest.raises(
+            OutputError, match="is not a run folder: choose a new or an empty folder"
+        ):
             open_run_folder(tmp_path, force=force, replaced=["*"])
-    with pytest.raises(InputError, match="holds no run to resume"):
+    with pytest.raises(InputError, match="has no run to resume"):
         open_run_folder(tmp_path, resume=True)
     assert os.listdir(tmp_path) == ["precious"]
-    with pytest.raises(InputError, match="holds no run to resume"):
+    with pytest.raises(InputError, match="has no run to resume"):
         open_run_folder(tmp_path / "missing", resume=True)
     assert not (tmp_path / "missing").exists()
     with pytest.raises(OutputError, match=r"can't write .*precious: File exists"):
@@ -138,6 +140,6 @@ def test_a_lock_that_says_nothing_readable(tmp_path: Path) -> None:
 def test_a_refused_folder_is_not_left_locked(tmp_path: Path) -> None:
     with open_run_folder(tmp_path) as folder:
         folder.log.write_bytes(b"log")
-    with pytest.raises(OutputError, match="holds a run already"):
+    with pytest.raises(OutputError, match="already has a run"):
         open_run_folder(tmp_path)
     open_run_folder(tmp_path, resume=True).close()

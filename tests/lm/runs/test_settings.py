@@ -46,7 +46,7 @@ def test_a_preset_that_is_another_model_is_refused_when_a_run_goes_on() -> None:
     begun = new(preset="small", layers=2, heads=12)
     assert resume(begun) == begun
     assert resume(begun, preset="small", layers=2, heads=12) == begun
-    with pytest.raises(InputError, match="dim of preset gpt2 is 768, the run in run has 384"):
+    with pytest.raises(InputError, match="dim of preset gpt2 is 768, but the run in run has 384"):
         resume(begun, preset="gpt2", layers=2, heads=12)
     with pytest.raises(InputError, match="layers is 3"):
         resume(begun, preset="small", layers=3, heads=12)

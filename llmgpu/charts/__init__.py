@@ -1,1 +1,0 @@
-"""What pictures have in common: axes, and text as XML may hold it. No plotting library."""

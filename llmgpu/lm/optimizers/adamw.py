@@ -1,0 +1,158 @@
+"""AdamW: moments in float32, of a whole weight or of the rows that a batch has touched.
+
+I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. Where only some
+rows are updated, the others keep their moments as they are, as in torch's SparseAdam.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmgpu.lm.ops.cast import saturate_to_half
+from llmgpu.lm.ops.recording import dims, workgroups
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
+from llmgpu.lm.ops.weight_state import KernelCall, Optimizer, WeightState, WeightUpdate
+
+PIECE = 1 << 20  # elements that NumPy works on at a time, so that temporary arrays stay small
+
+
+def adamw(
+    parameter: FloatArray,
+    g: FloatArray,
+    first: FloatArray,
+    second: FloatArray,
+    hyper: AnyArray,
+    *,
+    decays: bool,
+) -> None:
+    """Update a parameter and its moments in place.
+
+    g: the clipped gradient; it is overwritten. hyper: of type `llmgpu.lm.ops.hyper.HYPER`.
+    """
+    values = {name: float(hyper[name]) for name in hyper.dtype.names or ()}
+    # first += (1 - beta1) (g - first)
+    change = g - first
+    change *= values["one_minus_beta1"]
+    first += change
+    # second += (1 - beta2) (g^2 - second)
+    np.square(g, out=g)
+    g -= second
+    g *= values["one_minus_beta2"]
+    second += g
+    # The denominator sqrt(second / bias_correction2) + epsilon, in the memory of the gradient.
+    denominator = np.sqrt(second, out=g)
+    denominator /= math.sqrt(values["bias_correction2"])
+    denominator += values["epsilon"]
+    if decays:
+        parameter *= 1 - values["learning_rate"] * values["weight_decay"]
+    np.divide(first, denominator, out=change)
+    change *= values["learning_rate"] / values["bias_correction1"]
+    parameter -= change
+
+
+@dataclass(frozen=True)
+class Moments(WeightState):
+    """Mean of gradients and mean of their squares, in float32 and of the weight's shape."""
+
+    first: Tensor
+    second: Tensor
+
+    @classmethod
+    def make(cls, maker: TensorMaker, weight: Tensor) -> Moments:
+        """Make the moments of a weight, zeros at first."""
+        return cls(
+            maker.tensor(f"{weight.name}.first", weight.shape),
+            maker.tensor(f"{weight.name}.second", weight.shape),
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Both moments."""
+        return self.first, self.second
+
+    def compute(self, update: WeightUpdate) -> None:
+        """Update all elements."""
+        tensors = (update.parameter, update.gradient, self.first, self.second)
+        for p, g, m, v in _pieces(*tensors):
+            adamw(p, g * update.clip_scale, m, v, update.hyper.array, decays=update.decays)
+        if update.half_copy is not None:
+            for p, half in _pieces(update.parameter, update.half_copy):
+                saturate_to_half(p, half)
+
+    def kernel(self, update: WeightUpdate) -> KernelCall:
+        """Return the kernel that updates four elements a thread."""
+        size = update.parameter.size
+        return KernelCall(
+            f"lm/12_adamw_update{update.suffix}.wgsl",
+            workgroups(-(-size // 4)),
+            {
+                **update.bindings,
+                "first": self.first,
+                "second": self.second,
+                "dims": dims(size, int(update.decays)),
+            },
+        )
+
+
+@dataclass(frozen=True)
+class RowMoments(Moments):
+    """Moments of a table (V, C); a step changes those of `rows` only, and their parameters.
+
+    rows: uint32 (U,), distinct row numbers, and 0xffffffff in entries that are not in use.
+    """
+
+    rows: Tensor
+
+    @classmethod
+    def make_rows(cls, maker: TensorMaker, weight: Tensor, rows: Tensor) -> RowMoments:
+        """Make the moments of a table, zeros at first."""
+        moments = Moments.make(maker, weight)
+        return cls(moments.first, moments.second, rows)
+
+    def compute(self, update: WeightUpdate) -> None:
+        """Update the listed rows."""
+        changed = (update.parameter, self.first, self.second)
+        listed = self.rows.array[self.rows.array < update.parameter.shape[0]]
+        per_piece = max(1, PIECE // update.parameter.shape[1])
+        for start in range(0, len(listed), per_piece):
+            some = listed[start : start + per_piece]
+            # Indexing by a list copies, so the rows are written back after their update.
+            p, m, v = (tensor.array[some] for tensor in changed)
+            g = update.gradient.array[some] * update.clip_scale
+            adamw(p, g, m, v, update.hyper.array, decays=update.decays)
+            for tensor, rows in zip(changed, (p, m, v), strict=True):
+                tensor.array[some] = rows
+            if update.half_copy is not None:
+                half = np.empty(p.shape, np.float16)
+                saturate_to_half(p, half)
+                update.half_copy.array[some] = half
+
+    def kernel(self, update: WeightUpdate) -> KernelCall:
+        """Return the kernel that updates an element of a listed row a thread."""
+        height, width = update.parameter.shape
+        threads = self.rows.size * width
+        return KernelCall(
+            f"lm/12_adamw_update_rows{update.suffix}.wgsl",
+            workgroups(threads),
+            {
+                **update.bindings,
+                "first": self.first,
+                "second": self.second,
+                "rows": self.rows,
+                "dims": dims(threads, width, height, int(update.decays)),
+            },
+        )
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
+    """Yield views of the same `PIECE` elements of all tensors."""
+    arrays = [tensor.array.reshape(-1) for tensor in tensors]
+    for start in range(0, len(arrays[0]), PIECE):
+        yield tuple(array[start : start + PIECE] for array in arrays)
+
+
+ADAMW = Optimizer("adamw", "keeps its moments in float32", Moments.make, RowMoments.make_rows)

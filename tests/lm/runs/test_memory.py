@@ -1,0 +1,84 @@
+"""The memory sum: found without taking any memory, and equal to what a run then takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.runs.memory import training_memory
+from llmgpu.lm.runs.settings import RunSettings
+from llmgpu.lm.trainer import Trainer
+
+CONFIG = ModelConfig(vocab_size=90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=40)
+KINDS = [
+    RunSettings(CONFIG, TrainOptions(batch_size=2)),
+    RunSettings(
+        replace(CONFIG, tied=False, activation="gelu"),
+        TrainOptions(batch_size=3, grad_accum=2, optimizer="adamw-8bit"),
+    ),
+    RunSettings(replace(CONFIG, tied=False), TrainOptions(batch_size=2, sparse_embedding=True)),
+]
+UNIFORM_BYTES = 64  # of the parameters, which are no storage buffers
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=["plain", "8 bits", "rows"])
+def test_the_sum_for_a_device_is_what_its_buffers_take(
+    any_device: Device, settings: RunSettings, monkeypatch: Any
+) -> None:
+    sizes: dict[str, list[int]] = {}
+    handles: list[str] = []
+    create = Device.create_buffer
+
+    def create_buffer(device: Device, label: str, nbytes: int) -> Any:
+        sizes.setdefault(label, []).append(nbytes)
+        return create(device, label, nbytes)
+
+    create_handle = Device.create_handle
+
+    def count_handles(device: Device, label: str, *rest: Any) -> Any:
+        handles.append(label)
+        return create_handle(device, label, *rest)
+
+    monkeypatch.setattr(Device, "create_buffer", create_buffer)
+    monkeypatch.setattr(Device, "create_handle", count_handles)
+    use = training_memory(settings, Backend(any_device, "a device"), slots=5)
+    assert not handles  # the sum itself takes no memory
+    Trainer(open_operations(any_device), settings.config, settings.options, slots=5)
+    scratch = [label for label in sizes if label.endswith("scratch")]
+    kinds = ("attention delta", "embedding pieces", "rms_norm_backward")
+    assert {f"{kind} scratch" for kind in kinds} <= set(scratch)
+    held = sum(nbytes for of_label in sizes.values() for nbytes in of_label)
+    assert 0 <= use.total - held <= UNIFORM_BYTES
+    assert sum(sizes[label][0] for label in scratch) > UNIFORM_BYTES
+
+
+def test_partial_sums_of_products_count(device: Device) -> None:
+    # One sequence of many tokens: gradients of small weights are split along the tokens.
+    config = replace(CONFIG, seq_len=9000, layers=1)
+    settings = RunSettings(config, TrainOptions(batch_size=1))
+    on_device = training_memory(settings, Backend(device, "a device"), slots=1)
+    on_host = training_memory(settings, NUMPY, slots=1)
+    assert on_device.total > on_host.total
+
+
+def test_numpy_s_sum_is_that_of_its_arrays() -> None:
+    for settings in KINDS:
+        operations = open_operations(None)
+        Trainer(operations, settings.config, settings.options, slots=5)
+        assert training_memory(settings, NUMPY, slots=5).total == operations.nbytes
+
+
+def test_a_tensor_that_the_device_can_t_bind_is_named(portable_device: Device) -> None:
+    limit = WEBGPU_DEFAULT_LIMITS["max-storage-buffer-binding-size"]
+    config = replace(CONFIG, vocab_size=limit // (4 * CONFIG.dim) + 1)
+    backend = Backend(portable_device, "a small device")
+    with pytest.raises(DeviceError, match=r"logits takes .* a small device binds at most"):
+        training_memory(RunSettings(config, TrainOptions(batch_size=1)), backend, slots=1)

@@ -1,0 +1,33 @@
+// embed_backward_join: join the pieces that embed_backward_grouped leaves (grouped_gradient.wgsl).
+//
+// binding 0  starts  read        (N + 1,) sorted position where group g begins; N after the last
+// binding 1  rows    read        (N,) token of group g; 0xffffffff after the last
+// binding 2  sums    read_write  (V, C) added to
+// binding 3  pieces  read_write  (slices, 2, C) as embed_backward_grouped leaves them
+// binding 4  dims    uniform     N, C, V, slices
+// dispatch: one thread a slice and column, for the group that begins in the slice and ends beyond it
+//!include lm/grouped_gradient.wgsl
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn embed_backward_join(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let i = flat_element(workgroup, workgroups, local_index);
+    let slice = i / dims.y;
+    let column = i % dims.y;
+    if (slice + 1u >= dims.w) {
+        return; // nothing is beyond the last slice
+    }
+    let group = group_of((slice + 1u) * SLICE - 1u);
+    let last = (starts[group + 1u] - 1u) / SLICE; // slice in which the group ends
+    if (starts[group] < slice * SLICE || last == slice) {
+        return;
+    }
+    var sum = pieces[(2u * slice + 1u) * dims.y + column];
+    for (var following = slice + 1u; following <= last; following++) {
+        sum += pieces[2u * following * dims.y + column];
+    }
+    add_to_row(group, column, sum);
+}

@@ -1,0 +1,20 @@
+// embed_lookup: rows of a table for token ids.
+//
+//   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
+//
+// binding 0  tokens  read        (N,)
+// binding 1  table   read        (V, C)
+// binding 2  out     read_write  (N, C)
+// binding 3  dims    uniform     N, C, V, first token of this part of the table
+// dispatch: one thread an element
+//!include lm/single_elements.wgsl
+//!include lm/lookup.wgsl
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn embed_lookup(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    look_up(flat_element(workgroup, workgroups, local_index));
+}

@@ -1,0 +1,20 @@
+// embed_lookup_rows: rows of a table for token ids, four elements at a time.
+//
+//   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
+//
+// binding 0  tokens  read        (N,)
+// binding 1  table   read        (V, C / 4) vectors
+// binding 2  out     read_write  (N, C / 4) vectors
+// binding 3  dims    uniform     N, C, V, first token of this part of the table
+// dispatch: LANES threads a token, WORKGROUP_SIZE / LANES tokens a workgroup; C is a multiple of 4
+//!include lm/single_elements.wgsl
+//!include lm/lookup_rows.wgsl
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn embed_lookup_rows(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    look_up_row(flat_element(workgroup, workgroups, local_index) / LANES, local_index % LANES);
+}

@@ -1,0 +1,21 @@
+// linear_few_rows: a linear layer of few rows.
+//
+//   out = x weight^T (+ residual); products and sums are f32
+//
+// binding 0  x         read        (N, I)
+// binding 1  weight    read        (O, I)
+// binding 2  residual  read        (N, O); anything where it is not added
+// binding 3  out       read_write  (N, O)
+// binding 4  dims      uniform     N, O, I, what to add
+// dispatch: one workgroup an element of out
+//!include lm/single_elements.wgsl
+//!include lm/few_rows.wgsl
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn linear_few_rows(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    linear_element(flat_group(workgroup, workgroups), local_index);
+}

@@ -1,0 +1,28 @@
+// adamw_update_rows_f16: adamw_update_rows that also writes the table's half-precision copy.
+//
+// binding 0  parameter  read_write  (V, C)
+// binding 1  gradient   read        (V, C)
+// binding 2  first      read_write  (V, C)
+// binding 3  second     read_write  (V, C)
+// binding 4  hyper      uniform     Hyper
+// binding 5  stats      read        (4,)
+// binding 6  rows       read        (U,)
+// binding 7  dims       uniform     U C, C, V, 1 if the table decays
+// binding 8  half_copy  read_write  (V, C), f16
+// dispatch: one thread an element of a listed row
+//!include lm/half.wgsl
+//!include lm/adamw_rows.wgsl
+
+@group(0) @binding(8) var<storage, read_write> half_copy: array<f16>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn adamw_update_rows_f16(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let place = place_of(flat_element(workgroup, workgroups, local_index));
+    if (place.listed && stats.z == 0.0) {
+        half_copy[place.element] = saturate_to_half(update_element(place.element));
+    }
+}

@@ -1,0 +1,50 @@
+// finalize_stats: what follows from the norm of all gradients.
+//
+//   norm = sqrt(sum over all gradients of g^2)
+//   clip_scale = min(1, max_norm / (norm + 1e-6)), 0 from the first bad step on
+//
+// A step is bad when its norm or its loss is not finite. All steps after a bad one are bad, too,
+// until the host clears the mark, and none changes anything.
+//
+// binding 0  partials   read        (tensors, NORM_PARTIALS)
+// binding 1  loss_sums  read        (A,)
+// binding 2  stats      read_write  (4,) clip_scale, norm, bad, loss
+// binding 3  history    read_write  (S, 4) loss, norm, clip_scale, bad of step `slot`
+// binding 4  hyper      uniform     Hyper
+// binding 5  dims       uniform     partials, A
+// dispatch: one workgroup
+//!include common/reduce.wgsl
+//!include lm/finite.wgsl
+//!include lm/hyper.wgsl
+
+const CLIP_EPSILON: f32 = 1e-6;
+
+@group(0) @binding(0) var<storage, read> partials: array<f32>;
+@group(0) @binding(1) var<storage, read> loss_sums: array<f32>;
+@group(0) @binding(2) var<storage, read_write> stats: vec4<f32>;
+@group(0) @binding(3) var<storage, read_write> history: array<vec4<f32>>;
+@group(0) @binding(4) var<uniform> hyper: Hyper;
+@group(0) @binding(5) var<uniform> dims: vec4<u32>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn finalize_grad_stats(@builtin(local_invocation_index) local_index: u32) {
+    var squares = 0.0;
+    for (var i = local_index; i < dims.x; i += WORKGROUP_SIZE) {
+        squares += partials[i];
+    }
+    var losses = 0.0;
+    for (var i = local_index; i < dims.y; i += WORKGROUP_SIZE) {
+        losses += loss_sums[i];
+    }
+    let norm = sqrt(workgroup_sum(squares, local_index));
+    let loss = workgroup_sum(losses, local_index) * hyper.inverse_count;
+    if (local_index == 0u) {
+        let is_bad = stats.z != 0.0 || !is_finite(norm) || !is_finite(loss);
+        let clips = hyper.max_norm > 0.0;
+        let wanted_scale = select(1.0, min(1.0, hyper.max_norm / (norm + CLIP_EPSILON)), clips);
+        let clip_scale = select(wanted_scale, 0.0, is_bad);
+        let bad = select(0.0, 1.0, is_bad);
+        stats = vec4<f32>(clip_scale, norm, bad, loss);
+        history[hyper.slot] = vec4<f32>(loss, norm, clip_scale, bad);
+    }
+}

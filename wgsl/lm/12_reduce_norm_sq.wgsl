@@ -1,0 +1,34 @@
+// reduce_norm_sq: sums of the squares of a gradient, the first step to the norm of all gradients.
+//
+// The workgroups stride over runs of 4 WORKGROUP_SIZE elements, and each writes one sum.
+//
+// binding 0  grad      read        any shape, taken as one list of elements
+// binding 1  partials  read_write  (tensors, NORM_PARTIALS)
+// binding 2  dims      uniform     elements, row of partials
+// dispatch: NORM_PARTIALS workgroups
+//!include common/reduce.wgsl
+//!include lm/live_elements.wgsl
+
+override NORM_PARTIALS: u32 = 128u;
+
+@group(0) @binding(0) var<storage, read> grad: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> partials: array<f32>;
+@group(0) @binding(2) var<uniform> dims: vec4<u32>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn reduce_norm_sq(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    var sums = vec4<f32>();
+    let stride = NORM_PARTIALS * WORKGROUP_SIZE;
+    let vectors = (dims.x + 3u) / 4u;
+    for (var i = workgroup.x * WORKGROUP_SIZE + local_index; i < vectors; i += stride) {
+        let g = select(vec4<f32>(), grad[i], live_elements(i, dims.x));
+        sums += g * g;
+    }
+    let total = workgroup_sum(sums.x + sums.y + sums.z + sums.w, local_index);
+    if (local_index == 0u) {
+        partials[dims.y * NORM_PARTIALS + workgroup.x] = total;
+    }
+}

@@ -1,0 +1,43 @@
+// AdamW on some rows of a table (an embedding's).
+//
+// Rows that are not listed keep their moments as they are, as if the step had not been taken. `rows`
+// holds different row numbers, and 0xffffffff in entries that are not in use.
+//!include lm/adamw.wgsl
+//!include lm/elements.wgsl
+
+@group(0) @binding(0) var<storage, read_write> parameter: array<f32>;
+@group(0) @binding(1) var<storage, read> gradient: array<f32>;
+@group(0) @binding(2) var<storage, read_write> first: array<f32>;
+@group(0) @binding(3) var<storage, read_write> second: array<f32>;
+@group(0) @binding(4) var<uniform> hyper: Hyper;
+@group(0) @binding(5) var<storage, read> stats: vec4<f32>;
+@group(0) @binding(6) var<storage, read> rows: array<u32>;
+@group(0) @binding(7) var<uniform> dims: vec4<u32>;
+
+// An element of the table; `listed` is false where entry `i` / C of `rows` has no row.
+struct Place {
+    listed: bool,
+    element: u32,
+}
+
+fn place_of(i: u32) -> Place {
+    if (i >= dims.x) {
+        return Place(false, 0u);
+    }
+    let row = rows[i / dims.y];
+    return Place(row < dims.z, row * dims.y + i % dims.y);
+}
+
+fn update_element(element: u32) -> f32 {
+    let before = Adamw(
+        vec4<f32>(parameter[element]),
+        vec4<f32>(first[element]),
+        vec4<f32>(second[element]),
+    );
+    let g = vec4<f32>(stats.x * gradient[element]);
+    let after = adamw(before, g, hyper, dims.w != 0u); // four times the same element
+    parameter[element] = after.parameter.x;
+    first[element] = after.first.x;
+    second[element] = after.second.x;
+    return after.parameter.x;
+}

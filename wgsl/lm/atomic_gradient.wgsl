@@ -1,0 +1,30 @@
+// The gradient of a table by atomic additions.
+//
+// Threads add in no fixed order, so the last bits of a result differ from run to run, and threads of
+// one token wait for each other; 01_embed_backward_grouped.wgsl has neither fault. Gradients that are
+// not finite are left out, and so are tokens beyond the table.
+//!include lm/elements.wgsl
+//!include lm/finite.wgsl
+
+@group(0) @binding(0) var<storage, read> tokens: array<u32>;
+@group(0) @binding(1) var<storage, read> grad_out: array<f32>;
+@group(0) @binding(2) var<storage, read_write> grad_table: array<atomic<u32>>;
+@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+
+// WGSL has no atomic f32: replace the bits by those of the sum, and try again while other threads get
+// in between. 0 is skipped because it costs as much as any other number; a number that is not finite,
+// because one of them would spoil the row for good.
+fn add_atomically(element: u32, value: f32) {
+    if (value == 0.0 || !is_finite(value)) {
+        return;
+    }
+    var seen = atomicLoad(&grad_table[element]);
+    loop {
+        let sum = bitcast<u32>(bitcast<f32>(seen) + value);
+        let result = atomicCompareExchangeWeak(&grad_table[element], seen, sum);
+        if (result.exchanged) {
+            break;
+        }
+        seen = result.old_value;
+    }
+}

@@ -1,0 +1,31 @@
+// A linear layer of few rows (one token at a time), which mostly loads weights: one workgroup an
+// element of `out`; neighbouring threads load neighbouring weights. Include the element type first.
+//!include common/reduce.wgsl
+//!include lm/addend.wgsl
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> weight: array<Element>;
+@group(0) @binding(2) var<storage, read> residual: array<f32>;
+@group(0) @binding(3) var<storage, read_write> out: array<f32>;
+@group(0) @binding(4) var<uniform> dims: vec4<u32>;
+
+// Element i of `out`; a workgroup beyond the last element has no terms and stores nothing.
+fn linear_element(i: u32, local_index: u32) {
+    let inside = i < dims.x * dims.y;
+    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // where the rows of x and weight begin
+    let terms = select(0u, dims.z, inside);
+    var sum = 0.0;
+    for (var k = local_index; k < terms; k += WORKGROUP_SIZE) {
+        sum = fma(x[start.x + k], f32(weight[start.y + k]), sum);
+    }
+    var total = workgroup_sum(sum, local_index);
+    if (local_index == 0u && inside) {
+        if (dims.w == ADD_RESIDUAL) {
+            total += residual[i];
+        }
+        if (dims.w == ADD_TO_PRODUCT) {
+            total += out[i];
+        }
+        out[i] = total;
+    }
+}

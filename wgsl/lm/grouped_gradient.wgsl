@@ -1,0 +1,47 @@
+// The gradient of a table with positions sorted by their token on the host.
+//
+//   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
+//
+// Additions have a fixed order and need no atomics, so results repeat bit for bit. Each thread walks
+// SLICE sorted positions of one column (embed_backward_grouped). A second dispatch joins the sums of
+// tokens that the end of a slice cuts (embed_backward_join): a token that occurs thousands of times
+// costs no more than others do. Gradients that are not finite count as 0, tokens beyond the table are
+// left out.
+//
+// Of a group that is cut, the part in the slice where the group begins is pieces[slice, 1], and the
+// part in each later slice is pieces[slice, 0].
+//
+// With COMPACT = 1 the sum of group g goes to row g: the gradient as distinct tokens and their rows.
+//!include lm/elements.wgsl
+//!include lm/finite.wgsl
+
+override SLICE: u32 = 32u;
+override COMPACT: u32 = 0u;
+
+@group(0) @binding(0) var<storage, read> starts: array<u32>;
+@group(0) @binding(1) var<storage, read> rows: array<u32>;
+@group(0) @binding(2) var<storage, read_write> sums: array<f32>;
+@group(0) @binding(3) var<storage, read_write> pieces: array<f32>;
+@group(0) @binding(4) var<uniform> dims: vec4<u32>;
+
+// The group that has this sorted position.
+fn group_of(position: u32) -> u32 {
+    var low = 0u; // starts[low] <= position < starts[high]
+    var high = dims.x;
+    while (high - low > 1u) {
+        let middle = (low + high) / 2u;
+        if (starts[middle] <= position) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+fn add_to_row(group: u32, column: u32, sum: f32) {
+    let row = select(rows[group], group, COMPACT == 1u);
+    if (row < dims.z) {
+        sums[row * dims.y + column] += sum;
+    }
+}

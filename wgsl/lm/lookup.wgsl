@@ -1,0 +1,24 @@
+// Rows of a table for token ids, one element a thread. Include the element type first.
+//
+// A table of more bytes than a binding may have comes in parts, one dispatch each. Tokens of other
+// parts are set to 0 by the first dispatch (KEEP = 0) and left alone by those that follow (KEEP = 1).
+//!include lm/elements.wgsl
+
+override KEEP: u32 = 0u;
+
+@group(0) @binding(0) var<storage, read> tokens: array<u32>;
+@group(0) @binding(1) var<storage, read> table: array<Element>;
+@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+
+fn look_up(i: u32) {
+    if (i >= dims.x * dims.y) {
+        return;
+    }
+    let row = tokens[i / dims.y] - dims.w; // wraps to far beyond the part for tokens before it
+    if (row < dims.z) {
+        out[i] = f32(table[row * dims.y + i % dims.y]);
+    } else if (KEEP == 0u) {
+        out[i] = 0.0;
+    }
+}
