@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .stamps/setup
+DOCS_SETUP := .stamps/docs
 
-.PHONY: help setup demo test lint format bench wheel clean
+.PHONY: help setup demo test lint format docs bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,6 +33,14 @@ lint: $(SETUP) ## linter, formatter check, type checker
 format: $(SETUP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+$(DOCS_SETUP): $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+docs: $(DOCS_SETUP) ## build the guide into build/docs; a dead link fails
+	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
+	@echo "The guide is in build/docs/index.html."
 
 bench: $(SETUP) ## measure on this machine
 	$(BIN)/llmgpu bench --quick

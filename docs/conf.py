@@ -36,42 +36,52 @@ default_role = "code"  # `text` in a docstring is code, as it is in Markdown
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
 python_maximum_signature_line_length = 88
 add_module_names = False
 
-_FIELD = re.compile(r"((?:[a-z_]+, )*[a-z_]+): (.+)")
+_ARRAY = re.compile(
+    r"~?(?:numpy\.)?ndarray\[tuple\[~?(?:typing\.)?Any, \.\.\.\], "
+    r"~?(?:numpy\.)?dtype\[~?(?:numpy\.)?(\w+)\]\]"
+)
 
 
-def _parameters(obj: Any) -> set[str]:
-    try:
-        return set(inspect.signature(obj).parameters)
-    except (TypeError, ValueError):
-        return set()
-
-
-def format_parameters(
+def list_parameters(
     app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Turn lines such as ``text: what it is`` into fields, where `text` is a parameter.
-
-    A line that follows without a blank line in between continues the field.
-    """
-    known = _parameters(obj)
+    """Turn paragraphs such as ``text: what it is. size: how long`` into lists of parameters."""
+    try:
+        known = "|".join(map(re.escape, inspect.signature(obj).parameters))
+    except (TypeError, ValueError):
+        return
+    entry = re.compile(rf"(?:^|(?<=[.;]) )((?:(?:{known}), )*(?:{known})): ")
     formatted: list[str] = []
-    in_field = False
-    for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field and known.issuperset(field[1].split(", ")):
-            if not in_field:
-                formatted.append("")
-            formatted.append(f":{field[1]}: {field[2]}")
-            in_field = True
-        elif in_field and line.strip():
-            formatted.append(f"    {line.strip()}")
+    for paragraph in "\n".join(lines).split("\n\n"):
+        text = " ".join(paragraph.split())
+        if known and entry.match(text):
+            parts = entry.split(text)[1:]
+            formatted += [
+                f"- ``{names}``: {what}"
+                for names, what in zip(parts[::2], parts[1::2], strict=True)
+            ]
         else:
-            formatted.append(line)
-            in_field = False
+            formatted += paragraph.split("\n")
+        formatted.append("")
     lines[:] = formatted
+
+
+def shorten_arrays(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Write NumPy's array types as the source does: ``NDArray[uint32]``."""
+    short = [text and _ARRAY.sub(r"NDArray[\1]", text) for text in (signature, returns)]
+    return short[0], short[1]
 
 
 class CommandHelp(Directive):
@@ -98,4 +108,5 @@ class CommandHelp(Directive):
 def setup(app: Any) -> None:
     """Connect what is above."""
     app.add_directive("command-help", CommandHelp)
-    app.connect("autodoc-process-docstring", format_parameters)
+    app.connect("autodoc-process-docstring", list_parameters)
+    app.connect("autodoc-process-signature", shorten_arrays)

@@ -1,4 +1,4 @@
-"""The examples of the README and of the guide run, and their figures are those that were recorded."""
+"""The examples of the README and of the guide run, and their figures were recorded."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ DOCS = ROOT / "docs"
 RECORDED = DOCS / "recorded"
 BENCHMARKS = DOCS / "benchmarks.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
-PAGES_FOR_DEVELOPERS = [
-    ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")
-]
+FOR_DEVELOPERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
 
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -70,7 +68,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
 
-@pytest.mark.parametrize("page", [*PAGES, *PAGES_FOR_DEVELOPERS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *FOR_DEVELOPERS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
