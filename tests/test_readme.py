@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,25 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_reference_has_every_command() -> None:
     page = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^```{command-help} (.+)$", page, re.MULTILINE)) == sorted(COMMANDS)
+
+
+def test_messages_that_the_guide_quotes_are_those_of_the_code() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\*\*`([^`]+)`", page, re.MULTILINE)
+    assert len(quoted) >= 6
+    messages = {text for path in (ROOT / "llmgpu").rglob("*.py") for text in texts_in(path)}
+    for message in quoted:
+        for fragment in message.split("..."):
+            assert any(fragment.strip() in text for text in messages), message
+
+
+def texts_in(path: Path) -> Iterator[str]:
+    """Yield the strings in a file; what a formatted one inserts is left out."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(p.value) for p in node.values if isinstance(p, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def _anchor(heading: str) -> str:
