@@ -56,7 +56,11 @@ def test_most_pages_have_examples() -> None:
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.stem)
 def test_examples_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
     scripts = str(Path(sys.executable).parent)
-    environment = os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}", "LLMGPU_DEVICE": "cpu"}
+    environment = os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "LLMGPU_DEVICE": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",  # threads of models this small only wait for each other
+    }
     for command, shown in examples(page):
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
