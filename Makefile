@@ -3,7 +3,7 @@ BIN := .venv/bin
 SETUP := .stamps/setup
 DOCS_SETUP := .stamps/docs
 
-.PHONY: help setup demo test lint format docs bench wheel clean
+.PHONY: help setup demo test lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,7 @@ $(DOCS_SETUP): $(SETUP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
+.PHONY: docs
 docs: $(DOCS_SETUP) ## build the guide into build/docs; a dead link fails
 	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
 	@echo "The guide is in build/docs/index.html."
