@@ -53,7 +53,13 @@ def test_most_pages_have_examples() -> None:
     assert sum(len(examples(page)) for page in WITH_EXAMPLES) >= 50
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=() if page == README else pytest.mark.slow)
+        for page in WITH_EXAMPLES
+    ],
+)
 def test_examples_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
     scripts = str(Path(sys.executable).parent)
     environment = os.environ | {
