@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .stamps/setup
+DOCS_SETUP := .stamps/docs
 
 .PHONY: help setup demo test lint format bench wheel clean
 .DEFAULT_GOAL := help
@@ -32,6 +33,15 @@ lint: $(SETUP) ## linter, formatter check, type checker
 format: $(SETUP) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+$(DOCS_SETUP): $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_SETUP) ## build the guide into build/docs; a dead link fails
+	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
+	@echo "The guide is in build/docs/index.html."
 
 bench: $(SETUP) ## measure on this machine
 	$(BIN)/llmgpu bench --quick

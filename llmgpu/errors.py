@@ -1,7 +1,7 @@
 """The error family of llmgpu: every failure that a user can cause or cure is one of these.
 
 A message is one line that holds the value, the limit and what to try. The command line prints it
-after ``error: `` and exits with code 1.
+after ``error:`` and exits with code 1.
 """
 
 from __future__ import annotations

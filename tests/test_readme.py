@@ -1,70 +1,149 @@
-"""The README's console examples run as they stand, and print what they show."""
+"""The examples of the README and of the guide run, and their figures were recorded."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+import pytest
+
+from llmgpu.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+RECORDED = DOCS / "recorded"
+BENCHMARKS = DOCS / "benchmarks.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+FOR_DEVELOPERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
+
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+MAX_README_LINES = 200
 
 
-def examples() -> list[tuple[str, str]]:
-    """Return the commands of all console blocks in order, each with the output shown below it."""
-    found: list[tuple[str, str]] = []
-    for block in BLOCK.findall(README.read_text(encoding="utf-8")):
+def examples(page: Path) -> list[tuple[list[str], str]]:
+    """Return the commands and programs of a page in order, each with the output shown below it."""
+    found: list[tuple[list[str], str]] = []
+    for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "python":
+            found.append(([sys.executable, "-c", block], ""))
+            continue
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
-            found.append((command, output))
+            found.append((["bash", "-o", "pipefail", "-c", command], output))
     return found
 
 
-def test_examples_run_and_print_what_they_show(tmp_path: Path) -> None:
-    commands = examples()
-    assert len(commands) >= 10
+WITH_EXAMPLES = [page for page in PAGES if examples(page)]
+
+
+def test_most_pages_have_examples() -> None:
+    assert README in WITH_EXAMPLES
+    assert len(WITH_EXAMPLES) >= 8
+    assert sum(len(examples(page)) for page in WITH_EXAMPLES) >= 50
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=() if page == README else pytest.mark.slow)
+        for page in WITH_EXAMPLES
+    ],
+)
+def test_examples_run_and_print_what_they_show(page: Path, tmp_path: Path) -> None:
     scripts = str(Path(sys.executable).parent)
-    environment = os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}", "LLMGPU_DEVICE": "cpu"}
-    for command, shown in commands:
+    environment = os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "LLMGPU_DEVICE": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",  # threads of models this small only wait for each other
+    }
+    for command, shown in examples(page):
         done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
         )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert done.returncode == 0, f"{command[-1]}\n{done.stderr}"
         if shown:
-            assert done.stdout.rstrip("\n") == shown.rstrip("\n"), command
-    programs = PYTHON_BLOCK.findall(README.read_text(encoding="utf-8"))
-    assert len(programs) >= 2
-    for program in programs:  # they go on with the files that the commands have made
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, f"{program}\n{done.stderr}"
+            assert done.stdout.rstrip("\n") == shown.rstrip("\n"), command[-1]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
+
+
+@pytest.mark.parametrize("page", [*PAGES, *FOR_DEVELOPERS], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        if anchor:
+            headings = HEADING.findall(target.read_text(encoding="utf-8"))
+            assert anchor in {_anchor(heading) for heading in headings}, link
+
+
+def test_the_reference_has_every_command() -> None:
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^```{command-help} (.+)$", page, re.MULTILINE)) == sorted(COMMANDS)
+
+
+def test_messages_that_the_guide_quotes_are_those_of_the_code() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\*\*`([^`]+)`", page, re.MULTILINE)
+    assert len(quoted) >= 6
+    messages = {text for path in (ROOT / "llmgpu").rglob("*.py") for text in texts_in(path)}
+    for message in quoted:
+        for fragment in message.split("..."):
+            assert any(fragment.strip() in text for text in messages), message
+
+
+def texts_in(path: Path) -> Iterator[str]:
+    """Yield the strings in a file; what a formatted one inserts is left out."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(p.value) for p in node.values if isinstance(p, ast.Constant))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def recorded_results() -> dict[str, list[dict[str, Any]]]:
+    """Return what was measured on each machine, by the name of its record."""
+    return {
+        path.stem: [
+            result
+            for result in json.loads(path.read_text(encoding="utf-8"))["results"]
+            if "seconds" in result
+        ]
+        for path in sorted(RECORDED.glob("*.json"))
+    }
+
+
+def large_text_results() -> list[dict[str, Any]]:
+    path = RECORDED / "growth" / "nvidia-h200-tokenize.json"
+    results: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return results
 
 
 def test_numbers_are_those_of_the_recorded_runs() -> None:
-    records = sorted((README.parent / "llmgpu" / "bench" / "recorded").glob("*.json"))
+    records = recorded_results()
     assert len(records) == 2
-    results = [
-        result
-        for record in records
-        for result in json.loads(record.read_text(encoding="utf-8"))["results"]
-        if "seconds" in result
-    ]
+    results = [result for record in records.values() for result in record]
     text = [r for r in results if r["what"] in ("bpe-train", "tokenize")]
     assert {tuple(row[1:]) for row in table_rows(7)} == {text_row(r) for r in text}
     training = {training_row(r) for r in results if r["what"] == "train"}
@@ -77,16 +156,82 @@ def test_numbers_are_those_of_the_recorded_runs() -> None:
 
 
 def test_rates_of_large_texts_are_those_of_the_recorded_runs() -> None:
-    folder = README.parent / "llmgpu" / "bench" / "recorded" / "growth"
-    record = json.loads((folder / "nvidia-h200-tokenize.json").read_text(encoding="utf-8"))
-    results = record["results"]
+    results = large_text_results()
     assert {r["same_ids_as_gigatoken"] for r in results if "same_ids_as_gigatoken" in r} == {True}
     assert {tuple(row) for row in table_rows(6)} == {large_text_row(r) for r in results}
 
 
-def table_rows(columns: int) -> list[list[str]]:
-    """Return the rows of all tables with so many columns, without their heads."""
-    lines = README.read_text(encoding="utf-8").splitlines()
+def test_the_comparison_in_the_readme_is_that_of_the_recorded_runs() -> None:
+    records = recorded_results()
+    shown = {
+        row[0].replace("`", ""): [cell.strip("*") for cell in row[1:]]
+        for row in table_rows(7, README)
+        if re.search(r"\d", "".join(row[1:]))
+    }
+    cores, h200 = records["two-cpu-cores"], records["nvidia-h200"]
+    assert shown == {
+        "train, two CPU cores, MB/s": best_rates(cores, "bpe-train"),
+        "train, H200 and 16 cores, MB/s": best_rates(h200, "bpe-train"),
+        "tokenize, two CPU cores, MB/s": best_rates(cores, "tokenize"),
+        "tokenize, H200 and 16 cores, MB/s": best_rates(h200, "tokenize"),
+        "tokenize 3 GB, H200 and 16 cores, GB/s": large_rates(large_text_results()),
+        "step of gpt2, H200, ms": step_times(h200, "gpt2"),
+        "step of tiny, two CPU cores, ms": step_times(cores, "tiny"),
+    }
+
+
+COLUMNS = ("llmgpu", "tokenizers", "tiktoken", "rustbpe", "gigatoken", "torch")
+NOTHING = "–"
+
+
+def column_of(result: dict[str, Any]) -> str:
+    name = engine_name(result).split(" ")[0]
+    return name if name in COLUMNS else "llmgpu"
+
+
+def best_rates(results: list[dict[str, Any]], what: str) -> list[str]:
+    """Return a row: the highest rate of each tool on the largest text, llmgpu's best engine."""
+    chosen = [r for r in results if r["what"] == what]
+    largest = max(r["text_bytes"] for r in chosen)
+    best: dict[str, float] = {}
+    for result in chosen:
+        if result["text_bytes"] == largest:
+            column = column_of(result)
+            best[column] = max(best.get(column, 0.0), result["mb_per_second"])
+    return [f"{best[column]:.1f}" if column in best else NOTHING for column in COLUMNS]
+
+
+def large_rates(results: list[dict[str, Any]]) -> list[str]:
+    rates = {
+        column_of(r): r["text_bytes"] / r["seconds"]["median"] / 1e9
+        for r in results
+        if (r["text"], r["text_bytes"]) == ("English", 3_000_000_000)
+    }
+    return [f"{rates[column]:.1f}" if column in rates else NOTHING for column in COLUMNS]
+
+
+def step_times(results: list[dict[str, Any]], preset: str) -> list[str]:
+    best: dict[str, float] = {}
+    for result in results:
+        if result["what"] == "train" and result["job"].startswith(preset):
+            column = column_of(result)
+            seconds = result["seconds"]["median"]
+            best[column] = min(best.get(column, seconds), seconds)
+    return [f"{best[column] * 1e3:.1f}" if column in best else NOTHING for column in COLUMNS]
+
+
+def test_the_picture_is_drawn_from_the_recorded_runs() -> None:
+    path = ROOT / "scripts" / "draw_peers.py"
+    spec = importlib.util.spec_from_file_location("draw_peers", path)
+    assert spec and spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.draw(RECORDED) == (DOCS / "peers.svg").read_text(encoding="utf-8")
+
+
+def table_rows(columns: int, page: Path = BENCHMARKS) -> list[list[str]]:
+    """Return the rows of all tables of a page with that many columns, without their heads."""
+    lines = page.read_text(encoding="utf-8").splitlines()
     numbers = [i for i, line in enumerate(lines) if line.count("|") == columns + 1]
     heads = {i - 1 for i in numbers if lines[i].startswith("| ---")}
     rules = {i + 1 for i in heads}

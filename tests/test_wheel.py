@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -17,16 +18,19 @@ from llmgpu.backend import list_adapters
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def build(kind: str, folder: Path, pattern: str) -> Path:
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        [sys.executable, "-m", "build", kind, "--no-isolation", "--outdir", folder, ROOT],
         check=True,
         capture_output=True,
     )
-    (path,) = folder.glob("llmgpu-*.whl")
+    (path,) = folder.glob(pattern)
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("--wheel", tmp_path_factory.mktemp("wheel"), "llmgpu-*.whl")
 
 
 def test_it_carries_kernels_and_types(wheel: Path) -> None:
@@ -34,7 +38,25 @@ def test_it_carries_kernels_and_types(wheel: Path) -> None:
     on_disk = {f"llmgpu/{path.relative_to(ROOT)}" for path in (ROOT / "wgsl").rglob("*.wgsl")}
     assert on_disk and on_disk <= names
     assert "llmgpu/py.typed" in names
-    assert not any(name.startswith("tests/") for name in names)
+    assert not any(name.startswith(("tests/", "docs/")) for name in names)
+    assert not [name for name in names if name.endswith(".json")], "recorded measurements"
+
+
+def test_it_says_who_made_it_and_carries_the_license(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    lines = archive.read(metadata).decode().splitlines()
+    assert {"License-Expression: Apache-2.0", "Author: llmgpu maintainers"} <= set(lines)
+    carried = archive.read(f"{Path(metadata).parent.as_posix()}/licenses/LICENSE")
+    assert carried == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_source_archive_holds_what_its_tests_need(tmp_path: Path) -> None:
+    with tarfile.open(build("--sdist", tmp_path, "llmgpu-*.tar.gz")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("LICENSE", "README.md", "ARCHITECTURE.md", "Makefile", "docs/index.md"):
+        assert name in names
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "wgsl").rglob("*.wgsl")} <= names
 
 
 def test_it_runs_in_another_folder(wheel: Path, tmp_path: Path) -> None:

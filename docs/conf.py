@@ -1,0 +1,112 @@
+"""How Sphinx builds the guide: `make docs`.
+
+Everything is local: no fonts, scripts or inventories are downloaded, so the build needs no network.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import click
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from llmgpu import __version__
+from llmgpu.cli import cli
+
+project = "llmgpu"
+author = "llmgpu maintainers"
+copyright = "llmgpu maintainers"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["recorded"]
+html_theme = "furo"
+html_title = f"llmgpu {version}"
+html_copy_source = False
+
+myst_heading_anchors = 3  # headings that links may name: page.md#heading
+default_role = "code"  # `text` in a docstring is code, as it is in Markdown
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
+python_maximum_signature_line_length = 88
+add_module_names = False
+
+_ARRAY = re.compile(
+    r"~?(?:numpy\.)?ndarray\[tuple\[~?(?:typing\.)?Any, \.\.\.\], "
+    r"~?(?:numpy\.)?dtype\[~?(?:numpy\.)?(\w+)\]\]"
+)
+
+
+def list_parameters(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Turn paragraphs such as ``text: what it is. size: how long`` into lists of parameters."""
+    try:
+        known = "|".join(map(re.escape, inspect.signature(obj).parameters))
+    except (TypeError, ValueError):
+        return
+    entry = re.compile(rf"(?:^|(?<=[.;]) )((?:(?:{known}), )*(?:{known})): ")
+    formatted: list[str] = []
+    for paragraph in "\n".join(lines).split("\n\n"):
+        text = " ".join(paragraph.split())
+        if known and entry.match(text):
+            parts = entry.split(text)[1:]
+            formatted += [
+                f"- ``{names}``: {what}"
+                for names, what in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        else:
+            formatted += paragraph.split("\n")
+        formatted.append("")
+    lines[:] = formatted
+
+
+def shorten_arrays(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Write NumPy's array types as the source does: ``NDArray[uint32]``."""
+    short = [text and _ARRAY.sub(r"NDArray[\1]", text) for text in (signature, returns)]
+    return short[0], short[1]
+
+
+class CommandHelp(Directive):
+    """The directive ``command-help``: what ``llmgpu COMMAND --help`` prints on 80 columns."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the help of the command that the argument names."""
+        name = self.arguments[0]
+        command = cli.get_command(click.Context(cli), name)
+        if command is None:
+            raise self.error(f"llmgpu has no command {name!r}")
+        context = click.Context(
+            command,
+            info_name=f"llmgpu {name}",
+            terminal_width=80,
+            help_option_names=["-h", "--help"],
+        )
+        text = command.get_help(context)
+        return [nodes.literal_block(text, text, language="text")]
+
+
+def setup(app: Any) -> None:
+    """Connect what is above."""
+    app.add_directive("command-help", CommandHelp)
+    app.connect("autodoc-process-docstring", list_parameters)
+    app.connect("autodoc-process-signature", shorten_arrays)
