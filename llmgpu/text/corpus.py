@@ -81,6 +81,14 @@ class Fill:
     end: bool
 
 
+class TextSource(Protocol):
+    """What gives a text piece by piece: a corpus, or one that a filter has changed."""
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
+        """Write the next bytes of text to the front of a buffer; see `Corpus.read_into`."""
+        ...
+
+
 class _Reader(Protocol):
     """The text of one source.
 

@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.slices import TextSource
-from llmgpu.text.corpus import ChunkReader, Fill
+from llmgpu.text.corpus import ChunkReader, Fill, TextSource
 from llmgpu.text.documents import Chunk
 
 LEAST_BYTES = 1 << 14  # read at a time, however small the caller's buffer is

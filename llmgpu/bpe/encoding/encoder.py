@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.pretokens.slices import TextSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
 from llmgpu.errors import TextError
+from llmgpu.text.corpus import TextSource
 
 # Gives memory for so many ids, uint32 (n,), whose contents are undefined.
 Allocate = Callable[[int], NDArray[np.uint32]]

@@ -29,7 +29,7 @@ from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 from llmgpu.bpe.encoding.matching import Words
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, TextSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
@@ -41,6 +41,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     prepare_kernels,
 )
 from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download
+from llmgpu.text.corpus import TextSource
 
 LONGEST = 512  # bytes of a word that is merged on the device: the steps grow with the square
 SOFTWARE_LONGEST = 256  # more would be more steps than a thread may take there

@@ -31,10 +31,11 @@ from llmgpu.bpe.encoding.safe_cuts import SafeCuts
 from llmgpu.bpe.encoding.word_cache import EncodedWords
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, TextSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table import LONGEST_HASHED
+from llmgpu.text.corpus import TextSource
 
 SLICE_BYTES = 4 << 20
 LONGEST_KEPT = LONGEST_HASHED  # bytes of a word that is kept in the table

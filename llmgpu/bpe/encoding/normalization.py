@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.bpe.pretokens.slices import TextSource
 from llmgpu.errors import InputError
+from llmgpu.text.corpus import TextSource
 from llmgpu.text.documents import Chunk
 from llmgpu.text.text_filter import LEAST_BYTES, FilteredSource
 

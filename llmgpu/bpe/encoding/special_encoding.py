@@ -20,9 +20,9 @@ from llmgpu.bpe.encoding.special_search import (
     SoughtTokens,
     SpecialTokenFilter,
 )
-from llmgpu.bpe.pretokens.slices import TextSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.text.corpus import TextSource
 from llmgpu.text.text_filter import LEAST_BYTES, FilteredSource
 
 ALL = "all"

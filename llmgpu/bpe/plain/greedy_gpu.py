@@ -26,10 +26,11 @@ from llmgpu.bpe.encoding.encoder import (
 from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder, make_matcher, stream_lookahead
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader, TextSource
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
+from llmgpu.text.corpus import TextSource
 
 NONE = 0xFFFFFFFF  # NO_TOKEN, NO_BYTE in wgsl/trie/params.wgsl
 PARAMS = np.dtype(

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +19,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import last_start
 from llmgpu.bpe.words.distinct_words import MAX_WORD_BYTES, word_too_long
-from llmgpu.text.corpus import Fill
-
-
-class TextSource(Protocol):
-    """What gives text piece by piece; see `llmgpu.text.corpus.Corpus.read_into`."""
-
-    def read_into(self, buffer: NDArray[np.uint8]) -> Fill:
-        """Write the next bytes of text to the front of a buffer."""
-        ...
+from llmgpu.text.corpus import TextSource
 
 
 @dataclass(frozen=True, eq=False)
