@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import ReusedMemory
-from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.check import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
@@ -123,8 +123,7 @@ def tokenize(
         reading_as = (cut, sources, options, special)
         where = partial(open_sink, *reading_as, vocabulary, output, format_name, report)
         target = None if count else where
-        encoder = open_encoder(vocabulary, backend, threads=threads)
-        encoder = with_special_tokens(encoder, vocabulary, special)
+        encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
         summary = _encode(sources, options, vocabulary, encoder, backend, target, report)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)

@@ -28,7 +28,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import token_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors
@@ -126,7 +125,7 @@ class ShardWriter(TokenSink):
         _check_length(shard_tokens, layout)
         self._names = ShardNames(str(output))
         self._vocabulary = vocabulary
-        self._spans = token_spans(vocabulary)
+        self._spans = vocabulary.token_spans.copy()
         self._spans[list(added)] = 0
         self._shard_tokens = shard_tokens
         self._layout = layout

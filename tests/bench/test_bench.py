@@ -38,7 +38,7 @@ from llmgpu.bench.text.corpus import load_text, standard_library_files
 from llmgpu.bench.text.peers import EXPRESSIBLE, pieces
 from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
 from llmgpu.bench.text.peers_training import TRAINING_PEERS
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
 from llmgpu.bpe.pretokens.pattern import PATTERNS

@@ -21,8 +21,9 @@ from llmgpu.bench.measuring.engines import Engine, Job, begin_result
 from llmgpu.bench.measuring.times import repeat, summarize, timed
 from llmgpu.bench.text.bpe_train import train_file
 from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import CollectedIds
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError

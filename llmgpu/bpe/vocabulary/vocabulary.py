@@ -95,6 +95,14 @@ class Vocabulary:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.token_lengths)])
 
     @cached_property
+    def token_spans(self) -> NDArray[np.int64]:
+        """Bytes of text that each id stands for, 1 for the unknown token: int64 (size,)."""
+        spans = self.token_lengths.copy()
+        if self.unknown_token is not None:
+            spans[self.unknown_token] = 1
+        return spans
+
+    @cached_property
     def token_data(self) -> NDArray[np.uint8]:
         """The bytes of all tokens, end to end, by id: uint8."""
         return np.frombuffer(b"".join(self.tokens), np.uint8)

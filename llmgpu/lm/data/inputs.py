@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
@@ -131,8 +131,7 @@ class _Texts:
         begun = os.path.exists(self._names.progress)
         if begun and resume:
             require_same_again(self._inputs)
-        encoder = open_encoder(self._vocabulary, backend)
-        encoder = with_special_tokens(encoder, self._vocabulary, self._special)
+        encoder = open_encoder(self._vocabulary, backend, special=self._special)
         with (
             Corpus(self._inputs, self._reading) as text,
             self._open_writer(shard_tokens, resume=begun and resume) as writer,

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.lm.data import token_source
