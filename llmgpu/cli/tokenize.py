@@ -13,8 +13,7 @@ from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.vocabulary.check import MATCH_RULES
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
     corpus_options,

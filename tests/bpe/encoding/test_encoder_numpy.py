@@ -18,11 +18,12 @@ from llmgpu.bpe.training import batched_numpy as train_numpy
 from llmgpu.bpe.training.merges import byte_ids, translate
 from llmgpu.bpe.training.symbols import byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import PIECES
+from tests.bpe.vocabularies import build_vocabulary
 from tests.reference import bpe as reference
 
 BYTES = [bytes([value]) for value in range(256)]
