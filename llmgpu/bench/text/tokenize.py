@@ -24,7 +24,7 @@ from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, Tok
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import CollectedIds
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.interchange.formats import WRITERS
+from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.progress import Progress, no_progress
@@ -172,7 +172,7 @@ class TokenizingBench:
     def _export(self, format: str) -> Path:
         """Write the vocabulary in a format of other tools; return the file."""
         path = self.job.folder / f"bench-v.{format}"
-        WRITERS[format](self.vocabulary, path)
+        FORMATS[format].write(self.vocabulary, path)
         return path
 
     def _measure_peer(self, result: dict[str, Any], peer: TokenizingPeer, path: Path) -> None:
