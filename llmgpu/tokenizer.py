@@ -35,7 +35,7 @@ from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.tokens.encoding import encode_corpus
+from llmgpu.tokens.tokenizing import encode_corpus
 
 HOST_BYTES = 1 << 16  # up to so much text NumPy is done before a device has got it
 

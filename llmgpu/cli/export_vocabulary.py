@@ -19,7 +19,7 @@ from llmgpu.files import STANDARD_OUTPUT
     "format_name",
     type=click.Choice(list(FORMATS)),
     required=True,
-    help=f"Output format. {describe_formats()}.",
+    help=f"Output format: {describe_formats()}.",
 )
 @click.option("--output", "-o", required=True, metavar="OUT", help="File, or folder for gpt2.")
 @output_options

@@ -21,7 +21,7 @@ from llmgpu.files import STANDARD_OUTPUT
     "format_name",
     type=click.Choice(list(FORMATS)),
     show_default="detected",
-    help=f"Input format. {describe_formats()}.",
+    help=f"Input format: {describe_formats()}.",
 )
 @pattern_options(
     show_default="that of the file, gpt2 for vocab.json",

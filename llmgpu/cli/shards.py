@@ -12,10 +12,11 @@ from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import Decorated, TokenCount
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.text.corpus import CorpusOptions
-from llmgpu.tokens.encoding import encoding_facts, require_same_again
+from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.layouts import LAYOUTS
 from llmgpu.tokens.shards import ShardNames, ShardWriter
-from llmgpu.tokens.writers import TokenSink, open_writer
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.tokenizing import encoding_key, require_rereadable
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def shard_options(command: Decorated) -> Decorated:
         ),
         click.option(
             "--layout",
-            type=click.Choice(LAYOUTS),
+            type=click.Choice(list(LAYOUTS)),
             default="raw",
             show_default=True,
             help="Of --format bin: numbers only, or behind the header of llm.c.",
@@ -90,14 +91,14 @@ def open_sink(
         )
     around = [token for token in (special.bos, special.eos) if token is not None]
     if cut.resume:
-        require_same_again(sources)
+        require_rereadable(sources)
     shards = ShardWriter(
         output,
         vocabulary,
         cut.shard_tokens,
         layout=cut.layout,
         added={token_id(vocabulary, token) for token in around},
-        run=encoding_facts(sources, options, special),
+        run=encoding_key(sources, options, special),
         resume=cut.resume,
     )
     if cut.resume:

@@ -26,9 +26,10 @@ from llmgpu.cli.options import (
 from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
 from llmgpu.files import atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.tokens.encoding import encode_corpus, encode_into
-from llmgpu.tokens.readers import check_fingerprint, read_side_file, read_tokens
-from llmgpu.tokens.writers import FORMATS, TokenSink
+from llmgpu.tokens.bin import check_fingerprint, read_side_file
+from llmgpu.tokens.formats import FORMATS, read_tokens
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.tokenizing import encode_corpus, encode_into
 
 
 @click.command()
@@ -40,7 +41,7 @@ from llmgpu.tokens.writers import FORMATS, TokenSink
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(FORMATS),
+    type=click.Choice(list(FORMATS)),
     default="ids",
     show_default=True,
     help="Decimal ids, a line a document; JSON lines; one NumPy array; raw numbers and a .json.",

@@ -144,7 +144,7 @@ def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     path = corpus.parent / "x.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])
-    fails(llmgpu(*decode, "x.bin"), 1, "behind a header of 1024 bytes: they don't belong together")
+    fails(llmgpu(*decode, "x.bin"), 1, "after a header of 1024 bytes: they don't belong together")
     path.write_bytes(b"\1" + whole[1:])
     fails(llmgpu(*decode, "x.bin"), 1, "x.bin: not a header of llm.c tokens (magic ")
     path.write_bytes(whole[:8] + b"\1\0\0\0" + whole[12:])

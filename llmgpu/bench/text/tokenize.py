@@ -29,8 +29,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.tokens.encoding import encode_into
-from llmgpu.tokens.writers import TokenWriter, id_dtype, open_writer
+from llmgpu.tokens.formats import open_writer
+from llmgpu.tokens.sinks import TokenWriter, id_dtype
+from llmgpu.tokens.tokenizing import encode_into
 
 WHAT = "tokenize"
 _READ_BYTES = 4 << 20

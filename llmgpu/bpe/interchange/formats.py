@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
 
 def describe_formats() -> str:
     """Return the names of all formats and their files, for --help."""
-    return "; ".join(f"{name}: {format.FILES}" for name, format in FORMATS.items())
+    return ", ".join(f"{name} ({format.FILES})" for name, format in FORMATS.items())
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:

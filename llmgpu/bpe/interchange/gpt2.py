@@ -43,7 +43,7 @@ from llmgpu.input_files import (
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
-FILES = f"{VOCAB_NAME} and {MERGES_NAME}, written into a folder"
+FILES = f"{VOCAB_NAME} and {MERGES_NAME}"
 
 _HEADER = "#version: 0.2\n"
 

@@ -34,7 +34,7 @@ from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_l
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
-FILES = "a rank file, with a side file .json for the rest"
+FILES = "a rank file and its side file .json"
 
 _RANK = re.compile(rb"[0-9]{1,10}")
 _END = "<|endoftext|>"

@@ -349,7 +349,10 @@ class TestRefused:
                 "there must be a ByteLevel",
             ),
             (set_at("pre_tokenizer", sequence(sequence(NO_REGEX))), "Sequence in a Sequence"),
-            (set_at("pre_tokenizer", {"type": "Sequence"}), "Sequence in pre_tokenizer is not a list"),
+            (
+                set_at("pre_tokenizer", {"type": "Sequence"}),
+                "Sequence in pre_tokenizer is not",
+            ),
             (
                 set_at("pre_tokenizer", sequence(SPLIT, BYTE_LEVEL | {"use_regex": True})),
                 "use_regex after a Split",

@@ -26,8 +26,8 @@ from llmgpu.lm.data import token_source
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.text.corpus import CorpusOptions, corpus_from_bytes
+from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.shards import ShardWriter
-from llmgpu.tokens.writers import open_writer
 from tests.cli.conftest import environment
 from tests.lm.vocabularies import END, sample_text, sample_vocabulary
 

@@ -20,8 +20,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.tokens.encoding import encode_into
-from llmgpu.tokens.writers import TokenSink
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.tokenizing import encode_into
 from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
 from tests.text.reading import write
 
