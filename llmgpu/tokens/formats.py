@@ -45,6 +45,11 @@ class TokenFormat(Protocol):
 FORMATS: dict[str, TokenFormat] = {"ids": ids, "jsonl": jsonl, "npy": npy, "bin": bin}
 
 
+def describe_formats() -> str:
+    """Return the names of all formats and what they are, for --help."""
+    return ", ".join(f"{name} ({format.DESCRIPTION})" for name, format in FORMATS.items())
+
+
 def _get_format(name: str) -> TokenFormat:
     if name not in FORMATS:
         raise InputError(f"unknown format {name!r}: use one of {', '.join(FORMATS)}")

@@ -63,7 +63,7 @@ LAYOUTS = {
         Layout("raw", "numbers only", 0, None, lambda dtype, count: b"", None),
         Layout(
             "llmc",
-            "after the header of llm.c",
+            "after a header as in llm.c",
             _LLMC_HEADER_BYTES,
             2**31 - 1,
             _make_llmc_header,
@@ -71,6 +71,11 @@ LAYOUTS = {
         ),
     )
 }
+
+
+def describe_layouts() -> str:
+    """Return the names of all layouts and what they are, for --help."""
+    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
 
 
 def get_layout(name: str) -> Layout:
