@@ -27,14 +27,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import CollectedIds
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.tokens.encoding import encode_corpus
+from llmgpu.tokens.tokenizing import encode_corpus
 
 HOST_BYTES = 1 << 16  # up to so much text NumPy is done before a device has got it
 

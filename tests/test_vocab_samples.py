@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes

@@ -1,4 +1,4 @@
-"""The command line: thin commands over the library, each in a module loaded when it is called.
+"""The command line: thin commands over the library, each in a module that is imported on demand.
 
 Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
 130 interrupted. ``--help`` and ``--version`` need no GPU and import no wgpu.
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group whose commands are imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -43,14 +43,14 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the options, where --help and --version print; see `invoke`."""
+        """Parse the options; --help and --version print here, so see `invoke`."""
         try:
             return super().parse_args(ctx, args)
         except BrokenPipeError:
             ctx.exit(0)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; that the reader of its output has had enough is no failure."""
+        """Run a command; a reader that closes the pipe early is not an error."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmgpu")
 def cli() -> None:
-    """Train BPE tokenizers and small language models on any GPU, or without one.
+    """Train BPE tokenizers and small language models, on any GPU or without one.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     try:
         code = cli(standalone_mode=False)
-    except (LlmgpuError, OSError) as error:  # OSError: a summary that can't be printed
+    except (LlmgpuError, OSError) as error:  # OSError: the summary can't be printed
         if debug:
             raise
         code = _fail(f"error: {' '.join(str(error).split())}", 1)
@@ -98,7 +98,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _close_stdout() -> None:
-    """Flush stdout; one that can't be written to must not complain again at exit."""
+    """Flush stdout; if that fails, keep Python from reporting it again at exit."""
     if sys.stdout is None:  # it was closed before this process began
         return
     try:

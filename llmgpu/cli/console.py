@@ -1,7 +1,7 @@
-"""What people see while a command runs: one reporter on stderr.
+"""What people see while a command runs: progress and notes on stderr.
 
-On a terminal a bar for each phase; elsewhere a plain line now and then, so that log files stay
-readable. Nothing with --quiet.
+A terminal shows a bar for each phase. Elsewhere a plain line is printed now and then, so that log
+files stay readable. With --quiet there is nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others c
 
 
 class Reporter:
-    """Prints lines and progress on stderr; a `llmgpu.progress.Progress` when called."""
+    """Prints lines and progress on stderr; calling it is a `llmgpu.progress.Progress`."""
 
     def __init__(self, *, quiet: bool) -> None:
-        """Report nothing at all if `quiet`."""
+        """Start with no progress; `quiet` reports nothing."""
         self._quiet = quiet
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, float] = {}  # when each phase was first heard of
+        self._started: dict[str, float] = {}  # when each phase was first reported
         self._printed = 0.0
 
     def line(self, text: str) -> None:
@@ -36,7 +36,7 @@ class Reporter:
             self._console.print(text, markup=False)
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
-        """Show how far a phase is, how fast it goes and how long it still takes."""
+        """Show the progress of a phase, its speed and the time left."""
         if self._quiet:
             return
         now = time.monotonic()
@@ -50,7 +50,7 @@ class Reporter:
             self.line(f"{phase} {progress_text(phase, done, total, seconds)}")
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -73,7 +73,7 @@ class Reporter:
 
 
 def progress_text(phase: str, done: int, total: int | None, seconds: float) -> str:
-    """Say how far a phase is after `seconds`: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left"."""
+    """Describe a phase after `seconds`: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left"."""
     show = human_bytes if phase in BYTE_PHASES else human_count
     text = show(done) if total is None else f"{show(done)} of {show(total)}"
     if seconds <= 0 or done <= 0:
@@ -88,7 +88,7 @@ def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
 
 
 def human_bytes(count: float) -> str:
-    """Return a number of bytes for people, in powers of 1000."""
+    """Format a number of bytes in powers of 1000."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -97,12 +97,12 @@ def human_bytes(count: float) -> str:
 
 
 def human_count(count: float) -> str:
-    """Return a number of things for people."""
+    """Format a count with thousands separators."""
     return f"{count:,.0f}"
 
 
 def human_time(seconds: float) -> str:
-    """Return a time for people: 42 s, 3 min 20 s, 2 h 5 min."""
+    """Format a duration: 42 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 60:
         return f"{max(seconds, 0):.0f} s"
     minutes, rest = divmod(round(seconds), 60)

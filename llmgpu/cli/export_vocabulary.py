@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llmgpu.bpe.interchange.formats import FORMATS, WRITERS
+from llmgpu.bpe.interchange.formats import FORMATS, describe_formats
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.import_vocabulary import summarize
@@ -17,17 +17,16 @@ from llmgpu.files import STANDARD_OUTPUT
 @click.option(
     "--to",
     "format_name",
-    type=click.Choice(FORMATS),
+    type=click.Choice(list(FORMATS)),
     required=True,
-    help="A rank file and a .json with the rest; a tokenizer.json; or a folder with vocab.json "
-    "and merges.txt.",
+    help=f"Output format: {describe_formats()}.",
 )
 @click.option("--output", "-o", required=True, metavar="OUT", help="File, or folder for gpt2.")
 @output_options
 def export_vocabulary(
     vocab: str, format_name: str, output: str, as_json: bool, quiet: bool, debug: bool
 ) -> None:
-    """Write the vocabulary file VOCAB for another tool, which then gives the same ids.
+    """Export the vocabulary file VOCAB for another tool, with exactly the same ids.
 
     \b
     Example:
@@ -37,7 +36,7 @@ def export_vocabulary(
     """
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
-    WRITERS[format_name](vocabulary, output, note=lambda text: report.line(f"note: {text}"))
+    FORMATS[format_name].write(vocabulary, output, note=lambda text: report.line(f"note: {text}"))
     report.line(f"{vocabulary.size:,} ids to {output}")
     if as_json:
         print_json(summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)

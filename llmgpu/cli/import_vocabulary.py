@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llmgpu.bpe.interchange.formats import FORMATS, guess_format, read_vocabulary
+from llmgpu.bpe.interchange.formats import FORMATS, describe_formats, guess_format
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import SpecialToken, chosen_pattern, output_options, pattern_options
@@ -19,13 +19,13 @@ from llmgpu.files import STANDARD_OUTPUT
 @click.option(
     "--from",
     "format_name",
-    type=click.Choice(FORMATS),
-    show_default="what the file looks like",
-    help="A rank file, a tokenizer.json, or vocab.json and merges.txt.",
+    type=click.Choice(list(FORMATS)),
+    show_default="detected",
+    help=f"Input format: {describe_formats()}.",
 )
 @pattern_options(
-    show_default="that of the file, or gpt2 for vocab.json",
-    help="How text is cut, where the file does not say.",
+    show_default="that of the file, gpt2 for vocab.json",
+    help="How text is cut, if the file does not say.",
 )
 @click.option(
     "--special-token",
@@ -33,9 +33,16 @@ from llmgpu.files import STANDARD_OUTPUT
     type=SpecialToken(),
     multiple=True,
     metavar="TEXT=ID",
-    help="A special token that the file does not have. Repeatable.",
+    help="Add a special token that the file lacks. Repeatable.",
 )
-@click.option("--output", "-o", default="v.bin", show_default=True, metavar="FILE")
+@click.option(
+    "--output",
+    "-o",
+    default="v.bin",
+    show_default=True,
+    metavar="FILE",
+    help="Vocabulary file to write; - for stdout.",
+)
 @output_options
 def import_vocabulary(
     source: str,
@@ -49,7 +56,10 @@ def import_vocabulary(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Read a vocabulary that another tool made, with exactly its ids.
+    """Import a vocabulary of another tool, with exactly the same ids.
+
+    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, or vocab.json of GPT-2 together
+    with MERGES.TXT.
 
     \b
     Example:
@@ -60,10 +70,9 @@ def import_vocabulary(
     """
     report = Reporter(quiet=quiet)
     chosen = format_name or guess_format(source, merges)
-    vocabulary = read_vocabulary(
+    vocabulary = FORMATS[chosen].read(
         source,
         merges,
-        chosen,
         pattern=chosen_pattern(pattern, pattern_regex),
         special_tokens=dict(special_tokens),
         note=lambda text: report.line(f"note: {text}"),
@@ -78,7 +87,7 @@ def import_vocabulary(
 
 
 def summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:
-    """Return what `import` and `export` print with --json."""
+    """Return the summary that `import` and `export` print with --json."""
     return {
         "format": format_name,
         "vocabulary_size": vocabulary.size,

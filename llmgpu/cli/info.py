@@ -1,4 +1,4 @@
-"""``llmgpu info``: what adapters there are, and what a vocabulary holds."""
+"""``llmgpu info``: the adapters of this machine, or the content of a vocabulary."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query")
 
 @click.command()
 @click.argument("vocab", required=False)
-@click.option("--tokens", is_flag=True, help="List the tokens: id, bytes.")
-@click.option("--first", type=click.IntRange(min=1), metavar="N", help="List N tokens at most.")
-@click.option("--search", metavar="TEXT", help="List only tokens that hold TEXT.")
+@click.option("--tokens", is_flag=True, help="List the tokens: id and bytes.")
+@click.option(
+    "--first", type=click.IntRange(min=1), metavar="N", help="List only the first N tokens."
+)
+@click.option("--search", metavar="TEXT", help="List only tokens that contain TEXT.")
 @output_options
 def info(
     vocab: str | None,
@@ -39,7 +41,7 @@ def info(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Show the adapters, or the facts of the vocabulary file VOCAB.
+    """Show the adapters of this machine, or facts about the vocabulary file VOCAB.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The options of ``llmgpu tokenize`` that say how token files are cut and laid out."""
+"""The options of ``llmgpu tokenize`` for shards and layouts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import Decorated, TokenCount
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.text.corpus import CorpusOptions
-from llmgpu.tokens.encoding import encoding_facts, require_same_again
-from llmgpu.tokens.layouts import LAYOUTS
+from llmgpu.tokens.formats import open_writer
+from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 from llmgpu.tokens.shards import ShardNames, ShardWriter
-from llmgpu.tokens.writers import TokenSink, open_writer
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.tokenizing import encoding_key, require_rereadable
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,22 @@ def shard_options(command: Decorated) -> Decorated:
         click.option(
             "--resume",
             is_flag=True,
-            help="Go on with shards that were not finished: the text is read and tokenized again, "
-            "and compared with what is there instead of written.",
+            help="Resume an interrupted run. The text is tokenized again; finished shards are "
+            "compared with it, not written.",
         ),
         click.option(
             "--shard-tokens",
             type=TokenCount(),
             metavar="N",
-            help="Write OUT-000000.bin, OUT-000001.bin... of so many tokens (100M, 1B), and "
-            "OUT.json, which lists them.",
+            help="Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and "
+            "the manifest OUT.json.",
         ),
         click.option(
             "--layout",
-            type=click.Choice(LAYOUTS),
+            type=click.Choice(list(LAYOUTS)),
             default="raw",
             show_default=True,
-            help="Of --format bin: numbers only, or behind the header of llm.c.",
+            help=f"Layout of --format bin: {describe_layouts()}.",
         ),
     ):
         command = option(command)
@@ -56,7 +57,7 @@ def shard_options(command: Decorated) -> Decorated:
 
 
 def check_shard_options(cut: Cut, output: str, format_name: str, is_encoding: bool) -> None:
-    """Raise click.UsageError for options that don't go together."""
+    """Raise click.UsageError for options that can't be combined."""
     if cut.layout != "raw" and format_name != "bin":
         raise click.UsageError("--layout needs --format bin")
     if cut.resume and cut.shard_tokens is None:
@@ -79,7 +80,7 @@ def open_sink(
     format_name: str,
     report: Reporter,
 ) -> TokenSink:
-    """Open what takes the ids of a corpus: one file, or shards."""
+    """Open the sink for the ids of a corpus: one file, or shards."""
     if cut.shard_tokens is None:
         return open_writer(
             output,
@@ -90,21 +91,21 @@ def open_sink(
         )
     around = [token for token in (special.bos, special.eos) if token is not None]
     if cut.resume:
-        require_same_again(sources)
+        require_rereadable(sources)
     shards = ShardWriter(
         output,
         vocabulary,
         cut.shard_tokens,
         layout=cut.layout,
         added={token_id(vocabulary, token) for token in around},
-        run=encoding_facts(sources, options, special),
+        run=encoding_key(sources, options, special),
         resume=cut.resume,
     )
     if cut.resume:
         progress = ShardNames(output).progress
         report.line(
-            f"going on from {progress}: {shards.kept:,} shards are finished"
+            f"resuming from {progress}: {shards.kept:,} shards are finished"
             if shards.kept
-            else f"note: there is no finished shard in {progress} to resume from: starting anew"
+            else f"note: no finished shard in {progress} to resume from: starting from scratch"
         )
     return shards

@@ -1,4 +1,4 @@
-"""``llmgpu tokenize``: text in, ids out, and back."""
+"""``llmgpu tokenize``: text to ids, and back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import click
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import ReusedMemory
-from llmgpu.bpe.encoding.special_encoding import with_special_tokens
-from llmgpu.bpe.vocabulary.check import MATCH_RULES
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
     corpus_options,
@@ -27,41 +26,49 @@ from llmgpu.cli.options import (
 from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
 from llmgpu.files import atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.tokens.encoding import encode_corpus, encode_into
-from llmgpu.tokens.readers import check_fingerprint, read_side_file, read_tokens
-from llmgpu.tokens.writers import FORMATS, TokenSink
+from llmgpu.tokens.bin import check_fingerprint, read_side_file
+from llmgpu.tokens.formats import FORMATS, describe_formats, read_tokens
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.tokenizing import encode_corpus, encode_into
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILE...|-]")
 @click.option(
-    "--vocab", required=True, metavar="FILE", help="Vocabulary, as bpe-train or import writes it."
+    "--vocab", required=True, metavar="FILE", help="Vocabulary file of bpe-train or import."
 )
-@click.option("--output", "-o", default="-", show_default=True, metavar="FILE")
+@click.option(
+    "--output",
+    "-o",
+    default="-",
+    show_default=True,
+    metavar="FILE",
+    help="File to write; - for stdout.",
+)
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(FORMATS),
+    type=click.Choice(list(FORMATS)),
     default="ids",
     show_default=True,
-    help="Decimal ids, a line a document; JSON lines; one NumPy array; raw numbers and a .json.",
+    help=f"Format of the ids: {describe_formats()}.",
 )
 @click.option(
     "--match",
     type=click.Choice(MATCH_RULES),
-    help="The longest token first (greedy) or merges in their order (bpe); by default what the "
-    "vocabulary says.",
+    show_default="that of the vocabulary",
+    help="How words become tokens: longest token first (greedy), or merges in order (bpe).",
 )
-@click.option("--decode", is_flag=True, help="Read ids in --format and write their text.")
-@click.option("--count", is_flag=True, help="Print the number of tokens only.")
+@click.option("--decode", is_flag=True, help="Convert ids in --format back to text.")
+@click.option("--count", is_flag=True, help="Only print the number of tokens.")
 @click.option(
-    "--line-documents", is_flag=True, help="Each line is a document, written as it comes."
+    "--line-documents", is_flag=True, help="Make each line a document, written as it arrives."
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    show_default="processors there are, 4 at most",
-    help="How many encode where there is no GPU.",
+    show_default="number of processors, up to 4",
+    help="Number of threads that encode without a GPU.",
 )
 @shard_options
 @special_options
@@ -91,7 +98,7 @@ def tokenize(
     eos: str | None,
     **reading: Any,
 ) -> None:
-    """Tokenize text files, folders or globs (stdin by default), each file a document.
+    """Tokenize text: files, folders or globs, stdin by default. Each file is a document.
 
     \b
     Example:
@@ -107,7 +114,9 @@ def tokenize(
     check_shard_options(cut, output, format_name, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode and not special.is_plain:
-        raise click.UsageError("--decode takes no special tokens: their ids become their text")
+        raise click.UsageError(
+            "--decode takes no options about special tokens: their ids become their text"
+        )
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
@@ -123,8 +132,7 @@ def tokenize(
         reading_as = (cut, sources, options, special)
         where = partial(open_sink, *reading_as, vocabulary, output, format_name, report)
         target = None if count else where
-        encoder = open_encoder(vocabulary, backend, threads=threads)
-        encoder = with_special_tokens(encoder, vocabulary, special)
+        encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
         summary = _encode(sources, options, vocabulary, encoder, backend, target, report)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
@@ -141,7 +149,7 @@ def _encode(
     target: Callable[[], TokenSink] | None,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Tokenize into what `target` opens, or only count where it is None; return the summary."""
+    """Tokenize into the sink that `target` opens, or only count; return the summary."""
     with Corpus(sources, options) as text:
         start = time.perf_counter()
         tokens = 0

@@ -1,47 +1,53 @@
-"""What stands before the numbers of a ``bin`` file.
+"""What stands before the numbers of a ``bin`` file: one line in LAYOUTS for each layout.
 
 - ``raw``: nothing.
 - ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
-  version, and the number of tokens, which are uint16 or uint32 by the magic.
+  version, and the number of tokens. The magic says whether these are uint16 or uint32.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from llmgpu.errors import InputError
 
-LAYOUTS = ("raw", "llmc")
-LLMC_HEADER_BYTES = 1024
-LLMC_MAX_TOKENS = 2**31 - 1
+Dtype = np.dtype[np.unsignedinteger]
 
+_LLMC_HEADER_BYTES = 1024
 _LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic, version
 
 
-def require_layout(layout: str) -> None:
-    """Raise InputError unless `layout` is one of LAYOUTS."""
-    if layout not in LAYOUTS:
-        raise InputError(f"unknown layout {layout!r}: use one of {', '.join(LAYOUTS)}")
+@dataclass(frozen=True)
+class Layout:
+    """A layout by its header.
+
+    description: for --help. header_bytes: length of the header. max_tokens: in one file, None for
+    any number.
+    make_header: returns the header of `count` numbers of a type, uint16 or uint32.
+    parse_header: returns type and number of the tokens, given the header and the name of the file;
+        InputError if it is not a header. None if there is nothing to parse.
+    """
+
+    name: str
+    description: str
+    header_bytes: int
+    max_tokens: int | None
+    make_header: Callable[[Dtype, int], bytes]
+    parse_header: Callable[[bytes, str], tuple[Dtype, int]] | None
 
 
-def header_bytes(layout: str) -> int:
-    """Bytes before the numbers of a file of `layout`."""
-    return LLMC_HEADER_BYTES if layout == "llmc" else 0
-
-
-def make_header(layout: str, dtype: np.dtype[np.unsignedinteger], count: int) -> bytes:
-    """The bytes before `count` numbers of `dtype` (uint16 or uint32)."""
-    if layout == "raw":
-        return b""
-    header = np.zeros(LLMC_HEADER_BYTES // 4, "<i4")
+def _make_llmc_header(dtype: Dtype, count: int) -> bytes:
+    header = np.zeros(_LLMC_HEADER_BYTES // 4, "<i4")
     header[:3] = *_LLMC_KINDS[dtype.name], count
     return header.tobytes()
 
 
-def parse_llmc_header(data: bytes, name: str) -> tuple[np.dtype[np.unsignedinteger], int]:
-    """Return the type and the number of the tokens behind a header; InputError if it is none."""
-    if len(data) < LLMC_HEADER_BYTES:
-        raise InputError(f"{name}: {len(data)} bytes, but a header takes {LLMC_HEADER_BYTES}")
+def _parse_llmc_header(data: bytes, name: str) -> tuple[Dtype, int]:
+    if len(data) < _LLMC_HEADER_BYTES:
+        raise InputError(f"{name}: {len(data)} bytes, but a header takes {_LLMC_HEADER_BYTES}")
     magic, version, count = np.frombuffer(data, "<i4", 3).tolist()
     for kind, known in _LLMC_KINDS.items():
         if known == (magic, version) and count >= 0:
@@ -49,3 +55,31 @@ def parse_llmc_header(data: bytes, name: str) -> tuple[np.dtype[np.unsignedinteg
     raise InputError(
         f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} tokens)"
     )
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("raw", "numbers only", 0, None, lambda dtype, count: b"", None),
+        Layout(
+            "llmc",
+            "after a header as in llm.c",
+            _LLMC_HEADER_BYTES,
+            2**31 - 1,
+            _make_llmc_header,
+            _parse_llmc_header,
+        ),
+    )
+}
+
+
+def describe_layouts() -> str:
+    """Return the names of all layouts and what they are, for --help."""
+    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
+
+
+def get_layout(name: str) -> Layout:
+    """Return a layout by its name; InputError if there is none."""
+    if name not in LAYOUTS:
+        raise InputError(f"unknown layout {name!r}: use one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]

@@ -28,14 +28,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import token_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors
 from llmgpu.resume_key import Run, check_same_run
-from llmgpu.tokens.layouts import LLMC_MAX_TOKENS, header_bytes, require_layout
-from llmgpu.tokens.readers import read_side_file, read_tokens
-from llmgpu.tokens.writers import BinWriter, TokenSink, id_dtype, require_ids, side_path
+from llmgpu.tokens.bin import BinWriter, describe_bin_file, read_side_file, side_path
+from llmgpu.tokens.layouts import Layout, get_layout
+from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
@@ -122,14 +121,13 @@ class ShardWriter(TokenSink):
         has the manifest's name.
         """
         super().__init__()
-        require_layout(layout)
-        _check_length(shard_tokens, layout)
+        self._layout = get_layout(layout)
+        _check_length(shard_tokens, self._layout)
         self._names = ShardNames(str(output))
         self._vocabulary = vocabulary
-        self._spans = token_spans(vocabulary)
+        self._spans = vocabulary.token_spans.copy()
         self._spans[list(added)] = 0
         self._shard_tokens = shard_tokens
-        self._layout = layout
         own: Run = {
             "shard tokens": shard_tokens,
             "layout": layout,
@@ -212,8 +210,8 @@ class ShardWriter(TokenSink):
         path = self._names.shard(index)
         size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
         if index < self.kept:
-            return _KeptShard(path, id_dtype(size), self._layout)
-        return BinWriter(path, size, fingerprint, self._layout, continues=self._continues)
+            return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
+        return BinWriter(path, size, fingerprint, self._layout.name, continues=self._continues)
 
     def _finish_shard(self) -> None:
         assert self._current is not None
@@ -249,8 +247,8 @@ class ShardWriter(TokenSink):
         content = {
             "dtype": id_dtype(self._vocabulary.size).name,
             "byte_order": "little",
-            "layout": self._layout,
-            "offset": header_bytes(self._layout),
+            "layout": self._layout.name,
+            "offset": self._layout.header_bytes,
             "shard_tokens": self._shard_tokens,
             **totals,
             "bytes_per_token": totals["bytes"] / totals["count"] if totals["count"] else None,
@@ -264,11 +262,11 @@ class ShardWriter(TokenSink):
 class _KeptShard(TokenSink):
     """Compares ids with those of a finished shard."""
 
-    def __init__(self, path: str, dtype: np.dtype[np.unsignedinteger], layout: str) -> None:
+    def __init__(self, path: str, dtype: np.dtype[np.unsignedinteger], offset: int) -> None:
         super().__init__()
         self._path = path
         self._dtype = dtype
-        self._offset = header_bytes(layout)
+        self._offset = offset  # bytes before the numbers
 
     def write(
         self,
@@ -316,12 +314,13 @@ def _differs(path: str) -> InputError:
     )
 
 
-def _check_length(shard_tokens: int, layout: str) -> None:
+def _check_length(shard_tokens: int, layout: Layout) -> None:
     if shard_tokens < 1:
         raise InputError(f"shards of {shard_tokens} tokens can't be: use 1 or more")
-    if layout == "llmc" and shard_tokens > LLMC_MAX_TOKENS:
+    if layout.max_tokens is not None and shard_tokens > layout.max_tokens:
         raise InputError(
-            f"shards of {shard_tokens} tokens: a file of the layout llmc may have {LLMC_MAX_TOKENS}"
+            f"shards of {shard_tokens} tokens: the limit of layout {layout.name} is "
+            f"{layout.max_tokens}"
         )
 
 
@@ -378,7 +377,7 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
 def _is_whole(path: str, shard: Shard) -> bool:
     """Whether a shard and its side file are there, and fit together."""
     try:
-        read_tokens(path, "bin")
+        describe_bin_file(path)
         side = read_side_file(path)
     except InputError:
         return False

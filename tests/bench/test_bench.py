@@ -38,8 +38,8 @@ from llmgpu.bench.text.corpus import load_text, standard_library_files
 from llmgpu.bench.text.peers import EXPRESSIBLE, pieces
 from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, TokenizingPeer
 from llmgpu.bench.text.peers_training import TRAINING_PEERS
-from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.interchange.formats import WRITERS
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
@@ -165,7 +165,7 @@ def require(peer: TokenizingPeer) -> None:
 def assert_ids_are_those_of_numpy(
     peer: TokenizingPeer, vocabulary: Vocabulary, texts: list[str], folder: Path
 ) -> None:
-    WRITERS[peer.format](vocabulary, folder / "vocabulary")
+    FORMATS[peer.format].write(vocabulary, folder / "vocabulary")
     encode = peer.open(folder / "vocabulary", vocabulary.pattern)
     for text in texts:
         path = folder / "text"

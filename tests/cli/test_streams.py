@@ -15,7 +15,7 @@ import pytest
 
 from llmgpu.backend import list_adapters
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.tokens.writers import FORMATS
+from llmgpu.tokens.formats import FORMATS
 from tests.cli.conftest import Run, environment
 from tests.cli.test_bpe_train import fails
 

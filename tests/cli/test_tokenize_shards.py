@@ -78,7 +78,7 @@ def test_a_killed_run_is_resumed(
     kept = {path: path.stat() for path in (made / f"out-{i:06d}.bin" for i in range(second))}
     done = llmgpu(*arguments, "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    assert f"going on from made/out.progress.json: {second:,} shards" in done.stderr.decode()
+    assert f"resuming from made/out.progress.json: {second:,} shards" in done.stderr.decode()
     for path, before in kept.items():
         after = path.stat()
         assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -112,7 +112,7 @@ def test_nothing_to_resume(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     arguments = ("tokenize", "corpus.txt", *OPTIONS, "-o", "made/out.bin", "--shard-tokens", "1M")
     done = llmgpu(*arguments, "--resume")
     assert done.returncode == 0
-    assert b"there is no finished shard in made/out.progress.json to resume from" in done.stderr
+    assert b"no finished shard in made/out.progress.json to resume from" in done.stderr
     assert set(files_of(folder)) == {"out-000000.bin", "out-000000.bin.json", "out.json"}
 
 
@@ -144,7 +144,7 @@ def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     path = corpus.parent / "x.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])
-    fails(llmgpu(*decode, "x.bin"), 1, "behind a header of 1024 bytes: they don't belong together")
+    fails(llmgpu(*decode, "x.bin"), 1, "after a header of 1024 bytes: they don't belong together")
     path.write_bytes(b"\1" + whole[1:])
     fails(llmgpu(*decode, "x.bin"), 1, "x.bin: not a header of llm.c tokens (magic ")
     path.write_bytes(whole[:8] + b"\1\0\0\0" + whole[12:])

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import Model
+from tests.bpe.vocabularies import build_vocabulary
 
 END = "<|end|>"
 

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError
-from llmgpu.tokens import writers as token_files
-from llmgpu.tokens.readers import read_side_file, read_tokens
+from llmgpu.tokens.bin import read_side_file
+from llmgpu.tokens.formats import open_writer, read_tokens
+from llmgpu.tokens.layouts import LAYOUTS
 from llmgpu.tokens.shards import ShardWriter
-from llmgpu.tokens.writers import TokenSink, open_writer
-from tests.tokens.test_writers import (
+from llmgpu.tokens.sinks import TokenSink
+from tests.tokens.test_formats import (
     cuts_strategy,
     documents_strategy,
     ids_of,
@@ -136,11 +137,11 @@ def test_a_shard_is_read_as_llm_c_does(
 
 
 def test_more_tokens_than_a_header_can_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"shards of 2147483648 tokens: .* may have 2147483647"):
+    with pytest.raises(InputError, match=r"shards of 2147483648 tokens: .* is 2147483647"):
         shards_in(tmp_path, tokens=2**31, layout="llmc")
     with pytest.raises(InputError, match="shards of 0 tokens"):
         shards_in(tmp_path, tokens=0)
-    monkeypatch.setattr(token_files, "LLMC_MAX_TOKENS", 5)
+    monkeypatch.setitem(LAYOUTS, "llmc", replace(LAYOUTS["llmc"], max_tokens=5))
     options: dict[str, Any] = {"vocabulary_size": 256, "fingerprint": "f00d", "layout": "llmc"}
     with (
         pytest.raises(OutputError, match=r"more than 5 tokens, .*: use --shard-tokens"),

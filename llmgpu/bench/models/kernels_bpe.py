@@ -21,7 +21,7 @@ from llmgpu.bench.models.kernel_results import WHAT, Result
 from llmgpu.bench.part import PartOptions, begin_part_result
 from llmgpu.bench.text.corpus import load_text
 from llmgpu.bench.text.tokenize import encode_all
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

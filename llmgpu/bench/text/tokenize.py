@@ -21,15 +21,17 @@ from llmgpu.bench.measuring.engines import Engine, Job, begin_result
 from llmgpu.bench.measuring.times import repeat, summarize, timed
 from llmgpu.bench.text.bpe_train import train_file
 from llmgpu.bench.text.peers_tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import CollectedIds
-from llmgpu.bpe.interchange.formats import WRITERS
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.tokens.encoding import encode_into
-from llmgpu.tokens.writers import TokenWriter, id_dtype, open_writer
+from llmgpu.tokens.formats import open_writer
+from llmgpu.tokens.sinks import TokenWriter, id_dtype
+from llmgpu.tokens.tokenizing import encode_into
 
 WHAT = "tokenize"
 _READ_BYTES = 4 << 20
@@ -171,7 +173,7 @@ class TokenizingBench:
     def _export(self, format: str) -> Path:
         """Write the vocabulary in a format of other tools; return the file."""
         path = self.job.folder / f"bench-v.{format}"
-        WRITERS[format](self.vocabulary, path)
+        FORMATS[format].write(self.vocabulary, path)
         return path
 
     def _measure_peer(self, result: dict[str, Any], peer: TokenizingPeer, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Turning text into token ids, on whichever backend was chosen."""
+"""What all encoders have in common: text in, ids out, slice by slice."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.count_numpy import default_threads
 from llmgpu.errors import TextError
 from llmgpu.text.corpus import TextSource
 
-# Gives memory for so many ids, uint32 (n,), whose contents are undefined.
+# Returns memory for n ids, uint32 (n,), whose contents are undefined.
 Allocate = Callable[[int], NDArray[np.uint32]]
 
 
 def new_ids(count: int) -> NDArray[np.uint32]:
-    """Return memory of its own for `count` ids."""
+    """Return new memory for `count` ids."""
     return np.empty(count, np.uint32)
 
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The ids of a piece of a text.
+    """The ids of a part of a text.
 
-    ids: uint32, (tokens,).
-    document_starts: int64, positions in ids at which documents begin, repeats for empty documents.
-    text_bytes: bytes of text that the piece covers.
-    closed: a document ends where the piece does.
+    ids: uint32 (tokens,).
+    document_starts: int64, positions in ids where documents start, repeated for empty documents.
+    text_bytes: bytes of text that the slice covers.
+    closed: a document ends where the slice does.
     """
 
     ids: NDArray[np.uint32]
@@ -41,13 +38,13 @@ class EncodedSlice:
 
 
 class Encoder(Protocol):
-    """What `open_encoder` returns."""
+    """Turns text into ids; `llmgpu.bpe.encoding.open.open_encoder` returns one."""
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text in order, each piece as soon as it is done.
+        """Yield the ids of a text in order, each slice as soon as it is done.
 
-        allocate: gives memory for a piece's ids, at most once before each piece. Only encoders
-            that fetch ids from a device ask for it; the others have them in memory already.
+        allocate: returns memory for the ids of a slice, called at most once for each. Only encoders
+            that fetch ids from a device call it; the others have the ids in memory already.
 
         Raises:
             NoTokenError: a byte has no token, and the vocabulary no unknown token.
@@ -57,10 +54,10 @@ class Encoder(Protocol):
 
 
 class NoTokenError(TextError):
-    """A byte that no token begins with."""
+    """A byte at which no token starts."""
 
     def __init__(self, byte: int, offset: int) -> None:
-        """Take the byte, and where it is in the whole text."""
+        """Take the byte, and its offset in the whole text."""
         super().__init__(
             f"byte 0x{byte:02x}",
             offset,
@@ -68,47 +65,3 @@ class NoTokenError(TextError):
             "with all 256 bytes",
         )
         self.byte = byte
-
-
-def open_encoder(
-    vocabulary: Vocabulary,
-    backend: Backend,
-    slice_bytes: int | None = None,
-    *,
-    threads: int | None = None,
-) -> Encoder:
-    """Make an encoder for a vocabulary, by its match rule, that normalizes text as it says.
-
-    slice_bytes: text bytes worked on at a time. threads: how many work at a time where there is no
-        device. The ids depend on neither.
-    """
-    encoder = _open_matching(vocabulary, backend, slice_bytes, threads)
-    if vocabulary.normalizer is None:
-        return encoder
-    from llmgpu.bpe.encoding.normalization import NormalizingEncoder
-
-    return NormalizingEncoder(encoder)
-
-
-def _open_matching(
-    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
-) -> Encoder:
-    if backend.device is None:
-        from llmgpu.bpe.encoding.encoder_numpy import SLICE_BYTES, NumpyEncoder
-
-        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
-    if vocabulary.match == "bpe":
-        from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
-
-        return GpuEncoder(backend.device, vocabulary, slice_bytes)
-    from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-
-    return GpuGreedyEncoder(backend.device, vocabulary, slice_bytes)
-
-
-def token_spans(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return how many bytes of text each id stands for; the unknown token stands for one."""
-    spans = vocabulary.token_lengths.astype(np.int64)
-    if vocabulary.unknown_token is not None:
-        spans[vocabulary.unknown_token] = 1
-    return spans

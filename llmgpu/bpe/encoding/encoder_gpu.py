@@ -18,16 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
-from llmgpu.bpe.encoding.encoder import (
-    Allocate,
-    EncodedSlice,
-    NoTokenError,
-    new_ids,
-    token_spans,
-)
-from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
 from llmgpu.bpe.encoding.matching import Words
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
+from llmgpu.bpe.encoding.slice_encoder import SliceEncoder
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
@@ -182,7 +176,7 @@ class GpuEncoder:
             ids, starts = slot.fetch(allocate(tokens))
         if self._has_gaps and (ids == NO_TOKEN).any():
             before = ids[: np.argmax(ids == NO_TOKEN)]
-            position = int(token_spans(self._vocabulary)[before].sum())
+            position = int(self._vocabulary.token_spans[before].sum())
             raise NoTokenError(slot.read_byte(position), offset + position)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 

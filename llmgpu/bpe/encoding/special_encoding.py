@@ -49,6 +49,9 @@ class SpecialOptions:
         return no_text and self.bos is None and self.eos is None
 
 
+NO_SPECIAL_TOKENS = SpecialOptions()
+
+
 def with_special_tokens(
     encoder: Encoder,
     vocabulary: Vocabulary,

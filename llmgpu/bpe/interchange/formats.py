@@ -1,61 +1,76 @@
-"""The formats by name."""
+"""The formats of other tools' vocabularies: one module and one line in FORMATS each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
-from llmgpu.bpe.interchange.input_files import naming, read_limited
-from llmgpu.bpe.interchange.notes import Note
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.input_files import Note, naming, no_notes, read_limited
 
-WRITERS = {
-    "tiktoken": tiktoken.write,
-    "huggingface": huggingface.write,
-    "gpt2": gpt2.write,
+
+class Format(Protocol):
+    """What the module of a format defines."""
+
+    @property
+    def FILES(self) -> str:  # noqa: N802
+        """The files it reads and writes, for --help."""
+        ...
+
+    def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
+        """Whether a file with this content, named together with `merges_path`, is of the format."""
+        ...
+
+    def read(
+        self,
+        path: str | Path,
+        merges_path: str | Path | None = None,
+        *,
+        pattern: str | None = None,
+        special_tokens: Mapping[str, int] | None = None,
+        note: Note = no_notes,
+    ) -> Vocabulary:
+        """Read a vocabulary that gives exactly the ids of the other tool.
+
+        merges_path: the second file of a format of two.
+        pattern: a name in PATTERNS, where the files do not say how text is cut.
+        special_tokens: ids by text of special tokens that are not in the files.
+        note: is told what has no influence on the ids inside a text, and is not kept.
+
+        Raises VocabularyError for files that can't be read exactly and for arguments that the
+        format does not take; LlmgpuError for an unknown pattern.
+        """
+        ...
+
+    def write(self, vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+        """Write files that give, in the other tool, exactly the vocabulary's ids.
+
+        Raises VocabularyError where the format can't give the same ids, OutputError for files that
+        can't be written.
+        """
+        ...
+
+
+FORMATS: dict[str, Format] = {
+    "tiktoken": tiktoken,
+    "huggingface": huggingface,
+    "gpt2": gpt2,
 }
-FORMATS = tuple(WRITERS)
+
+
+def describe_formats() -> str:
+    """Return the names of all formats and their files, for --help."""
+    return ", ".join(f"{name} ({format.FILES})" for name, format in FORMATS.items())
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
-    """Return the format of a file: a JSON object is one of two, depending on `merges_path`.
-
-    Raises VocabularyError if it can't be read.
-    """
-    if merges_path is not None:
-        return "gpt2"
+    """Return the name of the format of a file; VocabularyError if it can't be read."""
     with naming(path):
-        is_object = read_limited(path).lstrip().startswith(b"{")
-    return "huggingface" if is_object else "tiktoken"
-
-
-def read_vocabulary(
-    path: str | Path,
-    merges_path: str | Path | None,
-    format: str,
-    *,
-    pattern: str | None,
-    special_tokens: Mapping[str, int],
-    note: Note,
-) -> Vocabulary:
-    """Read a file in one of FORMATS.
-
-    merges_path: merges.txt, for gpt2 and for nothing else.
-    pattern, special_tokens: what the file does not say; a tokenizer.json says it all.
-
-    Raises VocabularyError for a file that can't be read exactly, or arguments that don't go with
-    its format; LlmgpuError for an unknown pattern.
-    """
-    if format == "gpt2" and merges_path is not None:
-        return gpt2.read(
-            path, merges_path, pattern=pattern, special_tokens=special_tokens, note=note
-        )
-    if format == "gpt2" or merges_path is not None:
-        raise VocabularyError("gpt2 is two files, vocab.json and merges.txt; the others are one")
-    if format == "huggingface":
-        if pattern is not None or special_tokens:
-            raise VocabularyError("a tokenizer.json has its pattern and special tokens in itself")
-        return huggingface.read(path, note=note)
-    return tiktoken.read(path, pattern=pattern, special_tokens=special_tokens, note=note)
+        data = read_limited(path)
+        for name, format in FORMATS.items():
+            if format.recognizes(data, merges_path):
+                return name
+        raise VocabularyError(f"none of the formats {', '.join(FORMATS)}: name one with --from")

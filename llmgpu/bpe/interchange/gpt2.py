@@ -1,11 +1,11 @@
-"""GPT-2's pair of files: vocab.json, ids by token, and merges.txt, a merge a line.
+"""GPT-2's pair of files: vocab.json, ids by token, and merges.txt, one merge per line.
 
 - Tokens are written in the byte-level alphabet. Neither file says how text is cut: that is pattern
-  gpt2, unless the caller knows better.
-- Nor do they say which tokens are special. One of several characters that is in no merge never
-  comes out of text, so it is: that finds ``<|endoftext|>``. A token of that kind that is not plain
-  ASCII could be bytes as well as text, and is taken for bytes.
-- vocab.json is written as GPT-2's is, ids ascending, ASCII only, on one line.
+  gpt2 unless the caller names another.
+- Nor do they say which tokens are special. A token of several characters that is in no merge never
+  results from text, so it is taken for a special one: that finds ``<|endoftext|>``. If it is not
+  plain ASCII it could be bytes as well as text, and is taken for bytes.
+- vocab.json is written like GPT-2's: ids ascending, ASCII only, on one line.
 """
 
 from __future__ import annotations
@@ -15,57 +15,64 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmgpu.bpe.interchange.byte_level import to_bytes
-from llmgpu.bpe.interchange.input_files import (
+from llmgpu.bpe.interchange.token_tables import (
     check_id,
-    decode_text,
-    naming,
-    parse_json,
-    place_tokens,
-    quote,
-    read_limited,
-)
-from llmgpu.bpe.interchange.merge_lists import (
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
     name_pairs,
     note_missing_bytes,
     number_merges,
+    place_tokens,
+    to_bytes,
 )
-from llmgpu.bpe.interchange.notes import Note, listed, no_notes
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors
+from llmgpu.input_files import (
+    Note,
+    decode_text,
+    listed,
+    naming,
+    no_notes,
+    parse_json,
+    quote,
+    read_limited,
+)
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
+FILES = f"{VOCAB_NAME} and {MERGES_NAME}"
 
 _HEADER = "#version: 0.2\n"
 
 
+def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
+    """Whether there is a second file."""
+    return merges_path is not None
+
+
 def read(
-    vocab_path: str | Path,
-    merges_path: str | Path,
+    path: str | Path,
+    merges_path: str | Path | None = None,
     *,
     pattern: str | None = None,
     special_tokens: Mapping[str, int] | None = None,
     note: Note = no_notes,
 ) -> Vocabulary:
-    """Read the two files.
+    """Read the two files; see `llmgpu.bpe.interchange.formats.Format.read`.
 
-    pattern: a name in PATTERNS; None is gpt2.
-    special_tokens: ids by text, besides those that are found.
-
-    Raises VocabularyError for what are no such files, LlmgpuError for an unknown pattern.
+    pattern: gpt2 if it is None. special_tokens: added to those that are found.
     """
+    if merges_path is None:
+        raise VocabularyError("gpt2 is two files, vocab.json and merges.txt: name both")
     chosen = get_pattern(pattern or "gpt2")
-    with naming(vocab_path):
-        ids = check_vocabulary_map(parse_json(read_limited(vocab_path)))
+    with naming(path):
+        ids = check_vocabulary_map(parse_json(read_limited(path)))
     with naming(merges_path):
         merges = number_merges(_parse_merges(decode_text(read_limited(merges_path))), ids)
-    with naming(vocab_path):
+    with naming(path):
         if len(merges) == 0 and max(map(len, ids)) > 1:
             raise VocabularyError("its tokens need merges, and there are none")
         special = _find_special(ids, set(merges.reshape(-1).tolist()), special_tokens or {})
@@ -88,10 +95,9 @@ def read(
 
 
 def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
-    """Write vocab.json and merges.txt into the folder `path`, which is made if there is none.
+    """Write the two files into the folder `path`, which is made if it does not exist.
 
-    Raises VocabularyError where these files can't give the same ids, OutputError when they can't be
-    written.
+    Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
     """
     ids = exportable_ids(vocabulary)
     merges = exportable_merges(vocabulary)
@@ -118,14 +124,14 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
     if vocabulary.ignore_merges and (len(vocabulary.merges) or made < longer):
         raise VocabularyError(
-            "GPT-2's files have no ignore_merges, by which a pre-token that is a token is one"
+            "GPT-2's files have no ignore_merges, which takes a pre-token that is a token whole"
         )
 
 
 def _find_special(
     ids: Mapping[str, int], merged: set[int], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the special tokens: those given, and those that only special tokens can be."""
+    """Return the special tokens: those given, and those that text can't result in."""
     found = {
         text: number
         for text, number in ids.items()

@@ -1,51 +1,48 @@
 """Hugging Face's tokenizer.json: byte-level BPE with everything around it in one file.
 
-- Read is what GPT-2, Llama 3, Qwen and the like have: a ByteLevel pre-tokenizer, before it a Split
-  by an expression that is a pattern here, NFC or no normalizer. Any other component is refused by
-  name, because it would change ids.
-- Added tokens become special tokens, with their ids. There, they are matched in any text; here,
-  where the caller allows special tokens. What a post-processor puts around a text is left to the
-  caller, too. Both are told to `note`.
+- The components that can be read are those of GPT-2, Llama 3, Qwen and the like: a ByteLevel
+  pre-tokenizer, optionally after a Split by an expression that is a pattern here, and NFC or no
+  normalizer. Any other component is refused by name, because it would change ids.
+- Added tokens become special tokens with their ids. The library matches them in any text; here they
+  are matched where the caller allows special tokens. The tokens that a post-processor puts around a
+  text are left to the caller as well. A note says so in both cases.
 - A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
   the same ids; see `llmgpu.bpe.vocabulary.recovery`.
-- The library numbers an added token that is not among the model's tokens itself, whatever id the
-  file says. So special tokens are written in both places, as in GPT-2's file, and a file that the
-  library would number otherwise is refused.
+- The library ignores the id in the file of an added token that is not among the model's tokens, and
+  numbers it itself. So special tokens are written in both places, as in GPT-2's file, and a file
+  that the library would number differently is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.byte_level import to_bytes, to_text
-from llmgpu.bpe.interchange.input_files import (
+from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
+from llmgpu.bpe.interchange.token_tables import (
     check_id,
-    naming,
-    parse_json,
-    place_tokens,
-    quote,
-    read_limited,
-)
-from llmgpu.bpe.interchange.merge_lists import (
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
     name_pairs,
     note_missing_bytes,
     number_merges,
+    place_tokens,
+    to_bytes,
+    to_text,
 )
-from llmgpu.bpe.interchange.notes import Note, listed, no_notes
-from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
+from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote, read_limited
+
+FILES = "a tokenizer.json"
 
 _PARTS = {
     "version",
@@ -70,14 +67,32 @@ _ADDING = {"TemplateProcessing", "RobertaProcessing", "BertProcessing"}
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
 
 
-def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
-    """Read a tokenizer.json; VocabularyError, with the component, if it can't be done exactly."""
+def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
+    """Whether this is one file that is a JSON object."""
+    return merges_path is None and data.lstrip().startswith(b"{")
+
+
+def read(
+    path: str | Path,
+    merges_path: str | Path | None = None,
+    *,
+    pattern: str | None = None,
+    special_tokens: Mapping[str, int] | None = None,
+    note: Note = no_notes,
+) -> Vocabulary:
+    """Read a tokenizer.json, which holds everything; see `formats.Format.read`."""
+    if merges_path is not None:
+        raise VocabularyError("a tokenizer.json holds its merges: merges.txt goes with gpt2")
+    if pattern is not None or special_tokens:
+        raise VocabularyError("a tokenizer.json has its pattern and special tokens in itself")
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
         if "model" not in content:
-            raise VocabularyError("no tokenizer.json: it has no model (a vocab.json needs merges)")
+            raise VocabularyError(
+                "not a tokenizer.json: there is no model (a vocab.json needs merges)"
+            )
         _refuse_unknown("part", content, _PARTS)
-        pattern = get_pattern(_read_pre_tokenizer(content.get("pre_tokenizer")))
+        cut = get_pattern(_read_pre_tokenizer(content.get("pre_tokenizer")))
         normalizer = _read_normalizer(content.get("normalizer"))
         _check_decoder(content.get("decoder"))
         _read_post_processor(content.get("post_processor"), note)
@@ -87,8 +102,8 @@ def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
         vocabulary = _read_model(
             _as_map("model", content["model"]),
             _read_added(content.get("added_tokens"), note),
-            pattern=pattern.name,
-            expression=pattern.expression,
+            pattern=cut.name,
+            expression=cut.expression,
             normalizer=normalizer,
         )
     note_missing_bytes(vocabulary, note)
@@ -96,10 +111,7 @@ def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
 
 def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
-    """Write a tokenizer.json.
-
-    Raises VocabularyError where it can't give the same ids, OutputError when it can't be written.
-    """
+    """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`."""
     ids = exportable_ids(vocabulary)
     data = json.dumps(_describe(vocabulary, ids), ensure_ascii=False, indent=1)
     with atomic_output(path) as stream:
@@ -164,13 +176,13 @@ def _unknown_text(vocabulary: Vocabulary) -> str | None:
 
 def _as_map(what: str, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise VocabularyError(f"{what} is no JSON object")
+        raise VocabularyError(f"{what} is not a JSON object")
     return content
 
 
 def _as_list(what: str, content: object) -> list[Any]:
     if not isinstance(content, list):
-        raise VocabularyError(f"{what} is no list")
+        raise VocabularyError(f"{what} is not a list")
     return content
 
 
@@ -211,7 +223,7 @@ def _read_pre_tokenizer(component: object) -> str:
             )
     if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
         raise VocabularyError(
-            f"pre_tokenizer {kinds[:5]}: there must be a ByteLevel, and a Split before it at most"
+            f"pre_tokenizer {kinds[:5]}: there must be a ByteLevel, optionally after a Split"
         )
     if steps[-1].get("add_prefix_space", True) is not False:
         raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space can't be done")
@@ -225,12 +237,12 @@ def _read_pre_tokenizer(component: object) -> str:
 
 def _read_split(step: dict[str, Any]) -> str:
     how = (step.get("behavior"), step.get("invert", False))
-    # The patterns cover all text, so what is between their matches, and removed, is empty.
+    # The patterns cover all text, so nothing lies between their matches that could be removed.
     if how not in (("Isolated", False), ("Removed", True)):
         raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
     expression = _as_map("pattern of Split", step.get("pattern")).get("Regex")
     if not isinstance(expression, str):
-        raise VocabularyError("pre_tokenizer Split by something else than a Regex can't be done")
+        raise VocabularyError("pre_tokenizer Split by anything but a Regex can't be done")
     try:
         return name_of_huggingface(expression)
     except VocabularyError as error:
@@ -250,14 +262,14 @@ def _read_normalizer(component: object) -> str | None:
 def _check_decoder(component: object) -> None:
     for step in _flatten("decoder", component, "decoders"):
         if _type_of("decoder", step) != "ByteLevel":
-            raise VocabularyError(f"decoder {quote(step['type'])} is not that of byte-level tokens")
+            raise VocabularyError(f"decoder {quote(step['type'])} is not for byte-level tokens")
 
 
 def _read_post_processor(component: object, note: Note) -> None:
     for step in _flatten("post_processor", component, "processors"):
         kind = _type_of("post_processor", step)
         if kind in _ADDING:
-            note(f"the special tokens that {kind} puts around a text are not put there here")
+            note(f"the special tokens that {kind} adds around a text are not added here")
         elif kind != "ByteLevel":
             raise VocabularyError(f"post_processor {quote(kind)} can't be done")
 
@@ -280,8 +292,8 @@ def _read_added(content: object, note: Note) -> dict[str, int]:
             flagged.append(text)
     if plain:
         note(
-            "added tokens that are not special, and so matched in any text there, are matched here "
-            f"only where special tokens are allowed: {listed(plain)}"
+            "added tokens that are not special are matched here only where special tokens are "
+            f"allowed, not in any text: {listed(plain)}"
         )
     if flagged:
         note(f"lstrip, rstrip and single_word of added tokens are not applied: {listed(flagged)}")
@@ -325,7 +337,7 @@ def _read_model(
 
 
 def _check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
-    """Check that the library, which numbers what is no token yet in order, gives these ids."""
+    """Check that the library, which numbers new tokens in order, gives these ids."""
     following = len(ids)
     for text, number in added.items():
         given = ids.get(text, following)
@@ -337,7 +349,7 @@ def _check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
 
 
 def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:
-    """Check that no merge has a token that is none of the text's bytes."""
+    """Check that no merge has an added or unknown token, which does not stand for bytes of text."""
     merged = set(merges.reshape(-1).tolist())
     for text, number in apart.items():
         if number in merged:
@@ -345,7 +357,7 @@ def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:
 
 
 def _check_without_merges(merges: NDArray[np.uint32], ordinary: dict[int, bytes]) -> bool:
-    """Return whether there are no merges, which must not mean that ranks decide."""
+    """Return whether there are no merges; then no token may need one."""
     if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
         raise VocabularyError("model BPE has tokens of several bytes, but no merges")
     return len(merges) == 0
@@ -357,7 +369,7 @@ def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:
         return {}
     if not isinstance(text, str) or text not in ids:
         shown = quote(text) if isinstance(text, str) else type(text).__name__
-        raise VocabularyError(f"the unk_token {shown} is no token")
+        raise VocabularyError(f"the unk_token {shown} is not a token")
     return {text: ids[text]}
 
 

@@ -1,12 +1,12 @@
-"""tiktoken's rank files: a line for each token, base64, a space, its rank, which is its id.
+"""tiktoken's rank files: one line per token, in base64, a space, and its rank, which is its id.
 
-- A vocabulary read from ranks has no merges: whatever spells a token may merge, lowest id first,
-  and a pre-token that is a token is one.
+- A vocabulary read from ranks has no merges: two neighbours that together spell a token may merge,
+  lowest id first, and a pre-token that is a token is taken whole.
 - The file says neither how text is cut nor what the special tokens are. They come from the side
-  file ``PATH.json`` that `write` makes, from the caller, or from the file's content where that is
-  one of OpenAI's encodings: known by its SHA-256, since a name proves nothing.
-- Vocabularies with merges are written where ids and merges are in the same order, so that ranks
-  give the same ids.
+  file ``PATH.json`` that `write` makes, from the caller, or, for OpenAI's encodings, from a table
+  by the SHA-256 of the content, since a file name proves nothing.
+- A vocabulary with merges can be written if ids and merges are in the same order: then ranks give
+  the same ids.
 """
 
 from __future__ import annotations
@@ -23,24 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bpe.interchange.input_files import (
-    check_id,
-    naming,
-    parse_json,
-    place_tokens,
-    quote,
-    read_limited,
-)
-from llmgpu.bpe.interchange.notes import Note, no_notes
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
+from llmgpu.bpe.interchange.token_tables import check_id, place_tokens
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, atomic_output, output_errors
+from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
+FILES = "a rank file and its side file .json"
 
 _RANK = re.compile(rb"[0-9]{1,10}")
 _END = "<|endoftext|>"
@@ -48,7 +42,7 @@ _END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class _Encoding:
-    """What tiktoken's source adds to the ranks."""
+    """What tiktoken's source code adds to the ranks."""
 
     name: str
     pattern: str
@@ -80,22 +74,26 @@ _ENCODINGS = {
 }
 
 
+def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
+    """Whether this is one file that is not a JSON object."""
+    return merges_path is None and not data.lstrip().startswith(b"{")
+
+
 def read(
     path: str | Path,
+    merges_path: str | Path | None = None,
     *,
     pattern: str | None = None,
     special_tokens: Mapping[str, int] | None = None,
     note: Note = no_notes,
 ) -> Vocabulary:
-    """Read a rank file.
+    """Read a rank file; see `llmgpu.bpe.interchange.formats.Format.read`.
 
-    pattern: a name in PATTERNS, where the side file and the content don't give it, or another one
-        is wanted.
-    special_tokens: ids by text; added to those that are known, or instead of one of that text.
-
-    Raises VocabularyError, with the line, for what is no rank file; LlmgpuError for an unknown
-    pattern.
+    pattern: overrides that of the side file or the table. special_tokens: added to those, or
+    replacing one of the same text.
     """
+    if merges_path is not None:
+        raise VocabularyError("a rank file has no merges: merges.txt goes with gpt2")
     with naming(path):
         ranks = _parse_ranks(read_limited(path))
         canonical = _dump_ranks(ranks)
@@ -123,14 +121,15 @@ def read(
 
 
 def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
-    """Write a rank file, and beside it ``PATH.json`` with the rest.
+    """Write a rank file, and beside it the side file ``PATH.json``.
 
     The side file has what ``tiktoken.Encoding`` takes besides the ranks (pat_str, special_tokens),
     the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
-    Raises VocabularyError where ranks can't give the same ids, OutputError when it can't be
-    written or another file has the side file's name.
+
+    Raises as `llmgpu.bpe.interchange.formats.Format.write` does, and OutputError if another file
+    has the side file's name.
     """
-    ranks = exportable_ranks(vocabulary)
+    ranks = _exportable_ranks(vocabulary)
     data = _dump_ranks(ranks)
     side = _describe(vocabulary, data)
     output = OutputFile(path)
@@ -154,8 +153,8 @@ def side_path(path: str | Path) -> str:
     return f"{path}.json"
 
 
-def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return id by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
+def _exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
+    """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
     if vocabulary.match != "bpe":
         raise VocabularyError("a vocabulary that matches greedily has no ranks that give its ids")
     if vocabulary.normalizer is not None:
@@ -172,8 +171,8 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
     """Check that merges by list and merges by rank give the same ids.
 
-    They do when the one pair that ranks ever merge into a token is in the list, in the order of the
-    ids, and every token has one or is taken whole anyway.
+    They do if the list holds, for every token, the one pair that ranks ever merge into it, in the
+    order of the ids. A token without such a pair must be taken whole anyway.
     """
     position: dict[tuple[int, ...], int] = {}
     for k, merge in enumerate(map(tuple, vocabulary.merges.tolist())):
@@ -223,7 +222,7 @@ def _decode_token(text: bytes) -> bytes:
     try:
         token = binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
-        raise VocabularyError(f"{quote(text)} is no base64: {error}") from error
+        raise VocabularyError(f"{quote(text)} is not base64: {error}") from error
     if not token:
         raise VocabularyError("the token is empty")
     return token
@@ -266,7 +265,7 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
 
 
 def _check_replaceable(side: str) -> None:
-    """Refuse to overwrite a file that was not made here: vocab.json beside the ranks `vocab`."""
+    """Refuse to overwrite a file that is not a side file, such as vocab.json beside `vocab`."""
     if Path(side).exists():
         try:
             content = parse_json(read_limited(side))
@@ -277,7 +276,7 @@ def _check_replaceable(side: str) -> None:
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
-    """Read the side file, if there is one and it is that of these ranks."""
+    """Read the side file if there is one and it belongs to these ranks."""
     side = side_path(path)
     if not Path(side).is_file():
         return None
@@ -288,7 +287,7 @@ def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | No
         if content.get("version") != SIDE_VERSION:
             raise VocabularyError(f"it is not of version {SIDE_VERSION}")
         if content.get("sha256") != hashlib.sha256(canonical).hexdigest():
-            note(f"{side} is that of other ranks: not used")
+            note(f"{side} belongs to other ranks: not used")
             return None
         encoding = _Encoding(side, *_side_fields(content))
     note(f"the pattern and {len(encoding.special_tokens)} special tokens are from {side}")

@@ -16,14 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.encoding.encoder import (
-    Allocate,
-    EncodedSlice,
-    NoTokenError,
-    new_ids,
-    token_spans,
-)
-from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder, make_matcher, stream_lookahead
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
+from llmgpu.bpe.encoding.slice_encoder import SliceEncoder, stream_lookahead
+from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
@@ -128,7 +123,7 @@ class GpuGreedyEncoder:
 
     @cached_property
     def _host(self) -> SliceEncoder:
-        return SliceEncoder(self._vocabulary, make_matcher(self._vocabulary))
+        return SliceEncoder(self._vocabulary, GreedyMatcher(self._vocabulary))
 
     def encode_on_host(self, piece: Slice, offset: int) -> EncodedSlice:
         """Encode a slice that the device can't; offset: of the slice in the whole text."""
@@ -269,7 +264,7 @@ class _Run:
     def __init__(self, encoder: GpuGreedyEncoder, source: TextSource, allocate: Allocate) -> None:
         self._encoder, self._allocate = encoder, allocate
         self._reader = SliceReader(source, encoder._vocabulary.pattern, encoder._lookahead)
-        self._lengths = token_spans(encoder._vocabulary)
+        self._lengths = encoder._vocabulary.token_spans
         self._carry = 0  # position of the first token of the next slice collected
         self._offset = 0  # text bytes before it
 

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
-from llmgpu.bpe.encoding.matching import Matches, Words
-from llmgpu.bpe.encoding.trie_matcher import TrieMatcher
+from llmgpu.bpe.encoding.matching import Matches, TrieMatcher, Words
 
 BLOCK = 256  # bytes
 GUESSES = 4  # rounds of offsets that were met, before all are tried

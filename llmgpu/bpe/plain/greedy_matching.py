@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.matching import Matches, Words
-from llmgpu.bpe.encoding.trie_matcher import TrieMatcher
+from llmgpu.bpe.encoding.matching import Matches, TrieMatcher, Words
 from llmgpu.bpe.plain.greedy_long_words import match_long
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 

@@ -1,13 +1,14 @@
 """The vocabulary file, v.bin: one msgpack map, its entries always in the same order.
 
-- ``format`` and ``version`` come first; then the fields of a Vocabulary, ``trie`` (a map) and
-  ``fingerprint``. A file of a newer version is refused before anything else of it is looked at.
-- Everything that can be long is one binary string of little-endian 32-bit numbers, or of bytes, and
-  so is checked before it becomes objects: ``token_lengths`` and ``token_data`` (bytes by id, end to
-  end), ``special_ids`` (ascending; the text is the token), ``merges`` (left, right, result),
+- ``format`` and ``version`` come first, then the fields of a Vocabulary, ``trie`` (a map) and
+  ``fingerprint``. A file of a newer version is refused before anything else in it is read.
+- Everything that can be long is one binary string of bytes or little-endian 32-bit numbers, checked
+  before it becomes objects: ``token_lengths`` and ``token_data`` (bytes by id, end to end),
+  ``special_ids`` (ascending; the text is the token), ``merges`` (left, right, result),
   ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
-- There are no msgpack arrays, and three maps of few entries: a reader that allows no more can't be
-  made to allocate much more than the file's own size.
+- There are no msgpack arrays, and only three maps of few entries. A reader that allows no more
+  can't be made to allocate much more than the size of the file.
+- This module knows bytes and their form. What a sound vocabulary is, Vocabulary checks.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.vocabulary.check import MAX_TEXT_BYTES, MAX_TRAINING_ENTRIES
 from llmgpu.bpe.vocabulary.trie import Trie
 from llmgpu.errors import VocabularyError
 
-if TYPE_CHECKING:
-    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-
 FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
+MAX_TRAINING_ENTRIES = 64
+MAX_TEXT_BYTES = 1 << 16  # of the expression and of each text in the training data
 
 _MAPS = 3  # the file, the trie, the training data
 _HEADER_BYTES = 64  # more than `format` and `version` take
@@ -74,7 +73,7 @@ _SAME_IN_VOCABULARY = (
 
 @dataclass(frozen=True, eq=False)
 class FileContent:
-    """What a file holds: the arguments of Vocabulary, its trie and fingerprint, still unchecked."""
+    """What a file holds: the arguments of Vocabulary, its trie and fingerprint, unchecked."""
 
     fields: dict[str, Any]
     trie: Trie
@@ -86,23 +85,17 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
     return np.asarray(ids, np.uint32).astype("<u4").tobytes()
 
 
-def pack(vocabulary: Vocabulary) -> bytes:
-    """Return the file of `vocabulary`."""
-    trie = vocabulary.trie
-    content = {
+def pack(content: FileContent) -> bytes:
+    """Return the bytes of a file: the same bytes for the same content."""
+    fields, trie = content.fields, content.trie
+    tokens = fields["tokens"]
+    converted = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
-        "pattern": vocabulary.pattern,
-        "expression": vocabulary.expression,
-        "normalizer": vocabulary.normalizer,
-        "match": vocabulary.match,
-        "ignore_merges": vocabulary.ignore_merges,
-        "unknown_token": vocabulary.unknown_token,
-        "tie": vocabulary.tie,
-        "special_ids": pack_ids(sorted(vocabulary.special_tokens.values())),
-        "token_lengths": pack_ids(vocabulary.token_lengths),
-        "token_data": vocabulary.token_data.tobytes(),
-        "merges": pack_ids(vocabulary.merges),
+        "special_ids": pack_ids(sorted(fields["special_tokens"].values())),
+        "token_lengths": pack_ids(list(map(len, tokens))),
+        "token_data": b"".join(tokens),
+        "merges": pack_ids(fields["merges"]),
         "trie": {
             "node_count": len(trie.nodes),
             "edge_count": len(trie.edges),
@@ -110,17 +103,18 @@ def pack(vocabulary: Vocabulary) -> bytes:
             "nodes": pack_ids(trie.nodes),
             "edges": pack_ids(trie.edges),
         },
-        "training": dict(sorted(vocabulary.training.items())),
-        "fingerprint": vocabulary.fingerprint,
+        "training": dict(sorted(fields["training"].items())),
+        "fingerprint": content.fingerprint,
     }
-    packed: bytes = msgpack.packb(content)
+    # The order of the entries is that of _FIELDS.
+    packed: bytes = msgpack.packb({name: (fields | converted)[name] for name in _FIELDS})
     return packed
 
 
 def unpack(data: bytes) -> FileContent:
-    """Read a file's bytes; VocabularyError unless it has the form that `pack` gives.
+    """Read the bytes of a file; VocabularyError unless it has the form that `pack` gives it.
 
-    That the parts fit together is for Vocabulary and `validate_trie` to check.
+    Whether the parts are consistent is for Vocabulary and `validate_trie` to check.
     """
     _check_header(data)
     content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data))
@@ -135,7 +129,7 @@ def unpack(data: bytes) -> FileContent:
 
 
 def _check_header(data: bytes) -> None:
-    """Refuse what is no vocabulary file, or one of another version."""
+    """Raise VocabularyError unless this is a vocabulary file of the version that is read here."""
 
     def read(limits: dict[str, Any]) -> list[Any]:
         unpacker = msgpack.Unpacker(**limits)
@@ -152,14 +146,14 @@ def _check_header(data: bytes) -> None:
     version = keys_and_values[3]
     if version != FORMAT_VERSION or not isinstance(version, int):
         newer = isinstance(version, int) and version > FORMAT_VERSION
-        hint = ": it is newer, use a newer llmgpu" if newer else ""
+        hint = "; use a newer llmgpu" if newer else ""
         raise VocabularyError(
-            f"version {version!r} of the format, this llmgpu reads version {FORMAT_VERSION}{hint}"
+            f"file format version {version!r}, this llmgpu reads version {FORMAT_VERSION}{hint}"
         )
 
 
 def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
-    """Run a msgpack reader with limits under which it can't allocate much more than `size`."""
+    """Run a msgpack reader with limits that keep it from allocating much more than `size`."""
     maps = 0
 
     def make_map(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,7 +161,7 @@ def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
         maps += 1
         made = dict(pairs)
         if maps > _MAPS or len(made) < len(pairs):
-            raise VocabularyError("damaged: there are more maps, or keys of the same name")
+            raise VocabularyError("damaged: more maps than three, or keys of the same name")
         return made
 
     limits = {
@@ -187,7 +181,7 @@ def _unpack_msgpack(read: Callable[[dict[str, Any]], Any], size: int) -> Any:
 
 
 def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -> None:
-    """Check that a map has exactly the entries in `types`, each of one of the types there."""
+    """Check that a map has exactly the entries of `types`, each of one of the given types."""
     if not isinstance(content, dict) or content.keys() != types.keys():
         raise VocabularyError(f"damaged: {what} does not have the entries it should")
     for name, value in content.items():
@@ -227,5 +221,5 @@ def _unpack_trie(content: dict[str, Any]) -> Trie:
     nodes = _unpack_table("nodes", content["nodes"], 3)
     edges = _unpack_table("edges", content["edges"], 2)
     if (content["node_count"], content["edge_count"]) != (len(nodes), len(edges)):
-        raise VocabularyError("damaged: the trie's counts are not those of its nodes and edges")
+        raise VocabularyError("damaged: the trie's counts do not match its nodes and edges")
     return Trie(nodes, edges, content["longest_token"])

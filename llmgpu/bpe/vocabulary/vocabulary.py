@@ -1,21 +1,21 @@
 """A vocabulary: what each id stands for, and how text becomes ids.
 
-- Decided once, never changed: a Vocabulary that exists is consistent, whoever made it.
-- A token is its bytes. The tokens of a vocabulary trained here are the 256 bytes (the value is the
-  id), the merges in the order they were made, and the special tokens; where it extends another one,
-  all tokens of that come first. One that was imported may have any order, gaps (empty tokens) and
-  repeats.
-- Special tokens are not in the trie: text that spells one is text, unless a caller asks otherwise.
-- The fingerprint covers what changes the ids of some text, or the bytes of some ids, and nothing
-  else. Files made with a vocabulary carry it. How ties were broken and how the training went are
-  not in it, nor are merges that a greedy match never looks at.
+- A Vocabulary is immutable and always consistent, whether trained, imported or read from a file.
+- A token is its bytes. A vocabulary trained here has the 256 bytes (id = value), then the merges in
+  the order they were made, then the special tokens; one that extends another starts with all tokens
+  of that one. An imported vocabulary may have any order, gaps (empty tokens) and repeats.
+- Special tokens are not in the trie: text that spells one is plain text unless a caller allows it.
+- The fingerprint covers exactly what changes the ids of some text or the bytes of some ids, and
+  files made with a vocabulary carry it. It leaves out how ties were broken, how training went, and
+  merges that a greedy match never looks at.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,32 +23,43 @@ import msgpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.vocabulary import file as vocabulary_file
-from llmgpu.bpe.vocabulary.check import check_vocabulary
-from llmgpu.bpe.vocabulary.trie import Trie, compile_trie, validate_trie
+from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
+from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.vocabulary.file import (
+    MAX_TEXT_BYTES,
+    MAX_TRAINING_ENTRIES,
+    FileContent,
+    pack,
+    pack_ids,
+    unpack,
+)
+from llmgpu.bpe.vocabulary.tie import TIE_RULES
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
 
+MATCH_RULES = ("greedy", "bpe")
+NORMALIZERS = (None, "NFC")
+
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
-_LONG_TOKEN = 64  # bytes a token, on average, from which copying tokens beats gathering bytes
+_LONG_TOKEN = 64  # mean bytes a token from which copying tokens beats gathering bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens by id, and the rules that match them; VocabularyError if they don't fit together.
+    """Tokens by id, and the rules that match them; VocabularyError if they are inconsistent.
 
     tokens: the bytes of each id; those of a special token are its text in UTF-8.
     merges: uint32 (M, 3), ids of the left part, the right part and the result, first merge first.
-    pattern, expression: the pre-tokenizer's name, and what it does as an expression over bytes.
+    pattern, expression: the name of how text is cut, and the same as an expression over bytes.
     special_tokens: id by text.
     tie: the rule by which training chose between equally frequent pairs.
-    match: "greedy" (longest token first) or "bpe" (merges in order; without any, the pair that
-        makes the token of the lowest id first).
-    ignore_merges: with "bpe", a pre-token that is a token needs no merges; always so without any.
-    normalizer: what is done to the text first: None or "NFC".
-    unknown_token: id for bytes that no token matches; None if that is an error.
-    training: how it was made: at most 64 numbers and texts, for people.
+    match: "greedy" (longest token first) or "bpe" (merges in order; without merges, the pair that
+        spells the token of the lowest id first).
+    ignore_merges: with "bpe", take a pre-token that is a token whole; implied without merges.
+    normalizer: applied to text first, None or "NFC".
+    unknown_token: id of bytes that no token matches; None makes them an error.
+    training: how it was made, up to 64 numbers and texts for people to read.
     """
 
     tokens: tuple[bytes, ...]
@@ -64,10 +75,10 @@ class Vocabulary:
     training: dict[str, int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_vocabulary(self)
+        _check(self)
 
     def with_match(self, match: str) -> Vocabulary:
-        """Return the vocabulary with another match rule; VocabularyError if there is no such."""
+        """Return the vocabulary with another match rule; VocabularyError if it is unknown."""
         if match == self.match:
             return self
         changed = replace(self, match=match)
@@ -76,7 +87,7 @@ class Vocabulary:
 
     @property
     def takes_whole_tokens(self) -> bool:
-        """Whether a pre-token that is a token is taken as it is."""
+        """Whether a pre-token that is a token is taken whole."""
         return self.match == "greedy" or self.ignore_merges or len(self.merges) == 0
 
     @property
@@ -95,6 +106,14 @@ class Vocabulary:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.token_lengths)])
 
     @cached_property
+    def token_spans(self) -> NDArray[np.int64]:
+        """Bytes of text that each id stands for, 1 for the unknown token: int64 (size,)."""
+        spans = self.token_lengths.copy()
+        if self.unknown_token is not None:
+            spans[self.unknown_token] = 1
+        return spans
+
+    @cached_property
     def token_data(self) -> NDArray[np.uint8]:
         """The bytes of all tokens, end to end, by id: uint8."""
         return np.frombuffer(b"".join(self.tokens), np.uint8)
@@ -107,11 +126,11 @@ class Vocabulary:
     @cached_property
     def trie(self) -> Trie:
         """The trie of the ordinary tokens."""
-        return compile_trie(self._ordinary_tokens(), self.ordinary_ids)
+        return compile_trie(self._ordinary_tokens, self.ordinary_ids)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of all that changes ids."""
+        """SHA-256 of all that changes ids, in hexadecimal."""
         by_merges = self.match == "bpe"
         decisive = (
             "llmgpu fingerprint 1",
@@ -121,22 +140,22 @@ class Vocabulary:
             self.ignore_merges if by_merges else None,
             self.merges.astype("<u4").tobytes() if by_merges else None,
             self.unknown_token if self.missing_bytes() else None,
-            vocabulary_file.pack_ids(sorted(self.special_tokens.values())),
+            pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
             self.token_data.tobytes(),
         )
         return hashlib.sha256(msgpack.packb(decisive)).hexdigest()
 
     def missing_bytes(self) -> list[int]:
-        """Return the byte values that have no token of their own, special tokens apart."""
-        present = {token[0] for token in self._ordinary_tokens() if len(token) == 1}
+        """Return the byte values that are not a token; special tokens do not count."""
+        present = {token[0] for token in self._ordinary_tokens if len(token) == 1}
         return [value for value in range(256) if value not in present]
 
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers, end to end.
 
-        Raises InputError for the first id that is not in the vocabulary, or if they are no
-        integers.
+        Raises InputError for ids that are not integers, and for the first one that is not in the
+        vocabulary.
         """
         numbers = np.asarray(ids)
         if numbers.size == 0:
@@ -155,22 +174,23 @@ class Vocabulary:
         return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK]) for i in blocks)
 
     def to_bytes(self) -> bytes:
-        """Return the vocabulary as a file: the same bytes for the same vocabulary."""
-        return vocabulary_file.pack(self)
+        """Return the bytes of the vocabulary file: the same for the same vocabulary."""
+        entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return pack(FileContent(entries, self.trie, self.fingerprint))
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
-        """Read what `to_bytes` made; `name` is what an error calls it.
+        """Read what `to_bytes` returned; errors call it `name`.
 
-        Raises VocabularyError if anything about it is wrong. Never allocates more than a multiple
+        Raises VocabularyError if anything is wrong with it. Allocates no more than a small multiple
         of len(data).
         """
         try:
-            content = vocabulary_file.unpack(data)
+            content = unpack(data)
             vocabulary = cls(**content.fields)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
-            validate_trie(content.trie, vocabulary._ordinary_tokens(), vocabulary.ordinary_ids)
+            validate_trie(content.trie, vocabulary._ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
         vocabulary.__dict__["trie"] = content.trie  # where cached_property keeps its value
@@ -178,7 +198,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read a vocabulary file; VocabularyError if it can't be read or is not sound."""
+        """Read a vocabulary file; VocabularyError if it can't be read or is damaged."""
         try:
             data = Path(path).read_bytes()
         except (OSError, ValueError) as error:
@@ -187,7 +207,7 @@ class Vocabulary:
         return cls.from_bytes(data, str(path))
 
     def save(self, path: str | Path) -> None:
-        """Write a vocabulary file, whole or not at all; OutputError if that can't be done."""
+        """Write a vocabulary file atomically; OutputError if it can't be written."""
         data = self.to_bytes()
         with atomic_output(path) as stream:
             stream.write(data)
@@ -198,19 +218,115 @@ class Vocabulary:
         ends = np.cumsum(lengths)
         if ends[-1] > _LONG_TOKEN * len(ids):
             return b"".join([self.tokens[i] for i in ids.tolist()])
-        shifts = self.token_offsets[ids] - (ends - lengths)  # from the result to token_data
+        # Gather every byte at once: byte k of the result comes from token_data[k + shift], where
+        # the shift is the same for all bytes of a token.
+        shifts = self.token_offsets[ids] - (ends - lengths)
         positions = np.repeat(shifts, lengths) + np.arange(ends[-1])
         return bytes(self.token_data[positions])
 
+    @property
     def _ordinary_tokens(self) -> list[bytes]:
-        special = set(self.special_tokens.values())
-        if not special:
-            return list(self.tokens)
-        return [token for i, token in enumerate(self.tokens) if i not in special]
+        return [self.tokens[i] for i in self.ordinary_ids.tolist()]
+
+
+def _check(vocabulary: Vocabulary) -> None:
+    """Raise VocabularyError for the first thing that is wrong with a vocabulary.
+
+    Sizes are compared before anything is made from them, so that a hostile vocabulary costs no more
+    memory than a small multiple of its own.
+    """
+    if not 0 < vocabulary.size < NO_TOKEN:
+        raise VocabularyError(f"{vocabulary.size} tokens: use 1 to {NO_TOKEN - 1}")
+    _check_rules(vocabulary)
+    _check_pattern(vocabulary.pattern, vocabulary.expression)
+    _check_special_tokens(vocabulary)
+    _check_merges(vocabulary)
+    _check_training(vocabulary.training)
+
+
+def _check_rules(vocabulary: Vocabulary) -> None:
+    for what, value, known in (
+        ("tie rule", vocabulary.tie, TIE_RULES),
+        ("match rule", vocabulary.match, MATCH_RULES),
+        ("normalizer", vocabulary.normalizer, NORMALIZERS),
+    ):
+        if value not in known:
+            raise VocabularyError(f"unknown {what} {value!r}: this version supports {known}")
+    unknown = vocabulary.unknown_token
+    if unknown is not None and not 0 <= unknown < vocabulary.size:
+        raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")
+
+
+def _check_pattern(name: str, expression: str) -> None:
+    """Check that a published name and its published expression come together."""
+    _check_text("the pattern's name", name)
+    _check_text("the pattern's expression", expression)
+    if name.startswith(REGEX_PREFIX) and name != REGEX_PREFIX + expression:
+        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
+    for pattern in PATTERNS.values():
+        if (pattern.name == name) != (pattern.expression == expression):
+            raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
+
+
+def _check_special_tokens(vocabulary: Vocabulary) -> None:
+    for text, token in vocabulary.special_tokens.items():
+        if not 0 <= token < vocabulary.size:
+            raise VocabularyError(f"special token {text!r} has id {token} of {vocabulary.size}")
+        if not text or vocabulary.tokens[token] != text.encode(errors="replace"):
+            raise VocabularyError(f"special token {text!r} is not what id {token} spells")
+
+
+def _check_merges(vocabulary: Vocabulary) -> None:
+    merges = vocabulary.merges
+    if merges.dtype != np.uint32 or merges.ndim != 2 or merges.shape[1] != 3:
+        raise VocabularyError(f"merges must be uint32 (M, 3), not {merges.dtype} {merges.shape}")
+    allowed = np.zeros(vocabulary.size, np.bool_)
+    allowed[vocabulary.ordinary_ids] = True
+    if (merges >= vocabulary.size).any() or not allowed[merges].all():
+        raise VocabularyError("a merge has an id that is special or not in the vocabulary")
+    lengths = vocabulary.token_lengths[merges]
+    if (lengths[:, :2] == 0).any():
+        raise VocabularyError("a merge has an empty part")
+    # Compare lengths first, so that no concatenation below is longer than a token.
+    if (lengths[:, 0] + lengths[:, 1] != lengths[:, 2]).any() or not _spell_results(vocabulary):
+        raise VocabularyError("a merge does not spell its result")
+
+
+def _spell_results(vocabulary: Vocabulary) -> bool:
+    table = np.empty(vocabulary.size, np.object_)
+    table[:] = vocabulary.tokens
+    left, right, results = table[vocabulary.merges.T]
+    return all(map(operator.eq, map(operator.add, left, right), results))
+
+
+def _check_training(training: dict[str, int | float | str]) -> None:
+    if len(training) > MAX_TRAINING_ENTRIES:
+        raise VocabularyError(
+            f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
+        )
+    for key, value in training.items():
+        _check_text("a key of the training data", key)
+        if isinstance(value, str):
+            _check_text(f"training data {key!r}", value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise VocabularyError(f"training data {key!r} is neither a number nor a text")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise VocabularyError(f"training data {key!r} does not fit in 64 bits: {value}")
+
+
+def _check_text(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise VocabularyError(f"{what} is not a text")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise VocabularyError(f"{what} is not valid Unicode") from error
+    if length > MAX_TEXT_BYTES:
+        raise VocabularyError(f"{what} has {length} bytes, the limit is {MAX_TEXT_BYTES}")
 
 
 def byte_vocabulary(pattern: str, tie: str) -> Vocabulary:
-    """Return the vocabulary of the 256 bytes, which matches by merges: what training starts from.
+    """Return the vocabulary of the 256 bytes, matched by merges, from which training starts.
 
     Raises LlmgpuError for an unknown pattern, VocabularyError for an unknown tie rule.
     """
@@ -225,31 +341,6 @@ def byte_vocabulary(pattern: str, tie: str) -> Vocabulary:
     )
 
 
-def build_vocabulary(
-    merges: ArrayLike,
-    *,
-    pattern: str,
-    tie: str,
-    special_tokens: Sequence[str],
-    training: dict[str, int | float | str],
-) -> Vocabulary:
-    """Make the vocabulary of merges that start from bytes.
-
-    merges: integers (M, 2), ids of the left and the right part. A byte's id is its value, merge k
-        makes id 256 + k; the special tokens get the ids after the last merge.
-
-    Raises VocabularyError as `extend_vocabulary` does; LlmgpuError for an unknown pattern.
-    """
-    pairs = np.asarray(merges)
-    pairs = pairs if pairs.size else np.empty((0, 2), np.int64)
-    return extend_vocabulary(
-        byte_vocabulary(pattern, tie),
-        np.column_stack([pairs, np.arange(256, 256 + len(pairs))]),
-        special_tokens=special_tokens,
-        training=training,
-    )
-
-
 def extend_vocabulary(
     seed: Vocabulary,
     merges: ArrayLike,
@@ -257,13 +348,13 @@ def extend_vocabulary(
     special_tokens: Sequence[str],
     training: dict[str, int | float | str],
 ) -> Vocabulary:
-    """Put merges behind those of a vocabulary, and special tokens last; all its ids stay.
+    """Append merges to those of a vocabulary, and special tokens last; existing ids stay.
 
     merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
-        next free id, or the id of a token that is there already and spells the same.
+        next free id, or the id of an existing token that spells the same.
 
-    Raises VocabularyError for a merge of an id that does not exist yet, or with another result than
-    these; and for a special token that is empty, repeated or what a token spells.
+    Raises VocabularyError for a merge of an id that does not exist yet or with any other result,
+    and for a special token that is empty, repeated or spelled like another token.
     """
     triples = np.asarray(merges)
     triples = triples.astype(np.int64) if triples.size else np.empty((0, 3), np.int64)
@@ -271,7 +362,7 @@ def extend_vocabulary(
     for k, (left, right, result) in enumerate(triples.tolist()):
         if not (0 <= left < len(tokens) and 0 <= right < len(tokens)):
             raise VocabularyError(
-                f"merge {k} of {[left, right]}: ids below {len(tokens)} exist then"
+                f"merge {k} of {[left, right]}: only ids below {len(tokens)} exist by then"
             )
         if result == len(tokens):
             tokens.append(tokens[left] + tokens[right])
@@ -288,7 +379,7 @@ def extend_vocabulary(
 
 
 def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dict[str, int]:
-    """Give special tokens the ids behind all other tokens."""
+    """Give special tokens the ids after all other tokens."""
     numbered: dict[str, int] = {}
     taken = set(tokens)
     for text in texts:
@@ -297,7 +388,7 @@ def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dic
         except UnicodeEncodeError as error:
             raise VocabularyError(f"special token {text!r} is not valid Unicode") from error
         if not spelled or spelled in taken:
-            reason = "is a token already" if spelled else "is empty"
+            reason = "is already a token" if spelled else "is empty"
             raise VocabularyError(f"special token {text!r} {reason}: choose another text")
         taken.add(spelled)
         numbered[text] = len(tokens) + len(numbered)

@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
-from llmgpu.bpe.interchange.input_files import parse_json, quote, read_limited
-from llmgpu.bpe.interchange.notes import Note, no_notes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output, output_errors
+from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
 from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from llmgpu.bpe.interchange.input_files import parse_json, quote
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output
+from llmgpu.input_files import parse_json, quote
 
 MAX_HEADER_BYTES = 1 << 24  # 100 000 tensors with room to spare
 METADATA = "__metadata__"

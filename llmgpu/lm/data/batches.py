@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import token_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.data.permutation import ROUNDS, permute
@@ -119,9 +118,9 @@ def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     0 for special tokens, which stand for no text; an unknown token that is not one of them stands
     for 1.
     """
-    spans = token_spans(vocabulary)
+    spans = vocabulary.token_spans.astype(np.uint32)
     spans[list(vocabulary.special_tokens.values())] = 0
-    return spans.astype(np.uint32)
+    return spans
 
 
 def _check_options(batch_size: int, seq_len: int, seed: int, evaluation_fraction: float) -> None:

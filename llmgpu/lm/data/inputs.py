@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
@@ -28,8 +28,7 @@ from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.encoding import encode_into, encoding_facts, require_same_again
-from llmgpu.tokens.readers import describe_bin_file
+from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file
 from llmgpu.tokens.shards import (
     MANIFEST_FORMAT,
     PROGRESS_FORMAT,
@@ -37,7 +36,7 @@ from llmgpu.tokens.shards import (
     ShardWriter,
     read_manifest,
 )
-from llmgpu.tokens.writers import SIDE_FORMAT
+from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
 SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
@@ -108,7 +107,7 @@ class _Texts:
         self._vocabulary = vocabulary
         self._folder = folder
         self._names = ShardNames(str(folder / _SHARDS))
-        self._facts = encoding_facts(inputs, reading, special)
+        self._facts = encoding_key(inputs, reading, special)
         self._made_from = folder / _MADE_FROM
 
     def are_tokenized(self, resume: bool) -> bool:
@@ -130,9 +129,8 @@ class _Texts:
             self._made_from.unlink(missing_ok=True)
         begun = os.path.exists(self._names.progress)
         if begun and resume:
-            require_same_again(self._inputs)
-        encoder = open_encoder(self._vocabulary, backend)
-        encoder = with_special_tokens(encoder, self._vocabulary, self._special)
+            require_rereadable(self._inputs)
+        encoder = open_encoder(self._vocabulary, backend, special=self._special)
         with (
             Corpus(self._inputs, self._reading) as text,
             self._open_writer(shard_tokens, resume=begun and resume) as writer,
@@ -170,7 +168,7 @@ class _Texts:
 
     def _can_be_read_again(self) -> bool:
         try:
-            require_same_again(self._inputs)
+            require_rereadable(self._inputs)
         except InputError:
             return False
         return True

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.progress import Progress, no_progress
-from llmgpu.tokens.readers import BinFile, check_fingerprint, describe_bin_file
+from llmgpu.tokens.bin import BinFile, check_fingerprint, describe_bin_file
 
 _SCANNED_IDS = 1 << 22  # at a time
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding import encoder_gpu as encode_words_gpu
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_gpu import BYTE_VECTORS, LONG_WORD, LONGEST, GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.id_buffers import RESERVED_FROM, CollectedIds
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding import encoder_numpy as encode_numpy
-from llmgpu.bpe.encoding import word_cache as encoded_words
+from llmgpu.bpe.encoding import slice_encoder, word_cache
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.plain import greedy_long_words
 from llmgpu.bpe.pretokens.pattern import PATTERNS
@@ -19,11 +18,12 @@ from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import PIECES
+from tests.bpe.vocabularies import build_vocabulary
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
 
@@ -107,7 +107,7 @@ def test_long_words_in_blocks_of_any_size(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy_long_words, "BLOCK", block)
         patch.setattr(greedy_long_words, "GUESSES", block % 3)
-        patch.setattr(encode_numpy, "LONGEST_KEPT", 3)
+        patch.setattr(slice_encoder, "LONGEST_KEPT", 3)
         for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
 
@@ -221,7 +221,7 @@ def test_binary_text(documents: list[bytes], slice_bytes: int) -> None:
 def test_an_encoder_is_used_again_and_forgets_what_it_must(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(encoded_words, limit, 3)
+    monkeypatch.setattr(word_cache, limit, 3)
     vocabulary = make_vocabulary([*BYTES, b"ab", b" ab"], "class")
     encoder = NumpyEncoder(vocabulary, 10)
     for text in (b"ab ab b 12 \n" * 9, b"\x00ab. ab" * 9, b"ab ab b 12 \n" * 9):

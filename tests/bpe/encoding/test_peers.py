@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import TrainingOptions

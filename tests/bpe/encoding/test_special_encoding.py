@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.encoding.encoder import Encoder, open_encoder
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
 from llmgpu.bpe.pretokens.pattern import PATTERNS
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
 from tests.bpe.encoding.test_encoder_numpy import make_vocabulary
+from tests.bpe.vocabularies import build_vocabulary
 
 # Tokens that end, contain and overlap one another. Which of two that begin with one another counts
 # depends on their hashes in tiktoken; here it is the longer one.

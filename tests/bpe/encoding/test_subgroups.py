@@ -15,7 +15,7 @@ import sys
 import numpy as np
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.text.corpus import corpus_from_bytes
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.gpu import Device

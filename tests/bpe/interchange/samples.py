@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.plain.test_recount_gpu import words
+from tests.bpe.vocabularies import build_vocabulary
 from tests.reference import bpe as reference
 
 ALPHABETS = (

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llmgpu.bpe.interchange import gpt2
-from llmgpu.bpe.interchange.byte_level import ALPHABET, to_bytes, to_text
+from llmgpu.bpe.interchange.token_tables import ALPHABET, to_bytes, to_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
 from tests.bpe.interchange.samples import random_ranks, rank_vocabulary, texts, trained
@@ -121,7 +121,7 @@ class TestRefused:
         ("name", "data", "message"),
         [
             ("vocab.json", b"[]", r"vocab\.json: there is no map"),
-            ("vocab.json", b"{", r"vocab\.json: no valid JSON"),
+            ("vocab.json", b"{", r"vocab\.json: not valid JSON"),
             ("vocab.json", b'{"a": 0, "b": 0}', "'a' and 'b' have one id"),
             ("vocab.json", b'{"a": 0}', r"merges\.txt: a merge needs the token"),
             ("merges.txt", b"", r"vocab\.json: its tokens need merges"),

@@ -13,10 +13,10 @@ import tiktoken as peer
 from tiktoken.load import load_tiktoken_bpe
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.input_files import MAX_FILE_BYTES
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
+from llmgpu.input_files import MAX_FILE_BYTES
 from tests.bpe.interchange.samples import (
     cl100k_path,
     random_ranks,
@@ -146,9 +146,9 @@ class TestRefused:
             (b"YQ== 1_0", "line 1: a line is a token"),
             (b"YQ== \xd9\xa1", "line 1: a line is a token"),
             (b"YQ== 4294967295", "line 1: token b'a' has id 4294967295"),
-            (b"\nY!== 1", "line 2: .* no base64"),
-            (b"YQ 1", "line 1: .* no base64"),
-            (b"== 1", "line 1: .* no base64"),
+            (b"\nY!== 1", "line 2: .* not base64"),
+            (b"YQ 1", "line 1: .* not base64"),
+            (b"== 1", "line 1: .* not base64"),
             (b"YQ== 1\nYg== 2\nYQ== 3", "line 3: token b'a' has the rank 1"),
             (b"YQ== 1\nYg== 1", "line 2: rank 1 is that of line 1"),
             (b"", "there are no tokens in it"),

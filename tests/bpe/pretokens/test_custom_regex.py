@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.pretokens.pattern import (
     PATTERNS,
     REGEX_PREFIX,

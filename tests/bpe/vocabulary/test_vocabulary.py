@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import file as vocabulary_file
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, build_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
+from tests.bpe.vocabularies import build_vocabulary
 from tests.reference import bpe as reference
 
 MERGES = [(97, 98), (256, 99), (0, 0), (32, 257), (255, 258)]

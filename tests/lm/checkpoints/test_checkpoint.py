@@ -223,7 +223,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     changed[len(whole) // 2] ^= 1
     for data in (whole[:-2], whole[: len(whole) // 2], b"", bytes(changed)):
         (folder / name).write_bytes(data)
-        with pytest.raises(CheckpointError, match=rf"^{folder / name}: (damaged|no valid JSON)"):
+        with pytest.raises(CheckpointError, match=rf"^{folder / name}: (damaged|not valid JSON)"):
             load_checkpoint(folder)
     (folder / name).unlink()
     with pytest.raises(CheckpointError, match=rf"{name}: can't read it: No such file"):

@@ -17,7 +17,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batches, token_bytes
 from llmgpu.lm.data.permutation import ROUNDS, permute
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
-from llmgpu.tokens.writers import open_writer
+from llmgpu.tokens.formats import open_writer
 from tests.lm.vocabularies import sample_vocabulary
 
 VOCABULARY = sample_vocabulary()

@@ -19,15 +19,15 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.lm.data import token_source
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.text.corpus import CorpusOptions, corpus_from_bytes
+from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.shards import ShardWriter
-from llmgpu.tokens.writers import open_writer
 from tests.cli.conftest import environment
 from tests.lm.vocabularies import END, sample_text, sample_vocabulary
 

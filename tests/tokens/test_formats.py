@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
-from llmgpu.tokens import readers as token_readers
-from llmgpu.tokens import writers as token_files
-from llmgpu.tokens.readers import read_side_file, read_tokens
-from llmgpu.tokens.writers import FORMATS, TokenWriter, open_writer
+from llmgpu.tokens import ids as decimal_text
+from llmgpu.tokens import jsonl as json_lines
+from llmgpu.tokens import npy, sinks
+from llmgpu.tokens.bin import read_side_file
+from llmgpu.tokens.formats import FORMATS, open_writer, read_tokens
+from llmgpu.tokens.sinks import TokenWriter
 
 VOCABULARY = 70_000
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -33,6 +35,11 @@ same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 
 def opened(path: object, format: str, size: int = VOCABULARY) -> TokenWriter:
     return open_writer(str(path), format, vocabulary_size=size, fingerprint="f00d")
+
+
+def read_in_blocks_of(block: int, patch: pytest.MonkeyPatch) -> None:
+    for module in (decimal_text, npy, sinks):
+        patch.setattr(module, "BLOCK_BYTES", block)
 
 
 def ids_of(*values: int) -> NDArray[np.uint32]:
@@ -92,7 +99,7 @@ cuts_strategy = st.lists(st.integers(0, 40), max_size=4)
 @pytest.mark.parametrize("piece", [3, 1 << 20])
 def test_round_trip(tmp_path: Path, format: str, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_files, "_PIECE_IDS", piece)
+        patch.setattr(decimal_text, "_PIECE_IDS", piece)
         check_round_trip(tmp_path / "out", format)
 
 
@@ -186,7 +193,7 @@ def test_the_side_file(tmp_path: Path) -> None:
 
 def test_the_npy_header_has_one_length() -> None:
     for count in (0, 10**18):
-        header = token_files._npy_header(np.dtype("<u4"), count)
+        header = npy._npy_header(np.dtype("<u4"), count)
         assert len(header) == 128
         stream = io.BytesIO(header)
         np.lib.format.read_magic(stream)
@@ -287,7 +294,7 @@ def test_numbers_split_across_reads(tmp_path: Path, ids: list[int], block: int) 
     path = tmp_path / "f"
     path.write_text(" ".join(map(str, ids)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_readers, "_BLOCK_BYTES", block)
+        read_in_blocks_of(block, patch)
         assert read_all(path, "ids") == ids
 
 
@@ -298,7 +305,7 @@ def test_numbers_split_across_reads(tmp_path: Path, ids: list[int], block: int) 
 def test_what_is_no_id_is_named_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, word: str
 ) -> None:
-    monkeypatch.setattr(token_readers, "_BLOCK_BYTES", block)
+    read_in_blocks_of(block, monkeypatch)
     path = tmp_path / "f"
     path.write_text(f"1 2\n\n 3\t4 {word} 5\n6", encoding="utf-8")
     with pytest.raises(InputError, match=re.escape(f"{path}, line 3: ") + ".* is not a token id"):
@@ -356,7 +363,7 @@ def test_bad_lines_of_jsonl(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_other_fields_and_blocks_of_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_readers, "_BLOCK_IDS", 2)
+    monkeypatch.setattr(json_lines, "_BLOCK_IDS", 2)
     path = tmp_path / "f"
     path.write_text('{"text": "x", "ids": [1, 2, 3]}\n\n{"ids": []}\n{"ids": [4]}')
     assert read_all(path, "jsonl") == [1, 2, 3, 4]
@@ -438,17 +445,17 @@ def written_bin(folder: Path) -> tuple[Path, dict[str, Any]]:
     "change, message",
     [
         ({"format": "other"}, "not a side file"),
-        ({"version": 2}, "version 2, but this build reads 1"),
+        ({"version": 2}, "version 2, but this llmgpu reads 1"),
         ({"dtype": "float32"}, "neither uint16 nor uint32"),
         ({"dtype": None}, "'dtype' is missing or not of type str"),
         ({"count": -1}, "'count' is missing or not of type int"),
         ({"count": True}, "'count' is missing or not of type int"),
         ({"count": 4}, "has 12 bytes, but by its side file .* 4 ids of 4 bytes"),
         ({"dtype": "uint16"}, "has 12 bytes, but by its side file .* 3 ids of 2 bytes"),
-        ({"document_offsets": [0, "x"]}, "holds what is no whole number"),
+        ({"document_offsets": [0, "x"]}, "holds something other than whole numbers"),
         ({"document_offsets": [2, 0]}, "not in ascending order"),
-        ({"document_offsets": [-1]}, "begins outside of the 3 ids"),
-        ({"document_offsets": [4]}, "begins outside of the 3 ids"),
+        ({"document_offsets": [-1]}, "starts outside of the 3 ids"),
+        ({"document_offsets": [4]}, "starts outside of the 3 ids"),
     ],
 )
 def test_wrong_side_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -475,7 +482,7 @@ def test_a_missing_side_file(tmp_path: Path) -> None:
 
 def test_a_bin_stream_needs_the_size_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\1\0\2\0\3")))
-    with pytest.raises(InputError, match="says nothing of its numbers"):
+    with pytest.raises(InputError, match="has no side file that says what its numbers are"):
         read_tokens("-", "bin")
     with pytest.raises(InputError, match="ends after 2 ids and 1 bytes"):
         read_all("-", "bin", vocabulary_size=300)

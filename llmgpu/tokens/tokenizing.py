@@ -1,4 +1,4 @@
-"""A corpus, encoded into whatever takes its ids, and what decides these ids."""
+"""A corpus tokenized into a sink, and the resume key of such a job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.writers import TokenSink
+from llmgpu.tokens.sinks import TokenSink
 
 
 def encode_corpus(
     encoder: Encoder, text: Corpus, allocate: Allocate = new_ids
 ) -> Iterator[EncodedSlice]:
-    """Yield the ids of all of `text`, see `Encoder.encode`.
+    """Yield the ids of a whole corpus; see `Encoder.encode`.
 
-    Raises what the encoder and the corpus raise; a TextError is about one file of the corpus, and
-    its offset that in the file's text.
+    Raises what the encoder and the corpus raise. A TextError names the file of the corpus, and the
+    offset in the text of that file.
     """
     try:
         yield from encoder.encode(text, allocate)
@@ -35,14 +35,15 @@ def encode_corpus(
 
 
 def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
-    """Write the ids of all of `text` to `sink`, each piece as soon as it is encoded.
+    """Write the ids of a whole corpus to a sink, each slice as soon as it is encoded.
 
-    Where nobody waits for a piece it is written while the next one is encoded.
+    Unless a reader may be waiting for the output, a slice is written while the next is encoded.
 
-    progress: called with the bytes of the sources that were read, phase "tokenizing".
+    progress: called with the bytes read from the sources, phase "tokenizing".
+
     Raises what the encoder, the corpus and the sink raise.
     """
-    memory = ReusedMemory(2)  # one piece is written while the next is encoded
+    memory = ReusedMemory(2)  # for the slice being written and the one being encoded
     with nullcontext(sink.write) if sink.is_direct else _in_background(sink.write) as write:
         for piece in encode_corpus(encoder, text, memory.allocate):
             write(
@@ -56,9 +57,9 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
 
 @contextmanager
 def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None]]:
-    """Give what calls a function in another thread, as soon as the call before is done.
+    """Yield a function that calls `function` in another thread, one call at a time.
 
-    What a call raises is raised by the next one, or at the end of the block.
+    An exception of a call is raised by the next one, or at the end of the block.
     """
     last: Future[None] | None = None
 
@@ -74,11 +75,8 @@ def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None
             last.result()
 
 
-def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:
-    """Return what is read and how, for a run that goes on from another one to compare.
-
-    InputError for sources that are missing or unfit.
-    """
+def encoding_key(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:
+    """Return what is read and how, the resume key of tokenizing; InputError for missing sources."""
     return {
         FILES: [file_facts(source.path) for source in resolve_sources(sources)[0]],
         "text field": options.text_field,
@@ -93,8 +91,8 @@ def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: Spec
     }
 
 
-def require_same_again(sources: Sequence[str]) -> None:
-    """Raise an InputError unless all sources are files, whose text is there to be read again."""
+def require_rereadable(sources: Sequence[str]) -> None:
+    """Raise InputError unless all sources are files, so that a resumed job can read them again."""
     for source in resolve_sources(sources)[0]:
         if source.size is None or source.path == STANDARD_INPUT:
             raise InputError(

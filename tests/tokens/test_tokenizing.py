@@ -12,16 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe.encoding.encoder import open_encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.tokens.encoding import encode_into
-from llmgpu.tokens.writers import TokenSink
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.tokenizing import encode_into
 from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
 from tests.text.reading import write
 
@@ -91,7 +91,7 @@ def test_a_byte_without_a_token_is_in_a_file(tmp_path: Path) -> None:
         ("NFC", "in the normalized text, byte 0x62 at offset 7 of"),
     ):
         made = replace(vocabulary, normalizer=normalizer)
-        encoder = with_special_tokens(open_encoder(made, NUMPY), made, options)
+        encoder = open_encoder(made, NUMPY, special=options)
         with Corpus(paths) as text, pytest.raises(InputError, match=re.escape(message)):
             encode_into(Collecting(), encoder, text, no_progress)
 

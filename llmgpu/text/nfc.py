@@ -1,11 +1,11 @@
-"""NFC: text composed as Unicode says, before it is encoded.
+"""NFC: text composed as Unicode defines it, block by block.
 
-- Each document is normalized by itself, and in it each run of valid UTF-8; invalid bytes stay as
-  they are, and nothing composes across them.
-- A document that comes in blocks is cut before a character that starts anew whatever came before:
-  its decomposition begins with a starter that composes with nothing in front of it. What is behind
-  the last such place is held back; that is a few bytes, unless a text goes on with marks for ever.
-- Python's own table is used: `UNICODE_VERSION` says which it is.
+- Each document is normalized on its own, and within it each run of valid UTF-8. Invalid bytes stay
+  as they are, and nothing composes across them.
+- A document that comes in blocks is cut before a character that is independent of what precedes it:
+  its decomposition begins with a starter that never composes with a character before it. Text after
+  the last such place is held back. That is a few bytes, unless a text is one endless run of marks.
+- The table is Python's own; `UNICODE_VERSION` says which one that is.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ from __future__ import annotations
 import codecs
 import sys
 import unicodedata
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.errors import InputError
-from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece
 
 UNICODE_VERSION = unicodedata.unidata_version
@@ -32,37 +28,21 @@ _LONGEST = 4  # bytes of a character
 _VOWELS_AND_FINALS = range(0x1160, 0x1200)  # conjoining Hangul letters that follow others
 
 
-class NormalizingEncoder:
-    """An encoder that normalizes its text first; slices and offsets are of the normalized text."""
-
-    def __init__(self, encoder: Encoder, block_bytes: int = LEAST_BYTES) -> None:
-        """Put NFC before `encoder`; block_bytes: read at a time, at least."""
-        self._encoder = encoder
-        self._block_bytes = block_bytes
-
-    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        filtered = FilteredSource(source, NfcFilter(), self._block_bytes)
-        try:
-            yield from self._encoder.encode(filtered, allocate)
-        except NoTokenError as error:
-            raise InputError(f"in the normalized text, {error}") from None
-
-
 class NfcFilter:
-    """Normalizes a text that comes in blocks; see `llmgpu.text.corpus.TextFilter`."""
+    """Normalize a text that comes in blocks; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(self) -> None:
-        self._held = b""  # begins where a document does, or at a safe place; has no other one
+        self._held = b""  # starts at a document or at a safe place, and holds no other
         self._held_starts = np.empty(0, np.int64)
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the normalized text that is decided."""
+        """Return the normalized text up to the last safe place, or all of it if `final`."""
         before = len(self._held)
         data = self._held + text.tobytes()
         starts = np.concatenate([self._held_starts, starts + before])
         decided, own = len(data), len(starts)
         if not final:
+            # Up to here the held bytes have been searched; a character may span the two blocks.
             last = int(starts[-1]) if len(starts) else 0
             found = _last_safe_place(data, max(last, before - _LONGEST + 1))
             decided = last if found is None else found
@@ -73,7 +53,7 @@ class NfcFilter:
 
 
 def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return the normalized bytes, and where the documents begin in them."""
+    """Return the normalized bytes, and where in them the documents start."""
     if data.isascii() or unicodedata.is_normalized("NFC", data.decode(errors=_ERRORS)):
         return data, starts
     parts = [
@@ -85,30 +65,30 @@ def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes,
 
 
 def _last_safe_place(data: bytes, first: int) -> int | None:
-    """Return the last position from `first` on before which the data can be cut, if any."""
+    """Return the last position, not before `first`, where the data can be cut; None if none."""
     return next((i for i in range(len(data) - 1, first - 1, -1) if _is_safe(data, i)), None)
 
 
 def _is_safe(data: bytes, position: int) -> bool:
-    """Whether the data before and from a position on can be normalized one by one."""
+    """Whether the data before a position and the data from it on normalize independently."""
     if data[position] < 0x80:
         return True
-    if data[position] < 0xC0:  # part of a character, unless it is the fourth such byte in a row
+    if data[position] < 0xC0:  # inside a character, unless it is the fourth such byte in a row
         before = data[max(0, position - _LONGEST + 1) : position]
         return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
     text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)
-    return bool(text) and starts_anew(text[0])
+    return bool(text) and is_independent(text[0])
 
 
-def starts_anew(character: str) -> bool:
-    """Whether nothing before a character can change what it is normalized to, nor be changed."""
+def is_independent(character: str) -> bool:
+    """Whether a character neither changes nor is changed by what comes before it."""
     first = unicodedata.normalize("NFD", character)[0]
     return not unicodedata.combining(first) and first not in _composing()
 
 
 @cache
 def _composing() -> frozenset[str]:
-    """Return the characters that can compose with one in front of them, and maybe more."""
+    """Return all characters that can compose with the one before, and possibly others."""
     found = set(map(chr, _VOWELS_AND_FINALS))
     for code in range(sys.maxunicode + 1):
         parts = unicodedata.decomposition(chr(code)).split()

@@ -1,0 +1,176 @@
+"""Tokens as other tools' files write them: by id, as text, and in merges.
+
+- GPT-2's byte-level alphabet writes a token as text: a printable character for each byte. Printable
+  Latin-1 characters stand for their own byte; the other bytes get the characters from U+0100 on, in
+  order.
+- tokenizer.json and merges.txt hold one map of ids by text, and merges as pairs of texts. Special
+  tokens are in the map with their own text, so two tokens that are spelled alike can't both be
+  written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import Note, listed, quote
+
+MAX_IDS = 1 << 22  # without a limit, one short line could ask for any number of empty tokens
+
+
+def _make_alphabet() -> tuple[str, ...]:
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [value for value in range(256) if value not in printable]
+    number = {value: 0x100 + k for k, value in enumerate(others)}
+    return tuple(chr(number.get(value, value)) for value in range(256))
+
+
+ALPHABET = _make_alphabet()  # by byte
+
+_TO_TEXT = dict(enumerate(ALPHABET))
+# A Latin-1 character outside of the alphabet must not pass for the byte of its code point.
+_TO_BYTES = {value: 0xFFFD for value in range(256)} | {
+    ord(character): value for value, character in enumerate(ALPHABET)
+}
+
+
+def to_text(token: bytes) -> str:
+    """Return the text of a token."""
+    return token.decode("latin-1").translate(_TO_TEXT)
+
+
+def to_bytes(text: str) -> bytes:
+    """Return the token that `text` spells; VocabularyError for a character that is not a byte."""
+    try:
+        return text.translate(_TO_BYTES).encode("latin-1")
+    except UnicodeEncodeError as error:
+        raise VocabularyError(
+            f"{quote(text)} is not written in the byte-level alphabet: {text[error.start]!r}"
+        ) from error
+
+
+def check_id(what: str, number: object) -> int:
+    """Return `number` if it can be an id, else raise VocabularyError about `what`."""
+    if type(number) is not int:
+        raise VocabularyError(f"{what} has a {type(number).__name__} as its id")
+    if not 0 <= number < MAX_IDS:
+        shown = quote(number)
+        raise VocabularyError(f"{what} has id {shown}: ids are whole numbers below {MAX_IDS}")
+    return number
+
+
+def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> tuple[bytes, ...]:
+    """Return the tokens by id, empty for ids without a token.
+
+    VocabularyError if there are no tokens, two share an id, or a special one is not valid Unicode.
+    """
+    size = max([*ordinary, *special.values()], default=-1) + 1
+    if size == 0:
+        raise VocabularyError("there are no tokens")
+    tokens = [b""] * size
+    for number, token in ordinary.items():
+        tokens[number] = token
+    taken: dict[int, str] = {}
+    for text, number in special.items():
+        if number in taken or number in ordinary:
+            other = quote(taken[number] if number in taken else ordinary[number])
+            raise VocabularyError(f"special token {quote(text)} has the id {number} of {other}")
+        taken[number] = text
+        try:
+            tokens[number] = text.encode()
+        except UnicodeEncodeError as error:
+            raise VocabularyError(f"special token {quote(text)} is not valid Unicode") from error
+    return tuple(tokens)
+
+
+def check_vocabulary_map(content: object) -> dict[str, int]:
+    """Return `content` if it is a map of ids by text, else raise VocabularyError."""
+    if not isinstance(content, dict) or not content:
+        raise VocabularyError("there is no map of tokens")
+    for text, number in content.items():
+        check_id(f"token {quote(text)}", number)
+    if len(set(content.values())) < len(content):
+        first: dict[int, str] = {}
+        for text, number in content.items():
+            if first.setdefault(number, text) != text:
+                raise VocabularyError(
+                    f"tokens {quote(first[number])} and {quote(text)} have one id, {number}"
+                )
+    return content
+
+
+def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> NDArray[np.uint32]:
+    """Return merges (left, right, result) of ids, uint32 (M, 3), from pairs of texts.
+
+    VocabularyError for a part or a result that has no id, and for a repeated pair.
+    """
+    try:
+        flat = list(
+            chain.from_iterable((ids[left], ids[right], ids[left + right]) for left, right in pairs)
+        )
+    except KeyError as error:
+        raise VocabularyError(
+            f"a merge needs the token {quote(error.args[0])}: there is none"
+        ) from error
+    merges = np.array(flat, np.uint32).reshape(-1, 3)
+    _check_distinct(merges)
+    return merges
+
+
+def _check_distinct(merges: NDArray[np.uint32]) -> None:
+    keys = merges[:, 0].astype(np.uint64) << np.uint64(32) | merges[:, 1]
+    _, firsts = np.unique(keys, return_index=True)
+    if len(firsts) < len(merges):
+        again = np.setdiff1d(np.arange(len(merges)), firsts)[0]
+        raise VocabularyError(f"merge {again + 1} of the list is there already")
+
+
+def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return ids by text, ascending, special tokens included.
+
+    VocabularyError if two are spelled alike, or the vocabulary does not match by merges.
+    """
+    if vocabulary.match != "bpe":
+        raise VocabularyError("a vocabulary that matches greedily has no merges that give its ids")
+    texts = {number: text for text, number in vocabulary.special_tokens.items()}
+    ids: dict[str, int] = {}
+    for number, token in enumerate(vocabulary.tokens):
+        if not token:
+            continue
+        text = texts.get(number) or to_text(token)
+        if ids.setdefault(text, number) != number:
+            raise VocabularyError(
+                f"ids {ids[text]} and {number} would both be written {quote(text)}: "
+                "the format can't hold both"
+            )
+    return ids
+
+
+def exportable_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
+    """Return the merges (M, 3) that give the vocabulary's ids.
+
+    Where there are only ranks, merges are recovered: see `llmgpu.bpe.vocabulary.recovery`.
+    """
+    if len(vocabulary.merges):
+        return vocabulary.merges
+    return recover_merges(ordinary_ranks(vocabulary))
+
+
+def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
+    """Return the texts of the two parts of each merge."""
+    texts = [to_text(token) for token in vocabulary.tokens]
+    return [(texts[left], texts[right]) for left, right, _ in merges.tolist()]
+
+
+def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
+    """Note which bytes have no token, and what becomes of them."""
+    missing = vocabulary.missing_bytes()
+    if missing and vocabulary.unknown_token is None:
+        shown = listed([f"0x{value:02x}" for value in missing])
+        note(f"bytes without a token, which others leave out and are an error here: {shown}")

@@ -1,0 +1,298 @@
+"""Token ids as plain little-endian numbers, with a side file ``PATH.json`` that describes them.
+
+A layout may put a header before the numbers: see `llmgpu.tokens.layouts`. A pipe or a device gets
+no side file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError, OutputError, VocabularyError
+from llmgpu.files import OutputFile, output_errors
+from llmgpu.text.jsonl import parse_json_object
+from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
+from llmgpu.tokens.npy import NumbersWriter, read_numbers
+from llmgpu.tokens.sinks import TokenWriter, id_dtype, open_stream, with_buffer
+
+DESCRIPTION = "raw numbers with a side file .json"
+SIDE_FORMAT = "llmgpu-tokens"
+SIDE_VERSION = 1
+
+_SIDE_FIELDS: dict[str, type] = {
+    "dtype": str,
+    "count": int,
+    "bytes": int,
+    "vocabulary_size": int,
+    "fingerprint": str,
+    "document_offsets": list,
+}
+
+
+def open_writer(
+    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
+) -> TokenWriter:
+    """Open `path` for numbers in one of LAYOUTS."""
+    return BinWriter(path, vocabulary_size, fingerprint, layout)
+
+
+def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+    """Return the ids of a file in blocks.
+
+    vocabulary_size, layout: describe a pipe, which has no side file.
+    """
+    return _read_bin(name, _bin_facts(name, vocabulary_size, get_layout(layout)))
+
+
+def side_path(path: str | Path) -> str:
+    """Return the name of the side file of the ``bin`` file `path`."""
+    return f"{path}.json"
+
+
+def read_side_file(path: str | Path) -> dict[str, object]:
+    """Return the content of the side file of the ``bin`` file `path`, types of fields checked.
+
+    A missing layout is "raw".
+    Raises InputError if it is missing, damaged, of another format or of a newer version.
+    """
+    name = side_path(path)
+    try:
+        data = Path(name).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"can't read {name}, the side file of {path}: {error.strerror}; without it the "
+            "type of the numbers is unknown"
+        ) from error
+    side = parse_json_object(data, name)
+    if side.get("format") != SIDE_FORMAT:
+        raise InputError(f"{name}: not a side file of token ids (its format: {SIDE_FORMAT!r})")
+    version = side.get("version")
+    if version != SIDE_VERSION:
+        raise InputError(f"{name}: version {version!r}, but this llmgpu reads {SIDE_VERSION}")
+    for field, kind in _SIDE_FIELDS.items():
+        value = side.get(field)
+        if type(value) is not kind or (type(value) is int and value < 0):
+            raise InputError(f"{name}: field {field!r} is missing or not of type {kind.__name__}")
+    if side["dtype"] not in ("uint16", "uint32"):
+        raise InputError(f"{name}: dtype {side['dtype']!r} is neither uint16 nor uint32")
+    layout = side.setdefault("layout", "raw")
+    if layout not in LAYOUTS:
+        raise InputError(f"{name}: layout {layout!r} is not one of {', '.join(LAYOUTS)}")
+    _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
+    return side
+
+
+@dataclass(frozen=True)
+class BinFile:
+    """A ``bin`` file on disk whose length is as its side file says.
+
+    offset: bytes before the numbers. count: ids. text_bytes: bytes of text that they stand for.
+    fingerprint: of the vocabulary that made them.
+    """
+
+    path: str
+    dtype: np.dtype[np.integer]
+    offset: int
+    count: int
+    text_bytes: int
+    fingerprint: str
+
+
+def describe_bin_file(path: str | Path) -> BinFile:
+    """Return what the side file and the header of the ``bin`` file `path` say.
+
+    Raises InputError if one of them can't be read, or if they or the length of the file disagree.
+    """
+    name = str(path)
+    if not os.path.isfile(name):
+        raise InputError(f"no such file: {name!r}")
+    side = read_side_file(name)
+    facts = _side_facts(name, side, is_stream=False)
+    assert facts.dtype is not None and facts.count is not None
+    if facts.layout.parse_header:
+        with open_stream(name) as stream:
+            _check_header(with_buffer(stream), name, facts)
+    return BinFile(
+        name,
+        facts.dtype,
+        facts.layout.header_bytes,
+        facts.count,
+        cast(int, side["bytes"]),
+        cast(str, side["fingerprint"]),
+    )
+
+
+def check_fingerprint(name: str, made_with: str, fingerprint: str, vocabulary_name: str) -> None:
+    """Raise a VocabularyError if the token file `name` was made with another vocabulary.
+
+    made_with: the fingerprint that the file has; fingerprint: that of the vocabulary in the file
+    `vocabulary_name`.
+    """
+    if made_with != fingerprint:
+        raise VocabularyError(
+            f"{name} was made with the vocabulary {made_with[:12]}, "
+            f"{vocabulary_name} is {fingerprint[:12]}; use the vocabulary it was made with"
+        )
+
+
+def _check_offsets(name: str, offsets: list[object], count: int) -> None:
+    if set(map(type, offsets)) - {int}:
+        raise InputError(f"{name}: document_offsets holds something other than whole numbers")
+    numbers = cast(list[int], offsets)
+    if sorted(numbers) != numbers:
+        raise InputError(f"{name}: document_offsets are not in ascending order")
+    if numbers and not 0 <= numbers[0] <= numbers[-1] <= count:
+        raise InputError(f"{name}: a document starts outside of the {count} ids")
+
+
+@dataclass(frozen=True)
+class _BinFacts:
+    """What is known of a ``bin`` file before it is read; None for what its header tells."""
+
+    layout: Layout
+    dtype: np.dtype[np.integer] | None
+    count: int | None
+
+
+def _bin_facts(name: str, vocabulary_size: int | None, layout: Layout) -> _BinFacts:
+    is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
+    if is_stream and not os.path.exists(side_path(name)):
+        if layout.parse_header:
+            return _BinFacts(layout, None, None)
+        if vocabulary_size is None:
+            raise InputError(
+                f"{name}: a bin stream has no side file that says what its numbers are: use npy"
+            )
+        return _BinFacts(layout, id_dtype(vocabulary_size), None)
+    return _side_facts(name, read_side_file(name), is_stream)
+
+
+def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:
+    """Return what a side file says; InputError unless the file is as long as it says."""
+    layout = get_layout(cast(str, side["layout"]))
+    dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
+    count, size = cast(int, side["count"]), os.stat(name).st_size
+    if not is_stream and size != layout.header_bytes + count * dtype.itemsize:
+        header = f" after a header of {layout.header_bytes} bytes" if layout.header_bytes else ""
+        raise InputError(
+            f"{name} has {size} bytes, but by its side file {side_path(name)} it has {count} ids "
+            f"of {dtype.itemsize} bytes{header}: they don't belong together, or one is cut short"
+        )
+    return _BinFacts(layout, dtype, count)
+
+
+def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
+    with open_stream(name) as stream:
+        buffered = with_buffer(stream)
+        dtype, count = facts.dtype, facts.count
+        if facts.layout.parse_header:
+            dtype, count = _check_header(buffered, name, facts)
+        assert dtype is not None
+        yield from read_numbers(buffered, name, dtype, count)
+
+
+def _check_header(
+    stream: io.BufferedIOBase, name: str, facts: _BinFacts
+) -> tuple[np.dtype[np.integer], int]:
+    """Return type and number of the tokens; InputError if the side file disagrees."""
+    assert facts.layout.parse_header is not None
+    dtype, count = facts.layout.parse_header(stream.read(facts.layout.header_bytes), name)
+    if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
+        raise InputError(
+            f"{name}: its header says {count} ids of {dtype.itemsize} bytes, its side file "
+            f"{side_path(name)} does not"
+        )
+    return dtype, count
+
+
+class BinWriter(NumbersWriter):
+    """Writes numbers in a layout, and at the end the side file.
+
+    continues: the first ids belong to the last document of the previous file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        vocabulary_size: int,
+        fingerprint: str,
+        layout: str,
+        *,
+        continues: bool = False,
+    ) -> None:
+        """Open `path` for ids in one of LAYOUTS; InputError for another layout."""
+        self._layout = get_layout(layout)
+        super().__init__(path, vocabulary_size)
+        self._fingerprint = fingerprint
+        self._continues = continues
+        self._text_bytes = 0
+        self._offsets: list[NDArray[np.int64]] = []
+
+    def _header(self, count: int) -> bytes:
+        return self._layout.make_header(self._dtype, count)
+
+    def _write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        text_bytes: int,
+        closed: bool,
+    ) -> None:
+        most = self._layout.max_tokens
+        if most is not None and self.ids + len(ids) > most:
+            raise OutputError(
+                f"{self._output.path}: more than {most} tokens, the limit of a file of layout "
+                f"{self._layout.name}: use --shard-tokens"
+            )
+        super()._write(ids, document_starts, text_bytes, closed)
+        self._offsets.append(document_starts + self.ids)
+        self._text_bytes += text_bytes
+
+    def close(self) -> None:
+        """Write the side file, and give both files their names."""
+        if self.is_direct:
+            super().close()
+            return
+        try:
+            side = OutputFile(side_path(self._output.path))
+        except BaseException:
+            self.abort()
+            raise
+        try:
+            with output_errors(side.path):
+                side.stream.write(self._description())
+            super().close()
+        except BaseException:
+            self.abort()
+            side.discard()
+            raise
+        side.commit()
+
+    def _description(self) -> bytes:
+        offsets = np.concatenate(self._offsets).tolist() if self._offsets else []
+        side = {
+            "format": SIDE_FORMAT,
+            "version": SIDE_VERSION,
+            "dtype": self._dtype.name,
+            "byte_order": "little",
+            "layout": self._layout.name,
+            "offset": self._layout.header_bytes,
+            "count": self.ids,
+            "bytes": self._text_bytes,
+            "vocabulary_size": self._vocabulary_size,
+            "fingerprint": self._fingerprint,
+            "documents": self.documents,
+            "continues": self._continues,
+            "document_offsets": offsets,
+        }
+        return json.dumps(side).encode() + b"\n"

@@ -1,0 +1,86 @@
+"""The formats of token ids: one module and one line in FORMATS each.
+
+Ids are written slice by slice, and read in blocks of bounded size with documents end to end. An id
+is a number from 0 to 2^32 - 1; whether a vocabulary has it is for its decoder to check.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens import bin, ids, jsonl, npy
+from llmgpu.tokens.layouts import get_layout
+from llmgpu.tokens.sinks import TokenWriter
+
+
+class TokenFormat(Protocol):
+    """What the module of a format defines."""
+
+    @property
+    def DESCRIPTION(self) -> str:  # noqa: N802
+        """What it is, for --help."""
+        ...
+
+    def open_writer(
+        self, path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
+    ) -> TokenWriter:
+        """Open a writer; see `open_writer` below."""
+        ...
+
+    def read(
+        self, name: str, vocabulary_size: int | None, layout: str
+    ) -> Iterator[NDArray[np.int64]]:
+        """Return an iterator over ids; see `read_tokens` below."""
+        ...
+
+
+FORMATS: dict[str, TokenFormat] = {"ids": ids, "jsonl": jsonl, "npy": npy, "bin": bin}
+
+
+def describe_formats() -> str:
+    """Return the names of all formats and what they are, for --help."""
+    return ", ".join(f"{name} ({format.DESCRIPTION})" for name, format in FORMATS.items())
+
+
+def _get_format(name: str) -> TokenFormat:
+    if name not in FORMATS:
+        raise InputError(f"unknown format {name!r}: use one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def open_writer(
+    path: str | Path, format: str, *, vocabulary_size: int, fingerprint: str, layout: str = "raw"
+) -> TokenWriter:
+    """Open `path` ("-": standard output) for ids in one of FORMATS.
+
+    vocabulary_size: number of ids. fingerprint: the vocabulary's, for a side file. layout: one of
+    LAYOUTS, for ``bin``.
+
+    Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
+    """
+    return _get_format(format).open_writer(path, vocabulary_size, fingerprint, layout)
+
+
+def read_tokens(
+    path: str | Path, format: str, *, vocabulary_size: int | None = None, layout: str = "raw"
+) -> Iterator[NDArray[np.int64]]:
+    """Return an iterator over the ids in `path` ("-": standard input), int64, block by block.
+
+    vocabulary_size, layout: describe a ``bin`` stream without a side file, such as a pipe.
+
+    Raises InputError for an unknown format or layout, for a file that can't be read, and for
+    anything in it that is not an id, with file and line or position.
+    """
+    chosen, name = _get_format(format), str(path)
+    get_layout(layout)
+    if name != STANDARD_INPUT and not os.path.exists(name):
+        raise InputError(f"no such file: {name!r}")
+    return chosen.read(name, vocabulary_size, layout)

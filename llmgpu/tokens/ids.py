@@ -1,0 +1,153 @@
+"""Token ids as decimal text: separated by single spaces, one line per document.
+
+A document without ids is an empty line. Text is parsed with NumPy, all numbers of a block at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+from llmgpu.text.streams import read_blocks
+from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, not_an_id, open_stream
+
+DESCRIPTION = "decimal ids, one line per document"
+
+_PIECE_IDS = 1 << 20  # ids formatted at a time
+_MAX_DIGITS = 10
+_IS_SPACE = np.zeros(256, np.bool_)
+_IS_SPACE[list(b" \t\r\n")] = True
+_WORD = re.compile(rb"[^ \t\r\n]+")
+
+
+def open_writer(
+    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
+) -> TokenWriter:
+    """Open `path` for decimal ids."""
+    return TextWriter(path, vocabulary_size, b" ", b"", b"\n")
+
+
+def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of a file in blocks; those of a pipe as they arrive."""
+    with open_stream(name) as stream:
+        line = 1
+        rest = b""  # a number that may continue in the next block
+        for block in read_blocks(stream, BLOCK_BYTES):
+            text = rest + block
+            cut = 1 + max(text.rfind(b" "), text.rfind(b"\n"), text.rfind(b"\t"), text.rfind(b"\r"))
+            if len(text) - cut > _MAX_DIGITS:  # too long for an id already
+                cut = len(text)
+            rest = text[cut:]
+            ids = _parse_decimals(text[:cut], name, line)
+            line += text.count(b"\n", 0, cut)
+            if len(ids):
+                yield ids
+        if rest:
+            yield _parse_decimals(rest, name, line)
+
+
+def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
+    """Return the numbers in `text`, which cuts no number in two and starts in line `line`."""
+    data = np.frombuffer(text, np.uint8)
+    digits = data - np.uint8(ord("0"))  # anything else wraps around or is 10 or more
+    is_digit = digits < 10
+    known = is_digit | _IS_SPACE[data]
+    if not known.all():
+        raise _error_at(text, int(np.argmin(known)), name, line)
+    # Numbers are the runs of digits: find where they begin and end.
+    border = np.zeros(len(data) + 2, np.bool_)
+    border[1:-1] = is_digit
+    edges = np.flatnonzero(border[1:] != border[:-1])
+    begins, ends = edges[::2], edges[1::2]
+    lengths = ends - begins
+    longest = int(lengths.max(initial=0))
+    if longest > _MAX_DIGITS:
+        raise _error_at(text, int(begins[np.argmax(lengths > _MAX_DIGITS)]), name, line)
+    # Add up the digits by place, the last ones first, of all numbers at once.
+    ids = np.zeros(len(begins), np.int64)
+    for place in range(longest):
+        # Shorter numbers have no digit at this place: add 0.
+        found = digits.take(ends - 1 - place, mode="clip")
+        ids += np.where(lengths > place, found, 0) * np.int64(10**place)
+    if longest == _MAX_DIGITS and int(ids.max()) > MAX_ID:
+        raise _error_at(text, int(begins[np.argmax(ids > MAX_ID)]), name, line)
+    return ids
+
+
+def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
+    """Return the error for the word at a position of a text that starts in line `line`."""
+    begin = max(text.rfind(space, 0, position) for space in (b" ", b"\t", b"\r", b"\n")) + 1
+    found = _WORD.match(text, begin)
+    word = found[0] if found else b""
+    shown = word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else "")
+    return not_an_id(f"{name}, line {line + text.count(bytes([10]), 0, position)}", repr(shown))
+
+
+class TextWriter(TokenWriter):
+    """Writes ids as decimal text, with a table of how each id is spelled.
+
+    An entry is a cell of fixed width: the separator before an id, its digits, and zero bytes, which
+    are removed last. What is before and after a document are cells between those of the ids.
+    """
+
+    def __init__(
+        self, path: str | Path, vocabulary_size: int, separator: bytes, before: bytes, after: bytes
+    ) -> None:
+        """Open `path`; before, after: what goes around the ids of a document."""
+        super().__init__(path, vocabulary_size)
+        self._before, self._after = before, after
+        longest = max(1 + len(str(vocabulary_size)), len(before), len(after))
+        width = -(-longest // 8) * 8
+        digits = np.arange(vocabulary_size).astype(f"S{width - 1}")
+        self._cells = np.char.add(separator, digits).astype(f"S{width}")
+        self._width = width
+        self._is_open = False  # a document has started and its end is not written
+        self._is_empty = True  # none of its ids is written
+
+    def _write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        text_bytes: int,
+        closed: bool,
+    ) -> None:
+        for begin in range(0, max(len(ids), 1), _PIECE_IDS):
+            piece = ids[begin : begin + _PIECE_IDS]
+            end = begin + len(piece)
+            # A start between two pieces goes with the second.
+            low = np.searchsorted(document_starts, begin)
+            is_last = end == len(ids)
+            high = len(document_starts) if is_last else np.searchsorted(document_starts, end)
+            starts = document_starts[low:high] - begin
+            self._output.stream.write(self._format(piece, starts))
+        if closed and not self._is_empty:
+            self._finish()
+
+    def _format(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> bytes:
+        cells = np.take(self._cells, ids)
+        firsts = np.unique(starts[starts < len(ids)])
+        if self._is_empty and len(ids):
+            firsts = np.concatenate([np.zeros(1, np.int64), firsts])
+        cells.view(np.uint8).reshape(-1, self._width)[firsts, 0] = 0  # no separator there
+        if len(starts):
+            # Before each start goes the end of the document before, unless there is none.
+            borders = np.array([self._after, self._before], cells.dtype)
+            borders = np.tile(borders, len(starts))[0 if self._is_open else 1 :]
+            positions = np.repeat(starts, 2)[-len(borders) :]
+            cells = np.insert(cells, positions, borders)
+            self._is_open = True
+            self._is_empty = bool(starts[-1] == len(ids))
+        elif len(ids):
+            self._is_empty = False
+        return cells.tobytes().translate(None, b"\0")
+
+    def _finish(self) -> None:
+        if self._is_open:
+            self._output.stream.write(self._after)
+        self._is_open = False
+        self._is_empty = True

@@ -1,0 +1,161 @@
+"""Token ids as one array of NumPy's format, and what all formats of plain numbers share.
+
+Documents follow each other without a mark.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from tokenize import TokenError
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+from llmgpu.tokens.sinks import (
+    BLOCK_BYTES,
+    MAX_ID,
+    TokenWriter,
+    id_dtype,
+    not_an_id,
+    open_stream,
+    with_buffer,
+)
+
+DESCRIPTION = "one NumPy array"
+
+# What NumPy raises while it parses the Python literal in a header.
+_HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
+
+
+def open_writer(
+    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
+) -> TokenWriter:
+    """Open `path` for an array."""
+    return _NpyWriter(path, vocabulary_size)
+
+
+def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of an array of one dimension in blocks."""
+    with open_stream(name) as stream:
+        buffered = with_buffer(stream)
+        dtype, count = _npy_layout(buffered, name)
+        yield from read_numbers(buffered, name, dtype, count)
+
+
+def _npy_layout(stream: io.BufferedIOBase, name: str) -> tuple[np.dtype[np.integer], int]:
+    try:
+        version = npy_format.read_magic(stream)
+        if version == (1, 0):
+            shape, _, dtype = npy_format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, _, dtype = npy_format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"version {version[0]}.{version[1]} of the format is not read")
+    except _HEADER_ERRORS as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{name}: not an npy file of ids ({reason})") from error
+    if len(shape) != 1 or shape[0] < 0:
+        raise InputError(f"{name}: an array of shape {shape}, but ids are one row of numbers")
+    if not np.issubdtype(dtype, np.integer):
+        raise InputError(f"{name}: an array of {dtype}, but ids are whole numbers")
+    return dtype, shape[0]
+
+
+def _npy_header(dtype: np.dtype[np.unsignedinteger], count: int) -> bytes:
+    """Return the 128 bytes before the numbers; the length does not depend on `count`."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
+
+
+class NumbersWriter(TokenWriter):
+    """Writes ids as plain numbers of the vocabulary's type, after a header.
+
+    The header holds their count, which is known only at the end, so it is overwritten then. Output
+    that can't seek is collected in a temporary file first.
+    """
+
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
+        """Open `path` for ids below `vocabulary_size`."""
+        super().__init__(path, vocabulary_size)
+        self._dtype = id_dtype(vocabulary_size)
+        self._numbers: BinaryIO = self._output.stream
+        header = self._header(0)
+        self._is_collected = bool(header) and self.is_direct
+        if self._is_collected:
+            self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+        else:
+            self._numbers.write(header)
+
+    @abstractmethod
+    def _header(self, count: int) -> bytes:
+        """Return the bytes before `count` numbers; their length does not depend on it."""
+
+    def _write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        text_bytes: int,
+        closed: bool,
+    ) -> None:
+        self._numbers.write(np.ascontiguousarray(ids, self._dtype).data.cast("B"))
+
+    def _finish(self) -> None:
+        stream, header = self._output.stream, self._header(self.ids)
+        if self._is_collected:
+            stream.write(header)
+            self._numbers.seek(0)
+            shutil.copyfileobj(self._numbers, stream, 1 << 20)
+            self._numbers.close()
+        elif header:
+            stream.seek(0)
+            stream.write(header)
+
+    def abort(self) -> None:
+        """Remove what was written, if possible."""
+        if self._is_collected:
+            self._numbers.close()
+        super().abort()
+
+
+class _NpyWriter(NumbersWriter):
+    """Writes numbers after the header of NumPy's format."""
+
+    def _header(self, count: int) -> bytes:
+        return _npy_header(self._dtype, count)
+
+
+def read_numbers(
+    stream: io.BufferedIOBase, name: str, dtype: np.dtype[np.integer], count: int | None
+) -> Iterator[NDArray[np.int64]]:
+    """Yield `count` numbers (None: all of them) as ids; the stream must end after them."""
+    done = 0
+    rest = b""  # the part of a number that continues in the next block
+    while block := stream.read1(BLOCK_BYTES):
+        data = rest + block
+        whole = len(data) // dtype.itemsize
+        rest = data[whole * dtype.itemsize :]
+        numbers = np.frombuffer(data, dtype, whole)
+        if count is not None and done + whole > count:
+            raise InputError(f"{name}: more bytes than its {count} ids take")
+        _check_range(numbers, name, done)
+        done += whole
+        if whole:
+            yield numbers.astype(np.int64)
+    if rest or (count is not None and done < count):
+        expected = "a whole number of ids" if count is None else f"{count} ids"
+        raise InputError(f"{name}: ends after {done} ids and {len(rest)} bytes, not {expected}")
+
+
+def _check_range(numbers: NDArray[np.integer], name: str, done: int) -> None:
+    if not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) <= MAX_ID):
+        return
+    position = int(np.argmax((numbers < 0) | (numbers > MAX_ID)))
+    raise not_an_id(f"{name}, number {done + position}", str(numbers[position]))

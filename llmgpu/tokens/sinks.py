@@ -1,0 +1,163 @@
+"""What all formats of token ids have in common: taking ids slice by slice, and where they are from.
+
+Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError, OutputError
+from llmgpu.files import OutputFile, output_errors
+from llmgpu.text.streams import ByteStream, Source
+
+BLOCK_BYTES = 1 << 20  # read at a time
+MAX_ID = (1 << 32) - 1
+
+_UINT16_IDS = 1 << 16
+
+
+def id_dtype(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:
+    """Return the type that stores ids of a vocabulary: little-endian uint16 or uint32."""
+    return np.dtype("<u2" if vocabulary_size <= _UINT16_IDS else "<u4")
+
+
+def require_ids(ids: NDArray[np.uint32], vocabulary_size: int) -> None:
+    """Raise OutputError for an id that is not in the vocabulary."""
+    if len(ids) and int(ids.max()) >= vocabulary_size:
+        raise OutputError(f"id {ids.max()} is beyond the vocabulary of {vocabulary_size} tokens")
+
+
+def not_an_id(where: str, shown: str) -> InputError:
+    """Return the error for what is read as an id and can't be one."""
+    return InputError(f"{where}: {shown} is not a token id (a number from 0 to {MAX_ID})")
+
+
+def open_stream(name: str) -> ByteStream:
+    """Open a file, or standard input for "-", as bytes; InputError if that fails."""
+    return ByteStream(Source(name, None))
+
+
+def with_buffer(stream: ByteStream) -> io.BufferedIOBase:
+    """Return the stream with a buffer of BLOCK_BYTES."""
+    return io.BufferedReader(stream, BLOCK_BYTES)
+
+
+class TokenSink(ABC):
+    """Takes ids slice by slice; a context manager that removes the output on an exception.
+
+    ids, documents: taken so far.
+    is_direct: output is visible at once, so a reader may be waiting for it.
+    """
+
+    is_direct = False
+
+    def __init__(self) -> None:
+        self.ids = 0
+        self.documents = 0
+
+    def __enter__(self) -> Self:
+        """Return the sink."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the sink, or abort if the block failed."""
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    @abstractmethod
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        """Take the next `ids`.
+
+        document_starts: ascending positions in [0, len(ids)] where documents start, repeated for
+            empty documents; the first slice of a text has one at 0.
+        text_bytes: bytes of text that the ids stand for.
+        closed: the next id, if any, starts a document. The line of the last document ends now, not
+            when the next one starts (a document without ids stays open).
+
+        Raises OutputError for ids that can't be written or are not in the vocabulary.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write the rest, and give the output its name."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove what was written, if possible."""
+
+
+class TokenWriter(TokenSink):
+    """Writes ids to one output."""
+
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
+        """Open `path` ("-": standard output) for ids below `vocabulary_size`."""
+        super().__init__()
+        self._vocabulary_size = vocabulary_size
+        self._output = OutputFile(path)
+        self.is_direct = self._output.is_direct
+
+    def write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        *,
+        text_bytes: int = 0,
+        closed: bool = False,
+    ) -> None:
+        """Write the next `ids`, see `TokenSink.write`."""
+        require_ids(ids, self._vocabulary_size)
+        with output_errors(self._output.path):
+            self._write(ids, document_starts, text_bytes, closed)
+            if self.is_direct:
+                self._output.stream.flush()
+        self.ids += len(ids)
+        self.documents += len(document_starts)
+
+    def close(self) -> None:
+        """Write the rest, and give the file its name."""
+        try:
+            with output_errors(self._output.path):
+                self._finish()
+        except BaseException:
+            self.abort()
+            raise
+        self._output.commit()
+
+    def abort(self) -> None:
+        """Remove what was written, if possible."""
+        self._output.discard()
+
+    @abstractmethod
+    def _write(
+        self,
+        ids: NDArray[np.uint32],
+        document_starts: NDArray[np.int64],
+        text_bytes: int,
+        closed: bool,
+    ) -> None: ...
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Complete the output; nothing follows."""

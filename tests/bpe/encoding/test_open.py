@@ -1,0 +1,74 @@
+"""Ids of normalized text against those of tokenizers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.interchange import huggingface
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.text.test_nfc import CHARACTERS, normalize
+
+
+@pytest.fixture(scope="module")
+def peer() -> Tokenizer:
+    """A byte-level vocabulary of tokenizers with NFC and a special token."""
+    from tokenizers.trainers import BpeTrainer
+
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([texts(i) for i in range(60)], trainer)
+    made.add_special_tokens([AddedToken("<e\u0301>", special=True, normalized=False)])
+    return made
+
+
+def texts(seed: int) -> str:
+    generator = np.random.default_rng(seed)
+    return "".join(CHARACTERS[i] for i in generator.integers(0, len(CHARACTERS), 200))
+
+
+@pytest.fixture(scope="module")
+def imported(peer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    path = tmp_path_factory.mktemp("nfc") / "tokenizer.json"
+    peer.save(str(path))
+    vocabulary = huggingface.read(path, note=lambda text: None)
+    assert vocabulary.normalizer == "NFC"
+    return vocabulary
+
+
+def same_ids(peer: Tokenizer, vocabulary: Vocabulary, backend: Backend) -> None:
+    documents = [texts(seed) for seed in range(100, 130)]
+    data = [document.encode() for document in documents]
+    expected = [peer.encode(document).ids for document in documents]
+    pieces = list(open_encoder(vocabulary, backend, 100).encode(corpus_from_bytes(data)))
+    ids = np.concatenate([piece.ids for piece in pieces])
+    assert ids.tolist() == [token for ids in expected for token in ids]
+    assert vocabulary.decode(ids) == b"".join(map(normalize, data))
+
+
+def test_ids_are_those_of_tokenizers(peer: Tokenizer, imported: Vocabulary) -> None:
+    same_ids(peer, imported, NUMPY)
+
+
+def test_a_device_gives_them_too(peer: Tokenizer, imported: Vocabulary, device: Device) -> None:
+    same_ids(peer, imported, Backend(device, ""))
+
+
+def test_special_tokens_come_before_normalizing(peer: Tokenizer, imported: Vocabulary) -> None:
+    token = "<e\u0301>"
+    documents = [f"a{token}\u0301e{token}", f"{token}", f"e\u0301 {token[:-1]}"]
+    encoder = open_encoder(imported, NUMPY, 50)
+    plain = with_special_tokens(encoder, imported, SpecialOptions("all"), 5)
+    ids = [piece.ids for piece in plain.encode(corpus_from_bytes([d.encode() for d in documents]))]
+    expected = [token for document in documents for token in peer.encode(document).ids]
+    assert np.concatenate(ids).tolist() == expected
