@@ -23,6 +23,8 @@ Graph = dict[str, set[str]]  # modules or rooms, and what each imports
 
 ROOM_ROW = re.compile(r"^\| `([\w/]+)` \|[^|]+\|([^|]*)\|$", re.MULTILINE)
 FLOORS = re.compile(r"^```floors\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Files of the repository, but for examples with a NAME in them.
+FILE_NAME = re.compile(r"`((?:llmgpu|tests|wgsl|docs|scripts|\.github)/[a-z0-9_./]+)`")
 
 
 @cache
@@ -58,7 +60,8 @@ def module_graph() -> Graph:
         targets = set()
         for imported in imported_names(path):
             module = imported if imported in known else imported.rpartition(".")[0]
-            if module in known:
+            if module.split(".")[0] == "llmgpu":
+                assert module in known, f"{name} imports {imported}, which is not there"
                 targets.add(module)
         graph[name] = targets - {name, "llmgpu"}
     return graph
@@ -197,3 +200,11 @@ def test_click_and_rich_belong_to_the_command_line() -> None:
         if any(name.split(".")[0] in ("click", "rich") for name in imported_names(path))
     }
     assert importers == {"cli"}
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs"])
+def test_files_that_pages_name_exist(page: str) -> None:
+    path = ROOT / page
+    pages = sorted(path.glob("*.md")) if path.is_dir() else [path]
+    named = {name for p in pages for name in FILE_NAME.findall(p.read_text(encoding="utf-8"))}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
