@@ -14,7 +14,7 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import resolve_sources
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.writers import TokenSink
 
@@ -74,7 +74,9 @@ def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None
             last.result()
 
 
-def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:
+def encoding_facts(
+    sources: Sequence[str] | Sources, options: CorpusOptions, special: SpecialOptions
+) -> Run:
     """Return what is read and how, for a run that goes on from another one to compare.
 
     InputError for sources that are missing or unfit.
@@ -93,7 +95,7 @@ def encoding_facts(sources: Sequence[str], options: CorpusOptions, special: Spec
     }
 
 
-def require_same_again(sources: Sequence[str]) -> None:
+def require_same_again(sources: Sequence[str] | Sources) -> None:
     """Raise an InputError unless all sources are files, whose text is there to be read again."""
     for source in resolve_sources(sources)[0]:
         if source.size is None or source.path == STANDARD_INPUT:
