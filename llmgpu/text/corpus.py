@@ -100,7 +100,7 @@ class Corpus(Closing):
 
         Raises InputError if a source is missing, unreadable or in a format that can't be read.
         """
-        self.sources = sources if isinstance(sources, Sources) else resolve_sources(sources)
+        self.sources = resolve_sources(sources)
         self.options = options or CorpusOptions()
         limit = self.options.limit
         if limit is not None and limit < 1:

@@ -52,12 +52,14 @@ def format_of(source: Source) -> type[DocumentFile] | None:
     return None
 
 
-def resolve_sources(names: Sequence[str]) -> Sources:
-    """Return the files that `names` stand for.
+def resolve_sources(names: Sequence[str] | Sources) -> Sources:
+    """Return the files that `names` stand for; what is resolved already is returned as it is.
 
     Raises InputError for no names, a missing or unreadable path, a folder or glob without files, a
     format that needs a package which is missing, or standard input named twice.
     """
+    if isinstance(names, Sources):
+        return names
     if not names:
         raise InputError("no corpus given: name a file, a folder, a glob or - for standard input")
     if list(names).count(STANDARD_INPUT) > 1:

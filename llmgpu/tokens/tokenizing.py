@@ -14,7 +14,7 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import resolve_sources
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.sinks import TokenSink
 
@@ -75,7 +75,9 @@ def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None
             last.result()
 
 
-def encoding_key(sources: Sequence[str], options: CorpusOptions, special: SpecialOptions) -> Run:
+def encoding_key(
+    sources: Sequence[str] | Sources, options: CorpusOptions, special: SpecialOptions
+) -> Run:
     """Return what is read and how, the resume key of tokenizing; InputError for missing sources."""
     return {
         FILES: [file_facts(source.path) for source in resolve_sources(sources)[0]],
@@ -91,7 +93,7 @@ def encoding_key(sources: Sequence[str], options: CorpusOptions, special: Specia
     }
 
 
-def require_rereadable(sources: Sequence[str]) -> None:
+def require_rereadable(sources: Sequence[str] | Sources) -> None:
     """Raise InputError unless all sources are files, so that a resumed job can read them again."""
     for source in resolve_sources(sources)[0]:
         if source.size is None or source.path == STANDARD_INPUT:

@@ -26,7 +26,7 @@ from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import resolve_sources
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file
 from llmgpu.tokens.shards import (
@@ -82,10 +82,11 @@ def open_tokens(
     another vocabulary and for a separator that it doesn't have; OutputError for a folder that
     can't be written.
     """
-    paths = _token_files(inputs)
+    sources = resolve_sources(inputs)
+    paths = _token_files(sources)
     if paths is None:
         options = SpecialOptions(eos=None if separator is None else token_id(vocabulary, separator))
-        texts = _Texts(inputs, reading or CorpusOptions(), options, vocabulary, folder)
+        texts = _Texts(sources, reading or CorpusOptions(), options, vocabulary, folder)
         if not texts.are_tokenized(resume):
             texts.tokenize(backend, shard_tokens, resume, progress)
         paths = texts.shards()
@@ -97,7 +98,7 @@ class _Texts:
 
     def __init__(
         self,
-        inputs: Sequence[str],
+        inputs: Sources,
         reading: CorpusOptions,
         special: SpecialOptions,
         vocabulary: Vocabulary,
@@ -174,12 +175,12 @@ class _Texts:
         return True
 
 
-def _token_files(inputs: Sequence[str]) -> list[str] | None:
+def _token_files(inputs: Sources) -> list[str] | None:
     """Return the ``bin`` files that `inputs` stand for, each once; None if all are text.
 
     InputError for both kinds at once, and for ids in files that can't be trained on.
     """
-    found = [source.path for source in resolve_sources(inputs)[0]]
+    found = [source.path for source in inputs.files]
     named = [_named_token_files(path) for path in found]
     texts = [path for path, files in zip(found, named, strict=True) if files is None]
     if len(texts) == len(found):

@@ -81,7 +81,10 @@ def test_a_vocabulary_of_bytes_alone(device: Device) -> None:
         ({"vocab_size": 300, "tie": "random"}, "unknown tie rule 'random'"),
         ({"vocab_size": 300, "pattern": "gpt5"}, "gpt5"),
         ({"vocab_size": 300, "special_tokens": ("x", "x")}, "special tokens must differ"),
-        ({"vocab_size": 300, "max_token_length": 0}, "may have 0 bytes; use 1 or more"),
+        (
+            {"vocab_size": 300, "max_token_length": 0},
+            "maximum token length is 0 bytes; use 1 or more",
+        ),
         ({"vocab_size": 300, "smaller_sizes": (301,)}, "the smaller size 301 is more than 300"),
         ({"vocab_size": 300, "smaller_sizes": (255,)}, "the vocabulary size is 255"),
         ({"vocab_size": 300, "engine": "steam"}, "unknown engine 'steam'"),
