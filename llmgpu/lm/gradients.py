@@ -20,7 +20,6 @@ from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
 ROW_ALIGNMENT = 64  # float32 rows of one number: a block of this many begins at 256 bytes
-IGNORED = np.uint32(0xFFFFFFFF)  # a target that does not count
 
 
 @dataclass(frozen=True)
