@@ -134,6 +134,7 @@ class LossGraph:
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
+        # A tied table gets gradients from both ends: as output layer here, as embedding below.
         head = self._gradients[EMBEDDING if model.config.tied else OUTPUT]
         for start, stop in self._blocks():
             logits = self._record_block_loss(start, stop)
@@ -151,9 +152,11 @@ class LossGraph:
             inside.residual,
             self._gradients[FINAL_NORM],
         )
+        # Backwards through the layers, each of which leaves its part in the residual gradient.
         for layer in reversed(range(model.config.layers)):
             self._record_ffn_backward(layer)
             self._record_attention_backward(layer)
+        # What is left is the gradient of the embedding's output.
         i = self.inputs
         table = self._gradients[EMBEDDING]
         ops.embed_backward_grouped(i.order, i.starts, i.rows, inside.residual, table)

@@ -73,6 +73,7 @@ class Batches:
             self.training_sequences,
         )
         starts = np.empty(self.batch_size, np.int64)
+        # A batch may reach into the next epoch, which has its own order.
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
             starts[of_epoch] = self._training_starts(epoch, indices[of_epoch])
@@ -88,6 +89,7 @@ class Batches:
         count = every if limit is None else min(limit, every)
         for begin in range(0, count, self.batch_size):
             taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
+            # Evenly spread over all held-out sequences.
             chosen = taken * every // count
             yield self._read(self._evaluation_start + chosen * self.seq_len)
 

@@ -80,6 +80,7 @@ def choose_tiling(
     processors: workgroups that run side by side. most: floats that partial sums may take.
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
+    # Long sums are split even where it costs time, for the sake of rounding errors.
     least_parts = min(most_parts, -(-inner // MAX_INNER))
 
     def cost(choice: tuple[Tile, int]) -> float:
@@ -87,6 +88,7 @@ def choose_tiling(
         return _cost(tile, parts, rows, columns, inner, processors)
 
     tile, parts = min(product(tiles, range(least_parts, most_parts + 1)), key=cost)
+    # Parts are whole steps of the tile, so there may be fewer of them than chosen.
     part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
 
@@ -98,6 +100,7 @@ def _cost(tile: Tile, parts: int, rows: int, columns: int, inner: int, processor
     of a partial sum's way to memory and back.
     """
     workgroups = tile.count(rows, columns) * parts
+    # Workgroups run in rounds; few of them can't keep a processor busy.
     rounds = max(-(-workgroups // processors), 128 / tile.threads)
     time = rounds * (inner / parts + 20) * tile.term_cost
     if parts > 1:

@@ -236,6 +236,7 @@ class TrainingRun:
         )
         self._logged_step = trainer.step
         self._log.append(record)
+        # Seconds per step since this process began, evaluations and checkpoints included.
         pace = (now - self._started) / (trainer.step - self._first_step)
         self._on_record(record, pace * (self._options.steps - trainer.step))
         if evaluate:
