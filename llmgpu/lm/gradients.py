@@ -20,7 +20,6 @@ from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
 ROW_ALIGNMENT = 64  # float32 rows of one number: a block of this many begins at 256 bytes
-IGNORED = np.uint32(0xFFFFFFFF)  # a target that does not count
 
 
 @dataclass(frozen=True)
@@ -135,6 +134,7 @@ class LossGraph:
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
+        # A tied table gets gradients from both ends: as output layer here, as embedding below.
         head = self._gradients[EMBEDDING if model.config.tied else OUTPUT]
         for start, stop in self._blocks():
             logits = self._record_block_loss(start, stop)
@@ -152,9 +152,11 @@ class LossGraph:
             inside.residual,
             self._gradients[FINAL_NORM],
         )
+        # Backwards through the layers, each of which leaves its part in the residual gradient.
         for layer in reversed(range(model.config.layers)):
             self._record_ffn_backward(layer)
             self._record_attention_backward(layer)
+        # What is left is the gradient of the embedding's output.
         i = self.inputs
         table = self._gradients[EMBEDDING]
         ops.embed_backward_grouped(i.order, i.starts, i.rows, inside.residual, table)

@@ -183,12 +183,14 @@ class Model:
         ops.linear(a.attention_normed, w.query, a.q)
         ops.linear(a.attention_normed, w.key, a.k)
         ops.linear(a.attention_normed, w.value, a.v)
+        # Positions enter by rotating queries and keys; values stay.
         for rotated in (a.q, a.k):
             ops.rotary(rotated, self.cosines, self.sines, positions, self.config.head_dim)
         attend(a)
         ops.linear(a.attended, w.attention_out, a.middle, residual=x)
         ops.rms_norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms, epsilon)
         ops.linear(a.ffn_normed, w.up, a.up)
+        # The feed-forward network, which adds to the residual stream again.
         if w.gate is None or a.gate is None:
             ops.gelu(a.up, a.activated)
         else:

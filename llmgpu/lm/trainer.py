@@ -79,6 +79,7 @@ class Trainer:
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches; `results` returns what it found."""
+        # The loss is the mean over the targets of all batches of the step.
         count = sum(self._valid(targets) for _, targets in batches)
         self._write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
         self.updates.write_step(self.step, learning_rate, count)
@@ -89,6 +90,7 @@ class Trainer:
             self._ops.run(self._gradients)
             self._ops.run(add_losses)
         self._ops.run(self._update)
+        # Let the device work while the host reads the next batches, but not far ahead.
         self._ops.wait_for_runs(QUEUED_STEPS * (2 * len(batches) + 2))
         self.step += 1
 

@@ -134,7 +134,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(
     shutil.rmtree(corpus.parent / "run" / "step-00000002")
     done = llmgpu(*command, "--resume")
     assert done.returncode == 0
-    assert b"run has no checkpoint yet: beginning at the first step" in done.stderr
+    assert b"run has no checkpoint yet: starting at the first step" in done.stderr
 
 
 def test_token_files_are_trained_on_as_texts_are(llmgpu: Run, corpus: Path, vocab: Path) -> None:
@@ -166,8 +166,8 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
     command = (*TRAIN, "--steps", "2", "--device", "cpu")
     assert llmgpu(*command).returncode == 0
     fails(llmgpu(*command), 1, "run already has a run: use --resume")
-    fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "learning_rate is 1.0, the run in")
-    fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has done 2 already")
+    fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "learning_rate is 1.0, but the run in")
+    fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has already done 2")
     assert llmgpu(*command, "--resume").returncode == 0  # nothing is left to do
     assert llmgpu(*command, "--force").returncode == 0
     with open_run_folder(corpus.parent / "run", resume=True):

@@ -202,6 +202,7 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
     tensors: dict[str, NDArray[Any]] = {}
     covered = 0
     for (begin, end, kind, shape), name in entries:
+        # Sorted by offset, the tensors must follow one another without gap or overlap.
         if begin != covered:
             what = "a gap before" if begin > covered else "an overlap at"
             raise CheckpointError(f"damaged: there is {what} tensor {quote(name)}")

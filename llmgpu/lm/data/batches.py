@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.data.permutation import ROUNDS, permute
 from llmgpu.lm.data.token_source import TokenSource
 
 IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
 EVALUATION_FRACTION = 0.01
+
+ROUNDS = 8  # of the Feistel network
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
 
@@ -69,6 +72,7 @@ class Batches:
             self.training_sequences,
         )
         starts = np.empty(self.batch_size, np.int64)
+        # A batch may reach into the next epoch, which has its own order.
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
             starts[of_epoch] = self._training_starts(epoch, indices[of_epoch])
@@ -84,6 +88,7 @@ class Batches:
         count = every if limit is None else min(limit, every)
         for begin in range(0, count, self.batch_size):
             taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
+            # Evenly spread over all held-out sequences.
             chosen = taken * every // count
             yield self._read(self._evaluation_start + chosen * self.seq_len)
 
@@ -143,3 +148,47 @@ def _too_short(source: TokenSource, seq_len: int, held_out: int) -> InputError:
         f"{len(source):,} tokens are too few: one sequence of {seq_len:,} for training"
         f"{for_evaluation} take {needed:,}; use more text or a shorter sequence length{or_less}"
     )
+
+
+def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the images of `indices` (n,) in [0, size): int64 (n,), also in [0, size).
+
+    A random permutation of any size that takes no memory: a Feistel network maps the numbers of k
+    bits one to one onto themselves, since each round adds a hash of one half to the other, which
+    can be undone. A number that leaves the range goes through the network again until it is back in
+    range (cycle walking). It always comes back, because a permutation moves every number along a
+    cycle that includes the number itself.
+
+    keys: uint64 (ROUNDS,), random; they choose the permutation. Different indices have different
+    images.
+    """
+    bits = (size - 1).bit_length()
+    values = indices.astype(np.uint64)
+    outside = np.ones(len(values), np.bool_)
+    while outside.any():  # less than half are outside after each time, as 2^bits < 2 * size
+        values[outside] = _permute_bits(values[outside], bits, keys)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+def _permute_bits(
+    values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    low_bits = np.uint64(bits // 2)
+    low_mask = np.uint64((1 << bits // 2) - 1)
+    high_mask = np.uint64((1 << bits - bits // 2) - 1)
+    low, high = values & low_mask, values >> low_bits
+    for index, key in enumerate(keys):
+        if index % 2:
+            low ^= _hash(high, key) & low_mask
+        else:
+            high ^= _hash(low, key) & high_mask
+    return high << low_bits | low
+
+
+def _hash(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """Mix the bits of each number with a key: the finalizer of SplitMix64."""
+    mixed = (values ^ key) * _GOLDEN
+    mixed = (mixed ^ mixed >> np.uint64(30)) * _MIX[0]
+    mixed = (mixed ^ mixed >> np.uint64(27)) * _MIX[1]
+    return mixed ^ mixed >> np.uint64(31)

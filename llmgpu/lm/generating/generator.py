@@ -61,6 +61,7 @@ class CachedRows:
     def run(self, ids: Sequence[int], start: int) -> None:
         """Take in `ids`, at most `rows`, the first of them at position `start`."""
         unused = self._model.config.seq_len  # a position whose keys and values are never read
+        # Rows that are not used write to a position that no query sees.
         tokens = np.zeros(self.rows, np.uint32)
         positions = np.full(self.rows, unused, np.uint32)
         tokens[: len(ids)] = ids
@@ -107,6 +108,7 @@ class Generator:
         length = self._model.config.seq_len
         done = 0  # ids whose keys and values are in the cache
         for _ in range(count):
+            # The sequence is full: begin again with its last half, whose positions change.
             if len(ids) > length:
                 ids, done = ids[-max(1, length // 2) :], 0
             done = self._take_in(ids, done)
@@ -116,6 +118,7 @@ class Generator:
     def _take_in(self, ids: list[int], done: int) -> int:
         """Add all of `ids` to the cache, the last of them alone; return how many there are."""
         last = len(ids) - 1
+        # The prompt in blocks; the last id alone, because only its logits are wanted.
         while done < last:
             block = ids[done : min(done + self._block.rows, last)]
             self._block.run(block, done)

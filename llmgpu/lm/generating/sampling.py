@@ -60,12 +60,14 @@ class Sampler:
         Of equally likely ids the smaller ones come first.
         """
         options = self._options
+        # Top-k, by a stable sort: of equal logits the smaller ids come first.
         ids = np.argsort(-logits, kind="stable")[: options.top_k or None]
         below = logits[ids].astype(np.float64) - float(logits[ids[0]])
         with np.errstate(over="ignore"):  # a tiny temperature makes them -inf: probability 0
             probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:
+            # Top-p: the shortest head of the list that reaches the probability.
             kept = int(np.searchsorted(np.cumsum(probabilities), options.top_p)) + 1
             ids, probabilities = ids[:kept], probabilities[:kept] / probabilities[:kept].sum()
         return ids, probabilities

@@ -58,6 +58,7 @@ class NumpyAttention(NumpyRecorder):
         keys, values = (_by_kv_head(x, shape) for x in (k, v))
         for rows in _blocks(shape):
             scores = _scores(queries, keys, rows, shape)
+            # Softmax, shifted by the largest score so that no exponential overflows.
             largest = scores.max(-1, keepdims=True)
             p = np.exp(scores - largest)
             total = p.sum(-1, keepdims=True)
@@ -89,8 +90,10 @@ class NumpyAttention(NumpyRecorder):
             # Recompute the probabilities of the block, then the gradients of its scores.
             p = np.exp(_scores(queries, keys, rows, shape) - sums[..., rows, :])
             grad = grads[..., rows, :]
+            # A softmax has ds = p (dp - sum of p dp over the row); that sum is grad . out.
             delta = (grad * outs[..., rows, :]).sum(-1, keepdims=True)
             ds = p * (grad @ values[seen].swapaxes(-1, -2) - delta) * scale
+            # Queries are complete with their block; keys and values collect all blocks.
             target_q[..., rows, :] = ds @ keys[seen]
             _add_group(target_k[seen], ds, queries[..., rows, :])
             _add_group(target_v[seen], p, grad)
@@ -113,6 +116,7 @@ class NumpyAttention(NumpyRecorder):
         keys, values = (x.array.reshape(cached) for x in (key_cache, value_cache))
         grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
         queries, target = (x.array.reshape(grouped) for x in (q, out))
+        # Rows have different numbers of keys, so they are taken one by one.
         for row, position in enumerate(positions.array):
             seen = slice(0, int(position) + 1)
             scores = queries[row] @ keys[seen].transpose(1, 2, 0) * np.float32(shape.scale)
@@ -269,6 +273,7 @@ def _scores(
     """Return scaled scores of a block of queries and all keys to its end, -inf for later keys."""
     seen = keys[..., : rows.stop, :].swapaxes(-1, -2)
     scores: FloatArray = queries[..., rows, :] @ seen * np.float32(shape.scale)
+    # Causal: a query sees no key after its own position.
     later = np.arange(rows.stop) > np.arange(rows.start, rows.stop)[:, None]
     scores[..., later] = -np.inf
     return scores

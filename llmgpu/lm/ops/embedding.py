@@ -37,8 +37,10 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
         rows: (N,) the distinct tokens, ascending; `NO_TOKEN` after the last.
     """
     count = len(tokens)
+    # A stable sort keeps positions of equal tokens ascending, which fixes the order of additions.
     order = np.argsort(tokens, kind="stable").astype(np.uint32)
     distinct, first = np.unique(tokens[order], return_index=True)
+    # Entries after the last group stay N and NO_TOKEN, so that kernels need no count.
     starts = np.full(count + 1, count, np.uint32)
     starts[: len(first)] = first
     rows = np.full(count, NO_TOKEN, np.uint32)
@@ -52,6 +54,7 @@ class NumpyEmbedding(NumpyRecorder):
     @recorded
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
         for part, first in _parts(table):
+            # Rows in this part; tokens of other parts fall outside of it.
             rows = tokens.array.astype(np.int64) - first
             copy_rows(part.array, rows, out.array, keep=first > 0)
 
@@ -206,6 +209,7 @@ def _add_groups(order: Ids, starts: Ids, rows: Ids, grad_out: FloatArray, sums: 
         return
     values = grad_out[order]
     values[~np.isfinite(values)] = 0
+    # One sum for each group, from its start to the next.
     totals = np.add.reduceat(values, starts[:groups].astype(np.int64), axis=0)
     known = rows[:groups] < len(sums)
     sums[rows[:groups][known]] += totals[known]

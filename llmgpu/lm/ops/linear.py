@@ -83,6 +83,7 @@ class GpuLinear(GpuRecorder):
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
+        # A kernel must not bind one buffer twice, so a residual in place is an accumulation.
         accumulate = residual is out
         residual = None if accumulate else residual
         operands = _Operands(
@@ -138,6 +139,7 @@ class GpuLinear(GpuRecorder):
         )
 
     def _tiling(self, operands: _Operands) -> Tiling:
+        # The largest power of two of floats that the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         return choose_tiling(

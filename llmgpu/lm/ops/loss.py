@@ -90,11 +90,13 @@ def _loss_and_gradient(
     inv_norm, alpha, beta, inv_vocabulary = params
     target = np.arange(len(logits)), index
     largest = logits.max(axis=1)
+    # Exponentials of distances to the largest logit can't overflow.
     logits -= largest[:, None]
     losses: NDArray[np.float32] = (alpha - 1) * logits[target]
     if alpha > 0:
         losses -= alpha * logits.mean(axis=1, dtype=np.float64).astype(np.float32)
     np.exp(logits, out=logits)
+    # Keep the target apart from the rest, whose share 1 - p is exact even if p is nearly 1.
     target_part = logits[target]
     logits[target] = 0
     rest = logits.sum(axis=1)
@@ -103,6 +105,7 @@ def _loss_and_gradient(
     # Where the target is the largest, the others' sum may be too small for 1 + rest.
     losses += np.where(target_part == 1, np.log1p(rest), np.log(total)) + beta * lse * lse
 
+    # The gradient: p - q, plus the z-loss, everywhere; then the exact form at the target.
     pull = 2 * beta * lse
     smoothing = alpha * inv_vocabulary
     logits *= ((1 + pull) / total)[:, None]

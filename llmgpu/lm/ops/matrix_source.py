@@ -1,9 +1,27 @@
-"""Writes the WGSL of matrix products, whose sums must be named variables.
+"""Writes the WGSL of matrix products: a linear layer and its gradients.
 
-A thread computes a block of the product, and all of the block's sums are to stay in registers. A
-local array that is indexed in a loop may live in memory instead, which costs a factor of ten, so
-everything that touches the sums is written out here: one variable a row and four columns. What is
-computed is said in wgsl/lm/03_linear.wgsl.
+::
+
+    linear:                  out          = x weight^T (+ residual)
+    linear_backward_input:   grad_x       = grad_out weight, or is added to
+    linear_backward_weight:  grad_weight += grad_out^T x
+
+x, grad_x (N, I); weight, grad_weight (O, I), f32 or f16; out, grad_out, residual (N, O). Products
+and sums are always f32. Nearly all of a model's time goes here, so there is a kernel for each
+layout, tile and kind of sizes.
+
+- A workgroup computes a tile of the product, e.g. 64 x 128. It walks along the inner dimension in
+  steps of e.g. 16 terms: both factors' parts of a step are copied to workgroup memory, then each
+  thread adds the terms of its own 8 x 8 elements, so that one number out of workgroup memory serves
+  8 multiplications. The next step's parts are loaded meanwhile.
+- All sums of a thread must stay in registers. A local array that is indexed in a loop may live in
+  memory instead, which costs a factor of ten, so everything that touches the sums is written out:
+  one variable for each row and four columns.
+- Where a product has few tiles, several workgroups take a part of the inner dimension each and
+  leave partial sums (03_add_partials.wgsl).
+
+Bindings: left (rows, inner), right (inner, columns), product (rows, columns), dims (rows, columns,
+inner, inner of a part) and, if one is added, residual (rows, columns).
 """
 
 from __future__ import annotations
@@ -201,9 +219,9 @@ def _place(tile: Tile) -> Iterator[str]:
 
 
 def _variables(product: MatrixProduct) -> Iterator[str]:
-    """Write the sums, what is loaded of both factors, and from where: what of it doesn't change.
+    """Write the variables: sums, what is loaded of both factors, and the fixed part of where from.
 
-    Beyond the product's last row or column, others inside are loaded: nobody stores their sums.
+    Beyond the product's last row or column, others inside are loaded: their sums are never stored.
     """
     tile = product.tile
     for i in range(tile.thread_rows):

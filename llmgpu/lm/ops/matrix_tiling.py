@@ -1,4 +1,4 @@
-"""How a matrix product is cut up: tiles of workgroups and threads, parts of the inner dimension."""
+"""How a matrix product is divided: tiles of workgroups and threads, parts of the inner sum."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from itertools import product
 
 MAX_INNER = 8_192  # of one part: rounding errors of a running sum grow with its length
 MAX_PARTS = 32
-PROCESSORS = 132  # of a large device; smaller ones lose little to more workgroups than they need
+PROCESSORS = 132  # of a large device; smaller ones lose little by more workgroups than they need
 
 
 @dataclass(frozen=True)
 class Tile:
     """The block of a product that a workgroup computes.
 
-    rows, columns: of the block. inner: how many terms of its sums are in workgroup memory at once.
-    thread_rows, thread_columns: what each thread computes of it. All are multiples of 4, and of
-        both factors each thread loads as many elements for a step, again a multiple of 4.
+    rows, columns: of the block. inner: terms of its sums that are in workgroup memory at once.
+    thread_rows, thread_columns: the part of each thread. All are multiples of 4, and so is the
+        number of elements that each thread loads of either factor for a step.
     """
 
     rows: int
@@ -56,7 +56,7 @@ class Tile:
 
 
 TILES = (Tile(64, 128, 16, 8, 8), Tile(32, 32, 16, 4, 4))
-# Where a CPU plays the device there are few registers, and compiling long kernels takes seconds.
+# A CPU has few registers, and compiling long kernels for it takes seconds.
 SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
 
 
@@ -77,9 +77,10 @@ def choose_tiling(
 ) -> Tiling:
     """Return the tile and the split of the inner dimension that are expected to be fastest.
 
-    processors: how many workgroups run side by side. most: floats that partial sums may take.
+    processors: workgroups that run side by side. most: floats that partial sums may take.
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
+    # Long sums are split even where it costs time, for the sake of rounding errors.
     least_parts = min(most_parts, -(-inner // MAX_INNER))
 
     def cost(choice: tuple[Tile, int]) -> float:
@@ -87,6 +88,7 @@ def choose_tiling(
         return _cost(tile, parts, rows, columns, inner, processors)
 
     tile, parts = min(product(tiles, range(least_parts, most_parts + 1)), key=cost)
+    # Parts are whole steps of the tile, so there may be fewer of them than chosen.
     part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
 
@@ -94,10 +96,11 @@ def choose_tiling(
 def _cost(tile: Tile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
     """Return the time of a product, about in terms that a processor adds to a tile.
 
-    The constants are measured ones: what a workgroup takes besides its terms, a second kernel, and
-    a partial sum's way to memory and back.
+    The constants are measured: the time of a workgroup besides its terms, of a second kernel, and
+    of a partial sum's way to memory and back.
     """
     workgroups = tile.count(rows, columns) * parts
+    # Workgroups run in rounds; few of them can't keep a processor busy.
     rounds = max(-(-workgroups // processors), 128 / tile.threads)
     time = rounds * (inner / parts + 20) * tile.term_cost
     if parts > 1:

@@ -51,9 +51,11 @@ class NumpyNorm(NumpyRecorder):
     ) -> None:
         for rows in row_blocks(*x.shape):
             x_block, r = x.array[rows], inverse_rms.array[rows, None]
+            # The weight gets grad_out * x * r, summed over the rows.
             gradient = grad_out.array[rows] * r
             grad_weight.array[...] += (gradient * x_block).sum(axis=0)
             gradient *= weight.array
+            # The input: remove what only changes the length of the row, which the norm takes away.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
             grad_x.array[rows] += gradient
@@ -90,6 +92,7 @@ class GpuNorm(GpuRecorder):
     ) -> None:
         rows, width = x.shape
         blocks = -(-rows // BLOCK_ROWS)
+        # Each workgroup takes whole blocks of rows, and there are no more than MAX_PARTIALS.
         group_rows = max(-(-blocks // MAX_PARTIALS), 1) * BLOCK_ROWS
         groups = -(-rows // group_rows)
         partials = self.scratch("rms_norm_backward", (groups, width))

@@ -26,6 +26,7 @@ class NumpyOptimizer(NumpyRecorder):
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         flat, sums = grad.array.reshape(-1), partials.array[index]
+        # As many sums as there are large pieces; the others are 0.
         piece = max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
         sums[...] = 0
         with np.errstate(over="ignore"):
@@ -40,6 +41,7 @@ class NumpyOptimizer(NumpyRecorder):
             norm = np.sqrt(partials.array.sum())
             loss = loss_sums.array.sum() * hyper.array["inverse_count"]
             scale = _clip_scale(float(norm), float(hyper.array["max_norm"]))
+        # A bad step stays bad: everything after it was computed from its weights.
         bad = stats.array[BAD] != 0 or not np.isfinite(norm) or not np.isfinite(loss)
         clip_scale = 0 if bad else scale
         stats.array[...] = clip_scale, norm, bad, loss

@@ -98,6 +98,7 @@ def _thin(points: Points) -> Points:
     every = -(-len(points) // MOST_POINTS)
     if every <= 1:
         return points
+    # Means of runs of neighbours, the last of which may be shorter.
     firsts = np.arange(0, len(points), every)
     counts = np.diff(np.append(firsts, len(points)))
     means: Points = np.add.reduceat(points, firsts) / counts[:, None]
@@ -113,6 +114,7 @@ def _smooth(points: Points) -> Points:
     most = max(1, round(_SMOOTHED_PART * len(points)))
     smoothed = points.copy()
     for index in range(len(points)):
+        # As many points on either side, fewer near the ends.
         sides = min(most, index, last - index)
         smoothed[index, 1] = losses[index - sides : index + sides + 1].mean()
     return smoothed

@@ -159,6 +159,7 @@ class _Lines:
         """Return the bytes of all lines before the first record of a later step."""
         length = len(self.lines[0]) + 1
         for index in range(1, len(self.lines)):
+            # Records are validated up to here, since the run continues from them.
             if self.record(index).step > step:
                 break
             length += len(self.lines[index]) + 1

@@ -6,10 +6,13 @@ is resumed from a checkpoint on the same device gets the same weights as an unin
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -30,12 +33,12 @@ from llmgpu.lm.runs.memory import SMALLER, MemoryUse
 from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
-from llmgpu.lm.runs.stopping import StopRequest
 from llmgpu.lm.schedule import learning_rate
 from llmgpu.lm.trainer import Trainer
 from llmgpu.resume_key import check_same_run
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,36 @@ class Intervals:
     def unread_steps(self, steps: int) -> int:
         """Return the largest number of steps whose results are read at once."""
         return min(self.log, self.evaluation, self.save, steps)
+
+
+class StopRequest:
+    """Whether the run was asked to stop during the block; in the main thread only.
+
+    Ctrl-C asks for it, and so does SIGTERM, which schedulers send before they end a job. A second
+    Ctrl-C does not wait.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a request."""
+        self.requested = False
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        """Take over the signals."""
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._note) for number in _STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Restore the former handlers, except those that were not set from Python."""
+        for number, handler in self._former.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 class TrainingRun:
@@ -203,6 +236,7 @@ class TrainingRun:
         )
         self._logged_step = trainer.step
         self._log.append(record)
+        # Seconds per step since this process began, evaluations and checkpoints included.
         pace = (now - self._started) / (trainer.step - self._first_step)
         self._on_record(record, pace * (self._options.steps - trainer.step))
         if evaluate:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.data.batches import IGNORED_TARGET, Batches, token_bytes
-from llmgpu.lm.data.permutation import ROUNDS, permute
+from llmgpu.lm.data.batches import IGNORED_TARGET, ROUNDS, Batches, permute, token_bytes
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.tokens.formats import open_writer
 from tests.lm.vocabularies import sample_vocabulary
