@@ -17,6 +17,7 @@ from llmgpu.gpu.commands import MAX_TIMED, Commands
 from llmgpu.gpu.device import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.gpu.native import is_usable
+from llmgpu.gpu.source import constant, struct_dtype
 from llmgpu.gpu.transfer import Download, Staging
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "Download",
     "Kernel",
     "Staging",
+    "constant",
     "is_usable",
     "list_adapters",
     "select_adapter",
+    "struct_dtype",
 ]

@@ -7,10 +7,8 @@ not check).
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +23,6 @@ if TYPE_CHECKING:
     from llmgpu.gpu.device import Device
 
 _BINDING_TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
-_ELEMENT_BYTES = {
-    "f16": 2,
-    "u32": 4,
-    "i32": 4,
-    "f32": 4,
-    "vec2<u32>": 8,
-    "vec2<f32>": 8,
-    "vec4<f16>": 8,
-    "vec4<u32>": 16,
-    "vec4<f32>": 16,
-}
-_ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
-_CONSTANT = re.compile(r"^(?:override|const)\s+(\w+)\s*:\s*u32\s*=\s*([^;]+);", re.MULTILINE)
-_OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,20 +48,17 @@ class Kernel:
         self.label = source.entry
         self.bindings = source.bindings
         self._device = device
-        values = _constant_values(source.text, constants)
-        self.workgroup_size = _evaluate(source.workgroup_size.split(",")[0], values)
-        self._check_limits(source, values)
+        self.workgroup_size, memory = source.workgroup(constants)
+        self._check_limits(source, memory)
         try:
             self._compile(source, constants)
         except wgpu.GPUError as error:
             raise DeviceError(_locate(str(error), source)) from error
 
-    def _check_limits(self, source: KernelSource, values: Mapping[str, int]) -> None:
+    def _check_limits(self, source: KernelSource, memory: int) -> None:
         needs = {
             "max-compute-invocations-per-workgroup": self.workgroup_size,
-            "max-compute-workgroup-storage-size": sum(
-                _variable_bytes(kind, values) for kind in source.workgroup_variables
-            ),
+            "max-compute-workgroup-storage-size": memory,
             "max-storage-buffers-per-shader-stage": sum(
                 binding.access != "uniform" for binding in source.bindings
             ),
@@ -146,36 +122,6 @@ class Kernel:
             ],
         )
         return BoundKernel(self.label, self._pipeline, group, ordered)
-
-
-def _constant_values(text: str, given: Mapping[str, int]) -> dict[str, int]:
-    """Return the values of all u32 constants of a source whose defaults are plain arithmetic."""
-    values: dict[str, int] = {}
-    for name, expression in _CONSTANT.findall(text):
-        values[name] = given[name] if name in given else _evaluate(expression, values)
-    return values
-
-
-def _evaluate(expression: str, values: Mapping[str, int]) -> int:
-    def visit(node: ast.expr) -> int:
-        if isinstance(node, ast.Constant):
-            return int(node.value)  # type: ignore[arg-type]
-        if isinstance(node, ast.Name):
-            return values[node.id]
-        if isinstance(node, ast.BinOp):
-            return _OPERATORS[type(node.op)](visit(node.left), visit(node.right))
-        raise ValueError(ast.dump(node))
-
-    digits = re.sub(r"\b(0x[0-9a-fA-F]+|\d+)u\b", r"\1", expression.strip())
-    return visit(ast.parse(digits, mode="eval").body)
-
-
-def _variable_bytes(kind: str, values: Mapping[str, int]) -> int:
-    kind = re.sub(r"atomic<(\w+)>", r"\1", kind.strip())
-    array = _ARRAY.match(kind)
-    if array is None:
-        return _ELEMENT_BYTES[kind]
-    return _variable_bytes(array[1], values) * _evaluate(array[2], values)
 
 
 def _locate(message: str, source: KernelSource) -> str:

@@ -40,16 +40,16 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
     prepare_kernels,
 )
-from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download
+from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download, constant
 
 LONGEST = 512  # bytes of a word that is merged on the device: the steps grow with the square
 SOFTWARE_LONGEST = 256  # more would be more steps than a thread may take there
-LONG_WORD = 0xFFFFFFFE  # in wgsl/encode/params.wgsl
-BYTE_VECTORS = 64  # in wgsl/encode/02_merge.wgsl
+LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
+BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 MORE_IDS = 1.05  # copied with a slice, as a multiple of what the last one makes expect
-FREE = 0xFFFFFFFF  # rank of a free slot, in wgsl/encode/02_merge.wgsl
+FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
 
 
 class GpuEncoder:

@@ -29,28 +29,31 @@ from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, TextSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    BufferPool,
+    Device,
+    Download,
+    Kernel,
+    Staging,
+    constant,
+    struct_dtype,
+)
 
-NONE = 0xFFFFFFFF  # NO_TOKEN, NO_BYTE in wgsl/trie/params.wgsl
-PARAMS = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "input_length",
-            "chunk_size",
-            "max_tokens_per_chunk",
-            "main_end",
-            "unknown_token",
-            "chunk_count",
-        )
-    ]
-)  # TrieParams in wgsl/trie/params.wgsl
-# STATE_* in wgsl/trie/params.wgsl
-STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE, STATE_WORDS = range(5)
+_PARAMS_FILE = "trie/params.wgsl"
+PARAMS = struct_dtype(_PARAMS_FILE, "TrieParams")
+NO_TOKEN = constant(_PARAMS_FILE, "NO_TOKEN")
+NO_BYTE = constant(_PARAMS_FILE, "NO_BYTE")
+STATE_CARRY = constant(_PARAMS_FILE, "STATE_CARRY")
+STATE_TOTAL = constant(_PARAMS_FILE, "STATE_TOTAL")
+STATE_UNMATCHED = constant(_PARAMS_FILE, "STATE_UNMATCHED")
+STATE_UNMATCHED_BYTE = constant(_PARAMS_FILE, "STATE_UNMATCHED_BYTE")
+STATE_WORDS = 4
 SLICE_BYTES = 16 << 20
 SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
-MAX_CHUNK_BYTES = 1024  # MAX_CHUNK in wgsl/trie/01_long_exit.wgsl
+MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
 STEPS_PER_BYTE = 9  # loop iterations of a match: the byte, and a binary search of 256 children
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
@@ -223,17 +226,12 @@ class _Slot:
     def _write_params(self, piece: Slice, chunks: int) -> None:
         encoder, vocabulary = self._encoder, self._encoder._vocabulary
         unknown = vocabulary.unknown_token
-        params = np.array(
-            (
-                piece.main_end if encoder._lookahead is None else piece.length,
-                encoder._chunk_bytes,
-                encoder._chunk_bytes,
-                piece.main_end,
-                NONE if unknown is None else unknown,
-                chunks,
-            ),
-            PARAMS,
-        )
+        params = np.zeros(1, PARAMS)
+        params["input_length"] = piece.main_end if encoder._lookahead is None else piece.length
+        params["chunk_size"] = params["max_tokens_per_chunk"] = encoder._chunk_bytes
+        params["main_end"] = piece.main_end
+        params["unknown_token"] = NO_TOKEN if unknown is None else unknown
+        params["chunk_count"] = chunks
         self._device.write(self._params, params)
         rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
@@ -275,7 +273,8 @@ class _Run:
     def slices(self) -> Iterator[EncodedSlice]:
         encoder = self._encoder
         slots = encoder.take_slots()
-        state = np.array([0, 0, NONE, 0], np.uint32)
+        state = np.zeros(STATE_WORDS, np.uint32)
+        state[STATE_UNMATCHED] = NO_BYTE
         encoder._device.write(slots[0].state, state)
         for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
             if piece.oversized:
@@ -293,7 +292,7 @@ class _Run:
             return encoded
         ids = self._allocate(int(state[STATE_TOTAL]))
         slot.fetch(ids)
-        if state[STATE_UNMATCHED] != NONE:
+        if state[STATE_UNMATCHED] != NO_BYTE:
             offset = self._offset + int(state[STATE_UNMATCHED])
             raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
         starts = self._document_starts(ids, piece.document_starts)

@@ -23,29 +23,23 @@ from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.training.merges import TrainedMerges
 from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import MAX_TIMED, BoundKernel, Commands, Device, Download, Kernel
+from llmgpu.gpu import (
+    MAX_TIMED,
+    BoundKernel,
+    Commands,
+    Device,
+    Download,
+    Kernel,
+    constant,
+    struct_dtype,
+)
 from llmgpu.progress import Progress, no_progress
 
 MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
-STATE = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "symbol_count",
-            "next_symbol_count",
-            "table_size",
-            "symbol_a",
-            "symbol_b",
-            "new_symbol",
-            "merge_count",
-            "merge_limit",
-            "min_frequency",
-            "status",
-            "used_slots",
-        )
-    ]
-)  # IterState in wgsl/recount/iter_state.wgsl
-RUNNING, FINISHED, TABLE_FULL = range(3)
+_STATE_FILE = "recount/iter_state.wgsl"
+STATE = struct_dtype(_STATE_FILE, "IterState")
+RUNNING = constant(_STATE_FILE, "RUNNING")
+TABLE_FULL = constant(_STATE_FILE, "TABLE_FULL")
 COUNT_TILE = 4096  # symbols that one workgroup counts
 SCAN_TILE = 1024  # block sums that one workgroup scans
 FIRST_TABLE_SLOTS = 1 << 16
@@ -54,7 +48,12 @@ BYTES_PER_TEXT_BYTE = 13  # two symbol buffers, the mask (4 each) and the text i
 SUBMIT_SECONDS = 0.2  # aim for one submission: progress and Ctrl-C come between them
 MAX_ITERATIONS = 512  # in one submission
 DISPATCHES = 12  # of one iteration
-ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN = range(0, 72, 12)
+ARGS_BYTES = 12 * constant(_STATE_FILE, "ARGS_COUNT_OF")
+
+
+def _args(name: str) -> int:
+    """Return the byte offset in dispatch_args of the workgroup counts of some dispatches."""
+    return 12 * constant(_STATE_FILE, f"ARGS_{name}")
 
 
 def train(
@@ -133,7 +132,7 @@ class _RecountLoop:
         self._run_starts = device.pool.get("run starts", 4 * blocks)
         self._tile_sums = device.pool.get("tile sums", 4 * -(-blocks // SCAN_TILE))
         self._state = device.pool.get("state", STATE.itemsize)
-        self._args = device.pool.get("dispatch args", 72)
+        self._args = device.pool.get("dispatch args", ARGS_BYTES)
         self._status = device.pool.get("table status", 8)
         self._best = device.pool.get("best pair", 8)
         self._table_slots = table_slots
@@ -265,17 +264,17 @@ class _RecountLoop:
     def _record_iteration(self, commands: Commands, parity: int) -> None:
         slots, args = self._table_slots, self._args
         commands.dispatch(self._clear, -(-slots // self._wg))
-        commands.dispatch_indirect(self._count[parity], args, ARGS_COUNT)
+        commands.dispatch_indirect(self._count[parity], args, _args("COUNT"))
         commands.dispatch(self._find, -(-slots // (4 * self._wg)))
         commands.dispatch(self._find_final, 1)
         commands.dispatch(self._setup, 1)
-        commands.dispatch_indirect(self._run_reduce[parity], args, ARGS_RUNS)
-        commands.dispatch_indirect(self._run_scan, args, ARGS_RUN_SCAN)
-        commands.dispatch_indirect(self._merge[parity], args, ARGS_BLOCKS)
-        commands.dispatch_indirect(self._scan1, args, ARGS_SCAN)
-        commands.dispatch_indirect(self._scan2, args, ARGS_SINGLE)
-        commands.dispatch_indirect(self._scan3, args, ARGS_SCAN)
-        commands.dispatch_indirect(self._finalize[parity], args, ARGS_BLOCKS)
+        commands.dispatch_indirect(self._run_reduce[parity], args, _args("RUNS"))
+        commands.dispatch_indirect(self._run_scan, args, _args("RUN_SCAN"))
+        commands.dispatch_indirect(self._merge[parity], args, _args("BLOCKS"))
+        commands.dispatch_indirect(self._scan1, args, _args("SCAN"))
+        commands.dispatch_indirect(self._scan2, args, _args("SINGLE"))
+        commands.dispatch_indirect(self._scan3, args, _args("SCAN"))
+        commands.dispatch_indirect(self._finalize[parity], args, _args("BLOCKS"))
 
     def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> TrainedMerges:
         """Iterate until all merges are made or no pair is frequent enough."""

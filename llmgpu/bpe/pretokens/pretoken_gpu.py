@@ -15,18 +15,22 @@ from llmgpu.bpe.pretokens.cl100k_family import VARIANTS
 from llmgpu.bpe.pretokens.pattern import REGEX_PREFIX, get_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    BufferPool,
+    Commands,
+    Device,
+    Kernel,
+    constant,
+    struct_dtype,
+)
 
-PARAMS = np.dtype(
-    [
-        ("length", "<u4"),
-        ("has_documents", "<u4"),
-        ("continues", "<u4"),
-    ]
-)  # PretokenParams in wgsl/pretoken/params.wgsl
+PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that a thread marks
 PART_BYTES = 1 << 16  # of text marked at a time by the host: parts are uploaded at aligned offsets
-BLOCK = 256  # code points that share an entry of the first level, see wgsl/pretoken/unicode.wgsl
+# Code points that share an entry of the first level, 8 in a u32 of the second.
+BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
 
 
 class GpuPretokenizer:

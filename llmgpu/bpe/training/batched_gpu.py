@@ -23,52 +23,31 @@ from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.training.merges import OnMerges, SymbolMerges
 from llmgpu.bpe.training.symbols import SymbolWords
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import MAX_TIMED, BoundKernel, Buffer, Commands, Device, Download, Kernel
+from llmgpu.gpu import (
+    MAX_TIMED,
+    BoundKernel,
+    Buffer,
+    Commands,
+    Device,
+    Download,
+    Kernel,
+    constant,
+    struct_dtype,
+)
 from llmgpu.progress import Progress, no_progress
 
-MAX_SYMBOLS = 1 << 20  # SYMBOL_BITS in wgsl/batched/rank.wgsl
-MAX_BATCH = 128  # MAX_BATCH in wgsl/batched/state.wgsl
-HOT_CAPACITY = 4096
-BINS = 1024
-MAX_DIGITS = 8
-STATE_FIELDS = (
-    "status",
-    "merged",
-    "merge_limit",
-    "min_frequency",
-    "first_symbol",
-    "max_length",
-    "last_count",
-    "pair_count",
-    "list_length",
-    "hot_count",
-    "used",
-    "taken",
-    "unfinished",
-    "resumed",
-    "used_before",
-    "candidates",
-    "batch_size",
-    "equal_parts",
-    "threshold_count",
-    "threshold_left",
-    "threshold_right",
-    "digit_field",
-    "digit_shift",
-    "digit_width",
-    "accepted",
-    "pair_capacity",
-    "list_capacity",
-    "entry_capacity",
-    "candidate_capacity",
-    "needed",
-    "batches",
-)  # BatchState in wgsl/batched/state.wgsl, without the batch itself
-STATE = np.dtype([(name, "<u4") for name in STATE_FIELDS])
-RUNNING, FINISHED, REFILL, FULL = range(4)
-NONE = 0xFFFFFFFF
-PAIR_BYTES, ENTRY_BYTES, MEMBER_BYTES, CHANGE_BYTES = 16, 20, 16, 16
-UNIT_BYTES, LINK_BYTES = 8, 8
+_STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
+STATE = struct_dtype(_STATE_FILE, "BatchState")
+RUNNING, FINISHED, REFILL, FULL, NONE, MAX_BATCH, HOT_CAPACITY = (
+    constant(_STATE_FILE, name)
+    for name in ("RUNNING", "FINISHED", "REFILL", "FULL", "NONE", "MAX_BATCH", "HOT_CAPACITY")
+)
+MAX_SYMBOLS = 1 << constant(_RANK_FILE, "SYMBOL_BITS")
+BINS, MAX_DIGITS = constant(_RANK_FILE, "BINS"), constant(_RANK_FILE, "MAX_DIGITS")
+PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
+    struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
+)
+CHANGE_BYTES = 16  # a vec4<u32>
 BATCHES_PER_REFILL = 32  # what a used-up hot list leaves idle, half of it on average
 DISPATCHES = 5 * BATCHES_PER_REFILL + 2 * MAX_DIGITS + 2
 SUBMIT_SECONDS = 0.1  # aim for one submission: progress and Ctrl-C come between them
@@ -227,7 +206,7 @@ class _BatchedLoop:
         self._log = get("merge log", 16 * merges)
         self._bins = get("bins", 4 * BINS)
         self._hot_list = get("hot list", 16 * HOT_CAPACITY)
-        self._state = get("batch state", STATE.itemsize + MEMBER_BYTES * MAX_BATCH)
+        self._state = get("batch state", STATE.itemsize)
 
     def load(
         self,

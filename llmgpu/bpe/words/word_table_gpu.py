@@ -17,29 +17,19 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Download, Kernel, Staging
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    BufferPool,
+    Commands,
+    Device,
+    Download,
+    Kernel,
+    Staging,
+    struct_dtype,
+)
 
-STATE = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "words",
-            "data_used",
-            "fresh",
-            "fresh_data",
-            "pending",
-            "long",
-            "undecided",
-            "full",
-            "ids_used",
-            "tokens",
-            "word_capacity",
-            "slot_capacity",
-            "data_capacity",
-            "fresh_capacity",
-        )
-    ]
-)  # WordState in wgsl/words/state.wgsl
+STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
 MOST_FRESH = 1 << 19  # words that are listed in a run
 TABLE_BYTES = 4 << 30  # a table that would need more is emptied

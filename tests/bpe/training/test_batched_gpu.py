@@ -20,7 +20,6 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from tests.gpu.wgsl import shader_constants, struct_fields
 from tests.reference import bpe as reference
 
 TINY = Capacities(pairs=4, listed=8, entries=2, candidates=1)  # everything has to grow
@@ -166,13 +165,3 @@ def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
         train_gpu.train(portable_device, words, merges=1)
     with pytest.raises(DeviceError, match="1048577 tokens asked for"):
         train_gpu.train(portable_device, run_words([3]), merges=(1 << 20) - 255)
-
-
-def test_constants_are_those_of_the_kernels() -> None:
-    names = struct_fields("batched/state.wgsl", "BatchState")
-    assert [*train_gpu.STATE_FIELDS, "batch"] == names
-    constants = shader_constants("batched/state.wgsl") | shader_constants("batched/rank.wgsl")
-    for name in ("RUNNING", "FINISHED", "REFILL", "FULL", "MAX_BATCH", "HOT_CAPACITY", "BINS"):
-        assert getattr(train_gpu, name) == constants[name]
-    assert constants["MAX_DIGITS"] == train_gpu.MAX_DIGITS
-    assert 1 << constants["SYMBOL_BITS"] == train_gpu.MAX_SYMBOLS
