@@ -1,8 +1,7 @@
 """Kernels: a compiled entry point, and the same bound to buffers, ready to be dispatched.
 
-Whatever a wrong call would turn into an abort or into a wrong answer is checked here: names and
-number of bindings, sizes against the adapter's limits, workgroup memory (which the compiler does
-not check).
+What would end the process or give a wrong answer is checked here: names and number of bindings,
+sizes against the adapter's limits, and workgroup memory, which the compiler does not check.
 """
 
 from __future__ import annotations
@@ -10,17 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import wgpu
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.buffers import Buffer
+from llmgpu.gpu.opened import OpenedAdapter
 from llmgpu.gpu.source import KernelSource
-
-if TYPE_CHECKING:
-    from llmgpu.gpu.device import Device
 
 _BINDING_TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
 
@@ -38,16 +35,18 @@ class BoundKernel:
 class Kernel:
     """A compiled kernel. Made by `Device.kernel`, which keeps it."""
 
-    def __init__(self, device: Device, source: KernelSource, constants: Mapping[str, int]) -> None:
+    def __init__(
+        self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int]
+    ) -> None:
         """Compile `source` with these values of its override constants.
 
         Raises:
-            DeviceError: the text does not compile (file and line are named), or the kernel asks
-                for more than the adapter has.
+            DeviceError: the text does not compile (the message names file and line), or the kernel
+                needs more than the adapter has.
         """
         self.label = source.entry
         self.bindings = source.bindings
-        self._device = device
+        self._opened = opened
         self.workgroup_size, memory = source.workgroup(constants)
         self._check_limits(source, memory)
         try:
@@ -64,14 +63,14 @@ class Kernel:
             ),
         }
         for limit, needed in needs.items():
-            if needed > self._device.limits[limit]:
+            if needed > self._opened.limits[limit]:
                 raise DeviceError(
-                    f"kernel {self.label} needs {limit} of {needed}, "
-                    f"{self._device.name} has {self._device.limits[limit]}; use --device cpu"
+                    f"kernel {self.label} needs a {limit} of {needed}, but {self._opened.name} "
+                    f"has {self._opened.limits[limit]}; use --device cpu"
                 )
 
     def _compile(self, source: KernelSource, constants: Mapping[str, int]) -> None:
-        handle = self._device.handle
+        handle = self._opened.handle
         module = native.create_shader_module(handle, source.text, self.label)
         self._layout = handle.create_bind_group_layout(
             label=self.label,
@@ -96,8 +95,13 @@ class Kernel:
             },
         )
 
+    def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:
+        """Attach those of `buffers` that the kernel binds, see `bind`; the others are ignored."""
+        names = [binding.name for binding in self.bindings]
+        return self.bind(**{name: buffers[name] for name in names if name in buffers})
+
     def bind(self, **buffers: Buffer) -> BoundKernel:
-        """Attach buffers to the kernel's bindings, by the names its source gives them.
+        """Attach buffers to the kernel's bindings, by the names that its source gives them.
 
         Raises:
             TypeError: a name is missing or unknown.
@@ -106,7 +110,7 @@ class Kernel:
         if names != set(buffers):
             raise TypeError(f"{self.label} binds {sorted(names)}, not {sorted(buffers)}")
         ordered = tuple(buffers[binding.name] for binding in self.bindings)
-        group = self._device.handle.create_bind_group(
+        group = self._opened.handle.create_bind_group(
             label=self.label,
             layout=self._layout,
             entries=[

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Device, Kernel
-    from llmgpu.gpu.device import Submission
+    from llmgpu.gpu import BoundKernel, Buffer, Device, Kernel, Submission
 
 Step = TypeVar("Step")
 

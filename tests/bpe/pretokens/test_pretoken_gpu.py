@@ -13,7 +13,7 @@ from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import BLOCK, GpuPretokenizer, pack_classes
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
-from llmgpu.gpu import BufferPool, Device, constant
+from llmgpu.gpu import Device, constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
@@ -26,7 +26,7 @@ class Marker:
 
     def __init__(self, device: Device, pattern: str, capacity: int = CAPACITY) -> None:
         self._device, self._pattern = device, pattern
-        self._pretokenizer = GpuPretokenizer(device, pattern, capacity, BufferPool(device))
+        self._pretokenizer = GpuPretokenizer(device, pattern, capacity)
         self._text = device.create_buffer("text", capacity)
         self._pretokenizer.bind(self._text)
 

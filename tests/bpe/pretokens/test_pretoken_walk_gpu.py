@@ -12,7 +12,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.gpu import BufferPool, Device, constant
+from llmgpu.gpu import Device, constant
 from tests.bpe.pretokens.test_pattern_families import (
     CHARACTERS,
     DOCUMENTS,
@@ -38,7 +38,7 @@ class Walker:
 
     def __init__(self, device: Device, pattern: str) -> None:
         self._device = device
-        self.pretokenizer = GpuPretokenizer(device, pattern, CAPACITY, BufferPool(device))
+        self.pretokenizer = GpuPretokenizer(device, pattern, CAPACITY)
         self._text = device.create_buffer("text", CAPACITY)
         self.pretokenizer.bind(self._text)
 

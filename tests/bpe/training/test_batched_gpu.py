@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_gpu as train_gpu
-from llmgpu.bpe.training import batched_numpy as train_numpy
-from llmgpu.bpe.training import numpy_replay as train_numpy_replay
+from llmgpu.bpe.training import batched_gpu, batched_numpy, numpy_replay
 from llmgpu.bpe.training.batched_gpu import Capacities
 from llmgpu.bpe.training.merges import SymbolMerges, byte_ids, translate
 from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
@@ -76,7 +77,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
     workgroup_size: int,
 ) -> None:
     symbols = byte_symbols(distinct(words), byte_ranks(tie))
-    trained = train_gpu.train(
+    trained = batched_gpu.train(
         any_device,
         symbols,
         merges=merges,
@@ -89,7 +90,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
         documents_of(words), merges, "none", tie, min_frequency, max_token_length
     )
     options = {"min_frequency": min_frequency, "max_token_length": max_token_length}
-    assert_same(trained, train_numpy.train(symbols, merges=merges, **options))  # type: ignore[arg-type]
+    assert_same(trained, batched_numpy.train(symbols, merges=merges, **options))  # type: ignore[arg-type]
 
 
 def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
@@ -104,17 +105,17 @@ def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
 @pytest.mark.parametrize("letters", [b"ab", bytes(range(97, 123)), bytes(range(256))])
 def test_thousands_of_equal_counts_are_told_apart(device: Device, letters: bytes) -> None:
     words = random_words(1, 20_000, letters)
-    trained = train_gpu.train(device, words, merges=3000, min_frequency=1)
-    assert_same(trained, train_numpy.train(words, merges=3000, min_frequency=1))
+    trained = batched_gpu.train(device, words, merges=3000, min_frequency=1)
+    assert_same(trained, batched_numpy.train(words, merges=3000, min_frequency=1))
 
 
 def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
     words = random_words(2, 2000, b"abcd")
-    first = train_numpy.train(words, merges=50)
+    first = batched_numpy.train(words, merges=50)
     results = np.arange(256, 306, dtype=np.uint32)
-    halfway = train_numpy_replay.apply_merges(words, np.column_stack([first.pairs, results]))
-    trained = train_gpu.train(any_device, halfway, merges=40)
-    whole = train_numpy.train(words, merges=90)
+    halfway = numpy_replay.apply_merges(words, np.column_stack([first.pairs, results]))
+    trained = batched_gpu.train(any_device, halfway, merges=40)
+    whole = batched_numpy.train(words, merges=90)
     np.testing.assert_array_equal(trained.pairs, whole.pairs[50:])
     assert trained.symbols == whole.symbols
 
@@ -127,15 +128,15 @@ def run_words(lengths: list[int]) -> SymbolWords:
 def test_a_run_longer_than_one_walk(device: Device, length: int) -> None:
     words = run_words([length, 7])
     assert_same(
-        train_gpu.train(device, words, merges=30, min_frequency=1),
-        train_numpy.train(words, merges=30, min_frequency=1),
+        batched_gpu.train(device, words, merges=30, min_frequency=1),
+        batched_numpy.train(words, merges=30, min_frequency=1),
     )
 
 
 def test_finished_merges_are_handed_over_in_order(device: Device) -> None:
     words = random_words(3, 3000, b"abcdefgh")
     pieces: list[tuple[NDArray[np.uint32], NDArray[np.int64]]] = []
-    trained = train_gpu.train(
+    trained = batched_gpu.train(
         device, words, merges=500, on_merges=lambda pairs, counts: pieces.append((pairs, counts))
     )
     np.testing.assert_array_equal(np.concatenate([pairs for pairs, _ in pieces]), trained.pairs)
@@ -147,21 +148,61 @@ def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
     words = random_words(4, 5000, b"abcdef")
     sizes = Capacities(listed=len(words.symbols) + 10)
     assert_same(
-        train_gpu.train(device, words, merges=2000, min_frequency=1, first_capacities=sizes),
-        train_numpy.train(words, merges=2000, min_frequency=1),
+        batched_gpu.train(device, words, merges=2000, min_frequency=1, first_capacities=sizes),
+        batched_numpy.train(words, merges=2000, min_frequency=1),
     )
 
 
 def test_counts_of_32_bits_are_exact_up_to_the_last(device: Device) -> None:
     most = (1 << 32) - 1
     words = byte_symbols(distinct({b"ab": most - 5, b"xab": 5, b"cd": most}), byte_ranks("hf"))
-    trained = train_gpu.train(device, words, merges=3)
+    trained = batched_gpu.train(device, words, merges=3)
     assert trained.counts.tolist() == [most, most, 5]
 
 
 def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
     words = byte_symbols(distinct({b"ab": 1 << 32}), byte_ranks("hf"))
     with pytest.raises(DeviceError, match="more than 4294967295 times; use --device cpu"):
-        train_gpu.train(portable_device, words, merges=1)
+        batched_gpu.train(portable_device, words, merges=1)
     with pytest.raises(DeviceError, match="1048577 tokens asked for"):
-        train_gpu.train(portable_device, run_words([3]), merges=(1 << 20) - 255)
+        batched_gpu.train(portable_device, run_words([3]), merges=(1 << 20) - 255)
+
+
+def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) -> None:
+    first, second = random_words(5, 500, b"abcd"), random_words(6, 800, b"abcdef")
+    alone = [batched_gpu.train(any_device, words, merges=60) for words in (first, second)]
+    nested: list[SymbolMerges] = []
+
+    def train_the_other(pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
+        nested.append(batched_gpu.train(any_device, first, merges=60, first_capacities=TINY))
+
+    together = batched_gpu.train(
+        any_device, second, merges=60, first_capacities=TINY, on_merges=train_the_other
+    )
+    assert len(nested) >= 2  # so some ran between submissions of the other
+    assert_same(together, alone[1])
+    for trained in nested:
+        assert_same(trained, alone[0])
+
+
+def test_memory_is_freed_when_training_ends(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[weakref.ref[object]] = []
+    create = device.create_handle
+
+    def remember(*arguments: Any) -> object:
+        handle = create(*arguments)
+        handles.append(weakref.ref(handle))
+        return handle
+
+    monkeypatch.setattr(device, "create_handle", remember)
+    gc.disable()
+    try:
+        device._idle_downloads.clear()
+        batched_gpu.train(device, random_words(7, 500, b"abcd"), merges=20, first_capacities=TINY)
+        device._idle_downloads.clear()
+    finally:
+        gc.enable()
+    assert len(handles) > 20
+    assert [handle() for handle in handles if handle() is not None] == []
