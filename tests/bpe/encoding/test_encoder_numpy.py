@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding import encoder_numpy as encode_numpy
 from llmgpu.bpe.encoding import word_cache as encoded_words
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.plain import greedy_long_words
+from llmgpu.bpe.plain import greedy_matching
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.training import batched_numpy as train_numpy
 from llmgpu.bpe.training.merges import byte_ids, translate
@@ -104,8 +104,8 @@ def test_long_words_in_blocks_of_any_size(
     tokens: list[bytes], documents: list[bytes], block: int, slice_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greedy_long_words, "BLOCK", block)
-        patch.setattr(greedy_long_words, "GUESSES", block % 3)
+        patch.setattr(greedy_matching, "BLOCK", block)
+        patch.setattr(greedy_matching, "GUESSES", block % 3)
         patch.setattr(encode_numpy, "LONGEST_KEPT", 3)
         for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
