@@ -1,7 +1,6 @@
 """Choosing where to compute: a GPU adapter, a software adapter, or NumPy.
 
-This is the one place that knows what ``--device`` means. wgpu is imported only when an adapter may
-be used.
+Only this module knows what ``--device`` means. It imports wgpu only when an adapter may be used.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 
 Purpose = Literal["train", "tokenize", "lm"]  # a tokenizer, text, a language model
 
-# Whether a software adapter beats NumPy, by recorded measurements on two CPU cores
-# (llmgpu bench, see the README): NumPy works on distinct pre-tokens, the kernels on the whole text.
+# Whether a software adapter beats NumPy, by measurements of llmgpu bench on two CPU cores.
 SOFTWARE_ADAPTER_WINS: dict[Purpose, bool] = {
     "train": False,
     "tokenize": False,
@@ -30,7 +28,7 @@ class Backend:
     """Where to compute.
 
     device: None stands for NumPy.
-    description: one line for people.
+    description: one line for messages.
     """
 
     device: Device | None
@@ -46,9 +44,9 @@ NUMPY = Backend(None, "NumPy on the CPU")
 
 
 def select_backend(wanted: str, purpose: Purpose) -> Backend:
-    """Return the backend for ``auto``, ``cpu``, ``gpu`` or a part of an adapter's name.
+    """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
-    auto: a hardware adapter, else what measurements say is faster for `purpose`.
+    auto: a hardware adapter, or else whichever measurements show to be faster for `purpose`.
 
     Raises:
         DeviceError: nothing matches (the message lists the adapters), or it can't be opened.
@@ -65,9 +63,10 @@ def select_backend(wanted: str, purpose: Purpose) -> Backend:
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """Return all adapters, best first; none where wgpu or a driver is missing.
+    """Return all adapters, best first.
 
-    Nor in a process that was forked from one that had used adapters.
+    There are none if wgpu or a driver is missing, or if the process was forked from one that had
+    used adapters.
     """
     if not _has_wgpu():
         return []
@@ -77,7 +76,7 @@ def list_adapters() -> list[AdapterInfo]:
 
 
 def auto_adapter(purpose: Purpose) -> AdapterInfo | None:
-    """Return the adapter that ``auto`` takes for `purpose`, None for NumPy."""
+    """Return the adapter that ``auto`` selects for `purpose`, None for NumPy."""
     for info in list_adapters():
         if not info.is_software or SOFTWARE_ADAPTER_WINS[purpose]:
             return info
@@ -100,4 +99,4 @@ def _has_wgpu() -> bool:
 
 def _require_wgpu() -> None:
     if not _has_wgpu():
-        raise DeviceError("wgpu can't be imported here; use --device cpu, or pip install wgpu")
+        raise DeviceError("can't import wgpu; use --device cpu, or run pip install wgpu")

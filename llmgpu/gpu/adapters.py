@@ -1,7 +1,7 @@
-"""Which adapters there are, and which one is meant by what the user says.
+"""Listing adapters, and selecting one by what the user asks for.
 
 Hardware comes before software; OpenGL is never used. A name that matches nothing is an error that
-lists what there is: the choice never falls back in silence.
+lists the adapters: the choice never falls back silently.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _KINDS = {
     "Unknown": "unknown kind of GPU",
 }
 NO_ADAPTER = (
-    "no GPU adapter found; install a Vulkan driver (Debian: mesa-vulkan-drivers has a software "
-    "one), or use --device cpu"
+    "no GPU adapter found; install a Vulkan driver (on Debian, mesa-vulkan-drivers includes a "
+    "software one), or use --device cpu"
 )
 
 
@@ -74,7 +74,7 @@ def _describe(handle: Any) -> AdapterInfo:
 
 
 def select_adapter(wanted: str = "gpu") -> AdapterInfo:
-    """Return the best adapter, or the best whose name holds `wanted` (any case).
+    """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
 
     Raises:
         DeviceError: there is no adapter, or none of that name (the message lists all).
@@ -88,4 +88,4 @@ def select_adapter(wanted: str = "gpu") -> AdapterInfo:
         if wanted.lower() in info.name.lower():
             return info
     names = ", ".join(repr(info.name) for info in adapters)
-    raise DeviceError(f"no adapter's name holds {wanted!r}; there are: {names}; or use cpu")
+    raise DeviceError(f"no adapter's name contains {wanted!r}; use one of {names}, or cpu")

@@ -1,53 +1,81 @@
 """Recording: many dispatches and copies in one encoder, submitted together.
 
 Dispatches of one pass run in order and each sees what those before it wrote. With timing on, each
-dispatch gets a pass of its own with a timestamp at either end.
+dispatch gets a pass to itself with a timestamp at either end.
+
+Errors at submission end the process instead of raising, so `Commands.submit` is the only way to
+submit: it checks that no buffer is mapped and that no commands are submitted twice.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import wgpu
 
+from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.buffers import Buffer
 from llmgpu.gpu.kernel import BoundKernel
-
-if TYPE_CHECKING:
-    from llmgpu.gpu.device import Device
+from llmgpu.gpu.opened import OpenedAdapter
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
-MAX_TIMED = 2_000  # dispatches timed in one submission
+MAX_TIMED = 2_000  # dispatches that one query set times
 
 
 def split_groups(groups: int) -> tuple[int, int]:
     """Return (x, y) with x * y >= groups and neither above the limit of a dimension.
 
     A kernel numbers its workgroup as ``workgroup_id.y * num_workgroups.x + workgroup_id.x`` and
-    ignores the few beyond the number it needs.
+    ignores the few above the number it needs.
     """
     if groups <= MAX_GROUPS:
         return groups, 1
     return MAX_GROUPS, -(-groups // MAX_GROUPS)
 
 
-class Commands:
-    """A list of commands being recorded. Made by `Device.record`, used up by `Device.submit`."""
+@dataclass(frozen=True)
+class Submission:
+    """Work handed to the device; its number in the device's queue."""
 
-    def __init__(self, device: Device, *, timed: bool) -> None:
+    index: int
+
+
+class Mappable(Protocol):
+    """Memory that must not be submitted while the host has it."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the host has the memory."""
+        ...
+
+
+class Commands:
+    """A list of commands being recorded. Made by `Device.record`, used up by `submit`.
+
+    times: gets the seconds that each kernel took, by label; None turns timing off. A query set
+        times only `MAX_TIMED` dispatches, so timed commands are submitted in several parts.
+    """
+
+    def __init__(self, opened: OpenedAdapter, times: dict[str, float] | None = None) -> None:
         """Begin recording."""
-        self._device = device
-        self._encoder: Any = device.handle.create_command_encoder(label="llmgpu")
+        self._opened = opened
+        self._times = times if "timestamp-query" in opened.features else None
+        self._submitted = False
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        handle = self._opened.handle
+        self._encoder: Any = handle.create_command_encoder(label="llmgpu")
         self._pass: Any = None
         self._fast: native.FastPass | None = None
         self._kept: list[object] = []  # alive until the submission
-        self._finished = False
-        self.staging: list[Any] = []  # mapped buffers must not be submitted
-        self.timed_labels: list[str] = []
-        self._queries: Any = None
-        if timed and "timestamp-query" in device.features:
-            self._queries = device.handle.create_query_set(type="timestamp", count=2 * MAX_TIMED)
+        self.staging: list[Mappable] = []
+        self._timed_labels: list[str] = []
+        if self._times is not None:
+            self._queries = handle.create_query_set(type="timestamp", count=2 * MAX_TIMED)
 
     def dispatch(self, kernel: BoundKernel, groups: int) -> None:
         """Run `groups` workgroups of a kernel, split over two dimensions where needed."""
@@ -59,7 +87,8 @@ class Commands:
     def dispatch_indirect(self, kernel: BoundKernel, counts: Buffer, offset: int) -> None:
         """Run as many workgroups as the 3 u32 at byte `offset` of `counts` say.
 
-        `counts` must not be bound to the kernel itself.
+        Raises:
+            ValueError: the kernel itself binds `counts`.
         """
         if counts in kernel.buffers:
             raise ValueError(f"{kernel.label} binds the buffer of its own workgroup counts")
@@ -82,33 +111,48 @@ class Commands:
         self._encoder.clear_buffer(buffer.handle, buffer.offset, buffer.nbytes)
         self._kept.append(buffer)
 
-    def finish(self) -> Any:
-        """End recording and return wgpu's command buffer; submitting one twice would abort.
+    def submit(self) -> Submission:
+        """Hand the commands to the device and return without waiting for them.
+
+        Timed commands are waited for, because their timestamps are read.
 
         Raises:
-            RuntimeError: these commands were submitted before.
+            RuntimeError: staging memory is mapped, or these commands were submitted before; both
+                would end the process.
         """
-        if self._finished:
+        if self._submitted:
             raise RuntimeError("these commands were submitted before; record new ones")
-        self._finished = True
+        submission = self._submit_part()
+        self._submitted = True
+        return submission
+
+    def _submit_part(self) -> Submission:
+        if any(memory.is_mapped for memory in self.staging):
+            raise RuntimeError("staging memory is still mapped")
         self._end_pass()
-        if self.timed_labels:
-            self._resolve_timestamps()
-        return self._encoder.finish()
+        timestamps = self._resolve_timestamps() if self._timed_labels else None
+        handle = self._opened.handle
+        submission = Submission(native.submit(handle, self._encoder.finish()))
+        if timestamps is not None:
+            self._collect_times(timestamps)
+        return submission
 
     def _begin(self, label: str) -> native.FastPass:
-        if self._queries is not None and len(self.timed_labels) < MAX_TIMED:
-            self._end_pass()
-            first = 2 * len(self.timed_labels)
-            self.timed_labels.append(label)
-            return self._open_pass(
-                timestamp_writes={
-                    "query_set": self._queries,
-                    "beginning_of_pass_write_index": first,
-                    "end_of_pass_write_index": first + 1,
-                }
-            )
-        return self._fast or self._open_pass()
+        if self._times is None:
+            return self._fast or self._open_pass()
+        if len(self._timed_labels) == MAX_TIMED:
+            self._submit_part()
+            self._begin_part()
+        self._end_pass()
+        first = 2 * len(self._timed_labels)
+        self._timed_labels.append(label)
+        return self._open_pass(
+            timestamp_writes={
+                "query_set": self._queries,
+                "beginning_of_pass_write_index": first,
+                "end_of_pass_write_index": first + 1,
+            }
+        )
 
     def _open_pass(self, **options: Any) -> native.FastPass:
         self._pass = self._encoder.begin_compute_pass(label="llmgpu", **options)
@@ -121,8 +165,24 @@ class Commands:
             self._kept.append(self._pass)
             self._pass = self._fast = None
 
-    def _resolve_timestamps(self) -> None:
-        count = 2 * len(self.timed_labels)
-        usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
-        self.timestamps = self._device.handle.create_buffer(size=8 * count, usage=usage)
-        self._encoder.resolve_query_set(self._queries, 0, count, self.timestamps, 0)
+    def _resolve_timestamps(self) -> Any:
+        """Record moving the timestamps to memory that the host maps; return its handle."""
+        count = 2 * len(self._timed_labels)
+        usage, create = wgpu.BufferUsage, self._opened.create_handle
+        ticks = create("ticks", 8 * count, usage.QUERY_RESOLVE | usage.COPY_SRC)
+        mapped = create("timestamps", 8 * count, usage.MAP_READ | usage.COPY_DST)
+        self._encoder.resolve_query_set(self._queries, 0, count, ticks, 0)
+        self.copy(ticks, mapped, 8 * count)
+        return mapped
+
+    def _collect_times(self, timestamps: Any) -> None:
+        handle, count = self._opened.handle, 2 * len(self._timed_labels)
+        pending = native.BufferMap(timestamps, write=False, nbytes=8 * count)
+        if not pending.wait(handle):
+            raise DeviceError(f"{self._opened.name} can't map its timestamps for reading")
+        ticks = pending.array().view(np.uint64).copy()
+        pending.unmap()
+        spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * native.timestamp_period(handle)
+        times = self._times if self._times is not None else {}
+        for label, span in zip(self._timed_labels, spans.tolist(), strict=True):
+            times[label] = times.get(label, 0.0) + span * 1e-9

@@ -1,7 +1,5 @@
 """A device: an opened adapter with its kernels, buffers and submissions.
 
-Errors at submission end the process instead of raising, so every submission goes through
-`Device.submit`, which checks that no buffer is mapped and that no commands are submitted twice.
 Buffers are never destroyed explicitly: dropping the last reference is always safe.
 """
 
@@ -10,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,44 +17,29 @@ from numpy.typing import NDArray
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, select_adapter
-from llmgpu.gpu.buffers import Buffer, BufferPool, aligned
-from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.buffers import Buffer, aligned
+from llmgpu.gpu.commands import Commands, Submission
 from llmgpu.gpu.kernel import Kernel
+from llmgpu.gpu.opened import OpenedAdapter
 from llmgpu.gpu.source import Line, compose, kernel_source
 from llmgpu.gpu.transfer import Download, Staging, parallel_copy
 
-WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
-    "max-buffer-size": 268_435_456,
-    "max-storage-buffer-binding-size": 134_217_728,
-    "max-storage-buffers-per-shader-stage": 8,
-    "max-compute-workgroup-storage-size": 16_384,
-    "max-compute-invocations-per-workgroup": 256,
-    "max-compute-workgroup-size-x": 256,
-}
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
-# Loop iterations, nested ones and all, that one thread may need in a dispatch. Mesa's software
-# driver ends a thread's loops in silence after 65 535; elsewhere it keeps watchdogs away.
+# Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
+# driver silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
 SOFTWARE_LOOP_ITERATIONS = 60_000
 HARDWARE_LOOP_ITERATIONS = 1 << 22
 SMALL_UPLOAD = 1 << 20  # bytes up to which writing through the queue is as fast as staging
 UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
-IDLE_DOWNLOADS = 2  # kept, of about UPLOAD_PIECE at most: making them takes longer than copying
+IDLE_DOWNLOADS = 2  # kept, each of up to about UPLOAD_PIECE: making one takes longer than copying
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True)
-class Submission:
-    """Work handed to the device; its number in the device's queue."""
+class Device(OpenedAdapter):
+    """An opened adapter that computes.
 
-    index: int
-
-
-class Device:
-    """An opened adapter.
-
-    name: as the driver gives it. limits: what this device was opened with. features: the optional
-    ones it has. gpu_seconds: time per kernel, by label, while timing is on.
+    gpu_seconds: time per kernel, by label, while `timing` is on.
     """
 
     def __init__(
@@ -69,25 +51,13 @@ class Device:
     ) -> None:
         """Open `adapter` (the best by default) with those of `features` that it has.
 
-        limits: WebGPU limits to ask for; the adapter's own by default. Lower ones serve tests and
+        limits: WebGPU limits to ask for; the adapter's by default. Lower ones serve tests and
             memory budgets.
 
         Raises:
-            DeviceError: no adapter, or it can't be opened with these limits.
+            DeviceError: there is no adapter, or it can't be opened with these limits.
         """
-        self.adapter = adapter or select_adapter()
-        self.name = self.adapter.name
-        self.features = features & self.adapter.features
-        wanted = {name: self.adapter.limits[name] for name in WEBGPU_DEFAULT_LIMITS}
-        wanted.update(limits or {})
-        try:
-            self.handle: Any = self.adapter.handle.request_device_sync(
-                label="llmgpu", required_features=sorted(self.features), required_limits=wanted
-            )
-        except (RuntimeError, wgpu.GPUError) as error:
-            raise DeviceError(f"{self.name} can't be opened: {error}") from error
-        self.limits = wanted
-        self.pool = BufferPool(self)
+        super().__init__(adapter or select_adapter(), features, limits)
         self.timing = False
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Kernel] = {}
@@ -96,17 +66,6 @@ class Device:
         self.subgroup_size = self._probe_subgroups() if "subgroup" in self.features else 0
         if self.subgroup_size:
             self.source_choices = {"scan": "common/scan_subgroup.wgsl"}
-
-    @property
-    def max_binding_bytes(self) -> int:
-        """Largest buffer that can be made and bound whole, in bytes."""
-        size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
-        return size // 256 * 256
-
-    @property
-    def is_software(self) -> bool:
-        """Whether the device computes on the CPU."""
-        return self.adapter.is_software
 
     @property
     def max_loop_iterations(self) -> int:
@@ -126,7 +85,7 @@ class Device:
         return found
 
     def generated(self, text: str) -> Kernel:
-        """Return the one kernel of a text that a generator wrote, compiled once."""
+        """Return the one kernel of a generated text, compiled once."""
         found = self._kernels.get((text,))
         if found is None:
             lines = [Line(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
@@ -143,13 +102,13 @@ class Device:
         """Make a storage buffer of at least `nbytes` bytes, zeros at first.
 
         Raises:
-            DeviceError: larger than the adapter can bind, or its memory is used up.
+            DeviceError: the adapter can't bind that much, or is out of memory.
         """
         size = aligned(nbytes)
         if size > self.max_binding_bytes:
             raise DeviceError(
-                f"{label} needs {size} bytes, {self.name} binds at most {self.max_binding_bytes}; "
-                "use less text (--limit) or --device cpu"
+                f"{label} needs {size} bytes, but {self.name} binds at most "
+                f"{self.max_binding_bytes}; use less text (--limit) or --device cpu"
             )
         usage = wgpu.BufferUsage
         flags = usage.STORAGE | usage.INDIRECT | usage.COPY_SRC | usage.COPY_DST
@@ -161,40 +120,35 @@ class Device:
         flags = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
         return Buffer(label, size, self.create_handle(label, size, flags))
 
-    def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
-        """Make a wgpu buffer; an allocation that fails is a DeviceError."""
-        try:
-            return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
-        except wgpu.GPUError as error:
-            raise DeviceError(f"{self.name} has no {nbytes} bytes for {label}: {error}") from error
+    def upload(self, label: str, array: NDArray[Any]) -> Buffer:
+        """Make a storage buffer with the contents of an array."""
+        buffer = self.create_buffer(label, array.nbytes)
+        self.write(buffer, array)
+        return buffer
 
     def record(self) -> Commands:
         """Begin a list of commands."""
-        return Commands(self, timed=self.timing)
+        return Commands(self, self.gpu_seconds if self.timing else None)
 
     def submit(self, commands: Commands) -> Submission:
-        """Hand commands to the device and return without waiting for them."""
-        if any(memory.is_mapped for memory in commands.staging):
-            raise RuntimeError("staging memory is still mapped")
-        submission = Submission(native.submit(self.handle, commands.finish()))
-        if commands.timed_labels:
-            self._collect_times(commands)
-        return submission
+        """Hand commands to the device, see `Commands.submit`."""
+        return commands.submit()
 
     def wait(self, submission: Submission | None) -> None:
-        """Block until a submission is done (None: whatever was submitted last)."""
-        if submission is None:
-            self.handle._poll_wait()
-        else:
-            native.wait(self.handle, submission.index)
+        """Block until a submission is done (None: all that were submitted)."""
+        native.wait(self.handle, None if submission is None else submission.index)
 
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
-        """Copy an array to the front of a buffer, before anything submitted later."""
+        """Copy an array to the start of a buffer, before anything submitted later.
+
+        Raises:
+            ValueError: the array is larger than the buffer.
+        """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(flat) > buffer.nbytes:
             raise ValueError(f"{len(flat)} bytes don't fit into {buffer.label}: {buffer.nbytes}")
         if not len(flat):
-            return  # the queue refuses writes of nothing
+            return  # the queue refuses empty writes
         if len(flat) <= SMALL_UPLOAD:
             padded = np.zeros(-(-len(flat) // 4) * 4, np.uint8)
             padded[: len(flat)] = flat
@@ -225,11 +179,11 @@ class Device:
     def _take_download(self) -> Download:
         try:
             return self._idle_downloads.pop()
-        except IndexError:  # other threads may be reading, too
+        except IndexError:  # none is idle, or another thread took it
             return Download(self)
 
     def _probe_subgroups(self) -> int:
-        """Return the subgroup size, 0 where lanes are not numbered as the scans rely on."""
+        """Return the subgroup size; 0 if lanes are not numbered as the scans need them."""
         size = 256
         kernel = self.kernel("common/probe_subgroups.wgsl")
         lanes = self.create_buffer("probe", 16 * size)
@@ -240,13 +194,3 @@ class Device:
         local_index, lane, width, subgroup = seen.T.astype(np.int64)
         in_order = bool(np.all(local_index == subgroup * width + lane))
         return int(width[0]) if in_order and bool(np.all(width == width[0])) else 0
-
-    def _collect_times(self, commands: Commands) -> None:
-        labels, source = commands.timed_labels, commands.timestamps
-        download = Download(self)
-        ticks = np.empty(2 * len(labels), np.uint64)
-        download.start(Buffer("timestamps", ticks.nbytes, source), ticks.nbytes)
-        download.finish(ticks.view(np.uint8))
-        spans = (ticks[1::2] - ticks[::2]).astype(np.float64)
-        for label, span in zip(labels, spans * native.timestamp_period(self.handle), strict=True):
-            self.gpu_seconds[label] += span * 1e-9

@@ -1,19 +1,21 @@
-"""What llmgpu needs of wgpu-native beyond wgpu's public interface, all in one place.
+"""What llmgpu needs of wgpu-native beyond wgpu's public interface, all in one module.
 
 The C functions used here are private to the pinned wgpu release: shader modules without forced
 loop bounding (several times faster loops), submissions that can be waited for one by one, buffer
 maps without a helper thread, and pass recording without Python's per-call overhead. Several C
 functions end the process when misused, so `submit` and the map functions are called only from
-`llmgpu.gpu.device` and `llmgpu.gpu.transfer`, which check what they pass on.
+`llmgpu.gpu.commands` and `llmgpu.gpu.transfer`, which check what they pass on.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
 import time
 from collections import deque
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,32 +30,34 @@ from llmgpu.errors import DeviceError
 libf: Any = _api.libf
 
 _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
-_instance_process: int | None = None  # that made the instance; its threads don't survive a fork
+_log = logging.getLogger("llmgpu")
+_instance_process: int | None = None  # which made the instance; its threads don't survive a fork
 
 
 def is_usable() -> bool:
-    """Whether this process can use adapters: it isn't forked from one that did."""
+    """Whether this process can use adapters: it was not forked from one that did."""
     return _instance_process in (None, os.getpid())
 
 
 def prepare_instance() -> None:
     """Configure the one WebGPU instance of this process; later calls do nothing.
 
-    Only the platform's native APIs are asked for: an OpenGL adapter has neither subgroups nor
-    16-bit floats, and would be returned in silence where Vulkan is missing. The hidden validation
+    Only the platform's native APIs are enabled: an OpenGL adapter has neither subgroups nor
+    16-bit floats, and would be returned silently where Vulkan is missing. The hidden validation
     of indirect dispatches is off, because kernels clamp the counts that they write.
 
-    Raises DeviceError in a process forked from one that had done so: it would wait for ever.
+    Raises:
+        DeviceError: the process was forked from one that had done so; it would wait forever.
     """
     global _instance_process
     if not is_usable():
         raise DeviceError(
-            "a process that was forked after adapters were used can't use them: start it with "
-            "multiprocessing's 'spawn', or use --device cpu"
+            "this process was forked from one that had used GPU adapters, so it can't use them: "
+            "start it with multiprocessing's 'spawn' method, or use --device cpu"
         )
     if _instance_process is not None:
         return
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # a C library complains else
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # else a C library complains
     backends = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
     set_instance_extras(backends=backends, flags=["Empty"])
     _instance_process = os.getpid()
@@ -62,6 +66,7 @@ def prepare_instance() -> None:
 def create_shader_module(device: Any, code: str, label: str) -> Any:
     """Create a shader module whose loops are not bounded by an injected counter."""
     if not hasattr(lib, "wgpuDeviceCreateShaderModuleTrusted"):
+        _warn_of_slow_shaders()
         return device.create_shader_module(code=code, label=label)
     source = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(code))
     source[0].chain.next = ffi.NULL
@@ -77,6 +82,15 @@ def create_shader_module(device: Any, code: str, label: str) -> Any:
     return _api.GPUShaderModule(label, module, device)
 
 
+@cache  # once is enough
+def _warn_of_slow_shaders() -> None:
+    _log.warning(
+        "wgpu %s can't compile kernels without loop bounding, so kernels with loops run up to "
+        "several times slower; install the wgpu release that llmgpu pins",
+        wgpu.__version__,
+    )
+
+
 def submit(device: Any, command_buffer: Any) -> int:
     """Submit one finished command buffer; return the index to wait for."""
     command_buffers = ffi.new("WGPUCommandBuffer []", [command_buffer._internal])
@@ -89,16 +103,17 @@ def wait(device: Any, index: int | None) -> None:
     libf.wgpuDevicePoll(device._internal, True, submission)
 
 
-# Seconds between two looks at a map: short waits are to be short, long ones to cost nothing.
+# Seconds between two polls of a map: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-# Callbacks that will be called, by what they change; and some that were, since another thread may
-# still be returning from them. Neither refers to a map, so that a map's memory is freed with it.
+# Callbacks still to be called, by the state that they change; and the last ones called, because
+# another thread may still be returning from them. Neither refers to a map, so that a map's memory
+# is freed with the map.
 _pending_callbacks: dict[_MapState, Any] = {}
 _called_callbacks: deque[Any] = deque(maxlen=64)
 
 
 class _MapState:
-    """How a map ended; what a signal raised in its callback, as nobody else would hear of it."""
+    """How a map ended, and what a signal handler raised in its callback, to be raised again."""
 
     status: int | None = None
     interrupt: BaseException | None = None
@@ -108,7 +123,7 @@ class BufferMap:
     """A pending or finished map of a whole buffer into the host's memory."""
 
     def __init__(self, buffer: Any, *, write: bool, nbytes: int) -> None:
-        """Ask for the map; it is there once the device has been waited for."""
+        """Ask for the map; `wait` returns once it is there."""
         self._buffer, self._nbytes = buffer, nbytes
         self._state = state = _MapState()
 
@@ -135,10 +150,10 @@ class BufferMap:
         libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info)
 
     def wait(self, device: Any) -> bool:
-        """Block until the submissions before the map are done and it is there; tell if it is.
+        """Block until the submissions before the map are done; return whether the map succeeded.
 
-        Asks again and again: waiting inside of wgpu would keep other threads from submitting.
-        Raises what a signal's handler raised in the callback, such as KeyboardInterrupt.
+        Polls, because waiting inside wgpu would keep other threads from submitting. Raises what a
+        signal handler raised in the callback, such as KeyboardInterrupt.
         """
         pause = _FIRST_PAUSE
         state = self._state
@@ -157,7 +172,7 @@ class BufferMap:
         return np.frombuffer(ffi.buffer(pointer, self._nbytes), np.uint8)
 
     def unmap(self) -> None:
-        """Give the memory back; every view of it is dead from here on."""
+        """Give the memory back; every view of it is invalid from here on."""
         libf.wgpuBufferUnmap(self._buffer._internal)
 
 
@@ -174,7 +189,7 @@ class FastPass:
     """
 
     def __init__(self, compute_pass: wgpu.GPUComputePassEncoder) -> None:
-        """Record into `compute_pass`, which stays the owner."""
+        """Record into `compute_pass`, which remains the owner."""
         self._pass: Any = compute_pass._internal  # type: ignore[attr-defined, unused-ignore]
 
     def set(self, pipeline: Any, bind_group: Any) -> None:
@@ -187,5 +202,5 @@ class FastPass:
         lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, x, y, 1)
 
     def dispatch_indirect(self, buffer: Any, offset: int) -> None:
-        """Dispatch as many workgroups as three u32 at a byte offset of a buffer say."""
+        """Dispatch as many workgroups as the three u32 at a byte offset of a buffer say."""
         lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(self._pass, buffer._internal, offset)

@@ -1,13 +1,12 @@
 """Bulk transfers through mapped staging memory, copied by several threads.
 
 Writing through the queue allocates a fresh staging buffer each time, and reading through it makes
-an extra copy; persistent mapped buffers move several times as much.
+an extra copy; persistent mapped buffers are several times faster.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import wgpu
@@ -17,13 +16,11 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.buffers import Buffer, aligned
 from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.opened import OpenedAdapter
 from llmgpu.processors import usable_processors
 
-if TYPE_CHECKING:
-    from llmgpu.gpu.device import Device
-
 COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
-COPY_THREADS = min(12, usable_processors())  # with more, memory is the limit
+COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
 _copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
 
 
@@ -44,12 +41,12 @@ def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
 class Staging:
     """Host memory that the device copies from: written while mapped, submitted while not."""
 
-    def __init__(self, device: Device, nbytes: int) -> None:
+    def __init__(self, opened: OpenedAdapter, nbytes: int) -> None:
         """Allocate room for `nbytes`, not mapped yet."""
         self.nbytes = aligned(nbytes)
-        self._device = device
+        self._opened = opened
         usage = wgpu.BufferUsage.MAP_WRITE | wgpu.BufferUsage.COPY_SRC
-        self._buffer = device.create_handle("staging", self.nbytes, usage)
+        self._buffer = opened.create_handle("staging", self.nbytes, usage)
         self._map: native.BufferMap | None = None
 
     @property
@@ -58,14 +55,14 @@ class Staging:
         return self._map is not None
 
     def array(self) -> NDArray[np.uint8]:
-        """Return the memory to write into, shape (nbytes,), after the last copy from it is done.
+        """Wait for the last copy from the memory; return it to be written, shape (nbytes,).
 
-        The view is dead after `copy_to`.
+        The view is invalid after `copy_to`.
         """
         if self._map is None:
             self._map = native.BufferMap(self._buffer, write=True, nbytes=self.nbytes)
-            if not self._map.wait(self._device.handle):
-                raise DeviceError(f"{self._device.name} can't map {self.nbytes} bytes for writing")
+            if not self._map.wait(self._opened.handle):
+                raise DeviceError(f"{self._opened.name} can't map {self.nbytes} bytes for writing")
         return self._map.array()
 
     def copy_to(
@@ -87,9 +84,9 @@ class Download:
     A download of 0 bytes is allowed, and does nothing.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, opened: OpenedAdapter) -> None:
         """Allocate nothing yet."""
-        self._device = device
+        self._opened = opened
         self._buffer: object = None
         self._capacity = 0
         self._size = 0  # bytes of the copy under way
@@ -97,9 +94,9 @@ class Download:
 
     def start(self, source: Buffer, nbytes: int) -> None:
         """Submit the copy of the first `nbytes` bytes of `source`."""
-        commands = self._device.record()
+        commands = Commands(self._opened)
         self.record(commands, source, nbytes)
-        self._device.submit(commands)
+        commands.submit()
         self.begin()
 
     def record(self, commands: Commands, source: Buffer, nbytes: int) -> None:
@@ -112,7 +109,7 @@ class Download:
             commands.copy(source.handle, self._buffer, self._size, source_offset=source.offset)
 
     def begin(self) -> None:
-        """Ask for the memory once the copy is done, whose commands are submitted by now."""
+        """Ask for the memory; call it after the commands with the copy were submitted."""
         if self._size:
             self._pending = native.BufferMap(self._buffer, write=False, nbytes=self._size)
 
@@ -123,22 +120,22 @@ class Download:
         self._take(out)
 
     def cancel(self) -> None:
-        """Give up what is under way, if anything is."""
+        """Discard the copy under way, if there is one."""
         self._take(np.empty(0, np.uint8))
 
     def _take(self, out: NDArray[np.uint8]) -> None:
         mapped, self._pending = self._pending, None
         if mapped is None:
             return
-        if not mapped.wait(self._device.handle):
-            raise DeviceError(f"{self._device.name} can't map {self._size} bytes for reading")
+        if not mapped.wait(self._opened.handle):
+            raise DeviceError(f"{self._opened.name} can't map {self._size} bytes for reading")
         parallel_copy(out, mapped.array()[: len(out)])
         mapped.unmap()
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for `nbytes` bytes, which takes a while, before it is needed."""
+        """Make room for `nbytes` bytes ahead of time, since allocating takes a while."""
         if nbytes > self._capacity:
             self._buffer = None
             self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))
             usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-            self._buffer = self._device.create_handle("download", self._capacity, usage)
+            self._buffer = self._opened.create_handle("download", self._capacity, usage)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.gpu import Device
-from llmgpu.gpu.commands import MAX_GROUPS
+from llmgpu.gpu import Commands, Device, Staging
+from llmgpu.gpu.commands import MAX_GROUPS, MAX_TIMED
 from tests.gpu.test_device import boundary_kernel
 
 
@@ -57,6 +57,28 @@ def test_counts_in_two_dimensions_come_from_the_device(any_device: Device) -> No
     commands.dispatch_indirect(bound, arguments, 0)
     any_device.submit(commands)
     assert (any_device.read(bound.buffers[3], size, np.uint32) == 7).all()
+
+
+def test_more_dispatches_than_a_query_set_times_are_all_timed(device: Device) -> None:
+    if "timestamp-query" not in device.features:
+        pytest.skip("no timestamp queries")
+    bound = boundary_kernel(device, 64)
+    staging = Staging(device, 64)
+    staging.array()[:] = 1
+    times: dict[str, float] = {}
+    commands = Commands(device, times)
+    staging.copy_to(commands, bound.buffers[0], 64)
+    commands.dispatch(bound, 1)
+    first_part = dict(times)
+    for _ in range(2 * MAX_TIMED):
+        commands.dispatch(bound, 1)
+    assert not first_part and times["bpe_word_boundary"] > 0  # two parts are submitted by now
+    before = times["bpe_word_boundary"]
+    commands.submit()
+    assert times["bpe_word_boundary"] > before
+    assert (device.read(bound.buffers[3], 64, np.uint32) == 8).all()
+    with pytest.raises(RuntimeError, match="submitted before"):
+        commands.submit()
 
 
 def test_a_device_without_timestamps_times_nothing(portable_device: Device) -> None:

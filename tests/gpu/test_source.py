@@ -1,23 +1,22 @@
-"""What is on disk: every kernel compiles, its header is true, and the host knows its structs."""
+"""The WGSL files: every kernel compiles, its head is true, structs and constants are read."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llmgpu.bpe.plain import greedy_gpu as encode_gpu
-from llmgpu.bpe.plain import recount_gpu as train_recount
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu import Device, source
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.source import Line, compose, kernel_source, read_wgsl
+from llmgpu.gpu.source import Line, compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.hyper import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
-from tests.gpu.wgsl import shader_constants, struct_fields
+from tests.gpu.wgsl import struct_fields
 
 WGSL = Path(__file__).parents[2] / "wgsl"
 KERNELS = sorted(
@@ -58,35 +57,90 @@ def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
 
 
 def test_structs_are_those_of_the_host() -> None:
-    assert struct_fields("recount/iter_state.wgsl", "IterState") == list(
-        train_recount.STATE.names or ()
-    )
-    assert struct_fields("trie/params.wgsl", "TrieParams") == list(encode_gpu.PARAMS.names or ())
     assert struct_fields("lm/hyper.wgsl", "Hyper") == list(HYPER.names or ())
     assert HYPER.itemsize % 16 == 0
 
 
 def test_constants_are_those_of_the_host() -> None:
-    shader = shader_constants("recount/iter_state.wgsl")
-    byte_offsets = [name for name in shader if name.startswith("ARGS_") and name != "ARGS_COUNT_OF"]
-    assert len(byte_offsets) == shader["ARGS_COUNT_OF"] == 6
-    for name in byte_offsets:
-        assert 12 * shader[name] == getattr(train_recount, name)
     for file in ("recount/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
-        assert shader_constants(file)["MAX_GROUPS"] == MAX_GROUPS
-    for name in ("RUNNING", "FINISHED", "TABLE_FULL"):
-        assert shader[name] == getattr(train_recount, name)
-    shader = shader_constants("trie/params.wgsl")
-    for name in ("STATE_CARRY", "STATE_TOTAL", "STATE_UNMATCHED", "STATE_UNMATCHED_BYTE"):
-        assert shader[name] == getattr(encode_gpu, name)
-    assert sum(name.startswith("STATE_") for name in shader) == encode_gpu.STATE_WORDS
-    for name in ("NO_TOKEN", "NO_BYTE"):
-        assert shader[name] == encode_gpu.NONE
-    shader = shader_constants("trie/01_long_exit.wgsl")
-    assert shader["MAX_CHUNK"] == encode_gpu.MAX_CHUNK_BYTES
-    shader = shader_constants("lm/12_reduce_norm_sq.wgsl")
-    assert shader["NORM_PARTIALS"] == optimizer.NORM_PARTIALS
-    assert shader_constants("lm/adamw_8bit.wgsl")["BLOCK"] == adamw_8bit.BLOCK
+        assert constant(file, "MAX_GROUPS") == MAX_GROUPS
+    assert constant("lm/12_reduce_norm_sq.wgsl", "NORM_PARTIALS") == optimizer.NORM_PARTIALS
+    assert constant("lm/adamw_8bit.wgsl", "BLOCK") == adamw_8bit.BLOCK
+
+
+DECLARATIONS = """
+override ROWS: u32 = 3u; // rows of a tile
+const SLOTS: u32 = ROWS * 4u + 0x10u;
+const SCALE: f32 = 0.5;
+
+struct Point {
+    position: vec3<f32>, // 12 bytes, at multiples of 16
+    weight: f32,
+    pair: vec2<u32>,
+}
+
+// struct Hidden { x: u32, }
+struct Tile {
+    count: atomic<u32>, // so: many
+    points: array<Point, ROWS>,
+    counts: array<atomic<u32>, SLOTS>,
+    last: u32,
+}
+
+struct Broken {
+    gap: array<vec3<u32>, 2>,
+}
+
+struct Endless {
+    rest: array<u32>,
+}
+"""
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A file with the declarations above."""
+    monkeypatch.setattr(source, "read_wgsl", lambda name: DECLARATIONS)
+    yield "declared.wgsl"
+    source._declared.cache_clear()
+
+
+def test_structs_are_laid_out_as_wgsl_says(declared: str) -> None:
+    point, tile = struct_dtype(declared, "Point"), struct_dtype(declared, "Tile")
+    assert point.names == ("position", "weight", "pair") and point.itemsize == 32
+    assert [point.fields[name][1] for name in point.names or ()] == [0, 12, 16]
+    assert tile.names == ("count", "points", "counts", "last") and tile.itemsize == 240
+    assert [tile.fields[name][1] for name in tile.names or ()] == [0, 16, 112, 224]
+    one = np.zeros(1, tile)
+    one["points"][0, 2]["pair"] = 5, 7
+    assert one.view(np.uint32)[(16 + 2 * 32 + 16) // 4 :][:2].tolist() == [5, 7]
+
+
+def test_constants_are_read_and_computed(declared: str) -> None:
+    assert (constant(declared, "ROWS"), constant(declared, "SLOTS")) == (3, 28)
+
+
+def test_what_a_file_does_not_declare_is_an_error(declared: str) -> None:
+    with pytest.raises(DeviceError, match=r"wgsl/declared.wgsl declares no u32 constant SCALE"):
+        constant(declared, "SCALE")
+    with pytest.raises(DeviceError, match=r"wgsl/declared.wgsl declares no struct Hidden"):
+        struct_dtype(declared, "Hidden")
+    for name, kind in (("Broken", "array<vec3<u32>, 2>"), ("Endless", "array<u32>")):
+        with pytest.raises(DeviceError, match=f"WGSL type {kind} has no layout"):
+            struct_dtype(declared, name)
+
+
+def test_structs_of_the_loops_have_the_expected_sizes() -> None:
+    """Written down apart from the parser, as the kernels' arrays are strided by them."""
+    sizes = {"Pair": 16, "Entry": 20, "Unit": 8, "Link": 8, "Member": 16}
+    for name, size in sizes.items():
+        assert struct_dtype("batched/state.wgsl", name).itemsize == size
+    state = struct_dtype("batched/state.wgsl", "BatchState")
+    assert state.fields["batch"][1] == 31 * 4 and state.itemsize == 31 * 4 + 128 * 16
+    assert struct_dtype("recount/iter_state.wgsl", "IterState").itemsize == 44
+    assert struct_dtype("words/state.wgsl", "WordState").itemsize == 56
+    names = [f"STATE_{name}" for name in ("CARRY", "TOTAL", "UNMATCHED", "UNMATCHED_BYTE")]
+    assert [constant("trie/params.wgsl", name) for name in names] == [0, 1, 2, 3]
 
 
 def test_a_missing_file_is_named() -> None:

@@ -5,7 +5,7 @@
 //
 // binding 0  params         uniform     LayOutParams
 // binding 1  word_symbols   read        (symbols) words end to end
-// binding 2  pair_entries   read        (symbols) entry of the pair that starts there; no matter at a word's end
+// binding 2  pair_entries   read        (symbols) entry of the pair that starts there; ignored at a word's end
 // binding 3  words          read        (words) end in word_symbols, occurrences
 // binding 4  units          read_write  (positions)
 // binding 5  links          read_write  (positions)
@@ -53,7 +53,7 @@ fn batched_lay_out(
     slots[position] = NO_SLOT;
     let number = word_at(position);
     let word = words[number];
-    let end = word.x + number + 1u; // the separator behind
+    let end = word.x + number + 1u; // the separator after it
     if (position > 0u && position < end) {
         let at = position - number - 1u;
         unit = Unit(word_symbols[at], word.y);

@@ -1,4 +1,4 @@
-// batched_first_pairs: the pairs that the words start out with get slots.
+// batched_first_pairs: gives slots to the pairs of the words before any merge.
 //
 // binding 0  first_pairs  read        (distinct pairs) left and right symbol
 // binding 1  entries      read_write  (distinct pairs) count and size in, slot out

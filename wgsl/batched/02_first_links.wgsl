@@ -1,4 +1,4 @@
-// batched_first_links: positions get the slots of their pairs, and pairs the list of theirs.
+// batched_first_links: gives positions the slots of their pairs, and pairs their lists of positions.
 //
 // binding 0  places         read        (positions) number of the occurrence among those of its pair
 // binding 1  entries        read_write  (distinct pairs) slot

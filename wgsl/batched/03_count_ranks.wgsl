@@ -1,6 +1,6 @@
-// batched_count_ranks: counts, by the digit looked at, the pairs that agree with the prefix before.
+// batched_count_ranks: counts, by the current digit, the pairs that agree with the prefix before it.
 //
-// Most pairs share a few bins, so a workgroup counts in its own memory first.
+// Most pairs share a few bins, so a workgroup counts in workgroup memory first.
 //
 // binding 0  pairs        read        (pair_capacity)
 // binding 1  pair_counts  read        (pair_capacity)

@@ -1,8 +1,8 @@
-// batched_lower_threshold: finds the rank from which on all pairs fit into the hot list.
+// batched_lower_threshold: finds the lowest rank such that all pairs down to it fit into the hot list.
 //
-// Run before the first digit is counted (it begins a refill then) and after each. A digit whose
-// bins don't all fit is decided if enough pairs are above the bin that is too much; otherwise the
-// next digit is looked at within that bin.
+// Run before the first digit is counted, where it begins a refill, and after each. If not all bins
+// of a digit fit, the threshold is above the first bin that does not, provided that enough pairs
+// are there; otherwise that bin is split by the next digit.
 //
 // binding 0  bins   read_write  (BINS) left at zero
 // binding 1  state  read_write  BatchState: nothing is done unless status is REFILL
@@ -10,8 +10,8 @@
 //!include batched/state.wgsl
 //!include batched/crossing.wgsl
 
-const MOST: u32 = 2048u;  // pairs that a refill takes
-const LEAST: u32 = 512u;  // and how many are enough
+const MOST: u32 = 2048u;  // most pairs of a refill
+const LEAST: u32 = 512u;  // and how many suffice
 
 @group(0) @binding(0) var<storage, read_write> bins: array<u32>;
 @group(0) @binding(1) var<storage, read_write> state: BatchState;

@@ -1,4 +1,4 @@
-// batched_refill_hot_list: lists the pairs that rank at the threshold or before it.
+// batched_refill_hot_list: lists the pairs that rank at the threshold or higher.
 //
 // binding 0  pairs        read        (pair_capacity)
 // binding 1  pair_counts  read        (pair_capacity)

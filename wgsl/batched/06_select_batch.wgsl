@@ -1,8 +1,8 @@
 // batched_select_batch: finds the longest prefix of the ranking that can be merged at once.
 //
 // No pair's left symbol may be the right symbol of another, and a pair of equal symbols is merged
-// alone. The best CANDIDATES of the hot list, or fewer, are found digit by digit, ranked by
-// comparing each with each, and cut at the first that chains or that buffers have no room for.
+// alone. Up to CANDIDATES best pairs of the hot list are found digit by digit, ranked by comparing
+// each with each, and cut at the first that chains or that the buffers have no room for.
 //
 // binding 0  hot_list     read        (HOT_CAPACITY) slot, left, right, occurrences listed
 // binding 1  pair_counts  read        (pair_capacity)
@@ -42,7 +42,7 @@ fn hot_threshold() -> vec3<u32> {
     return vec3<u32>(state.threshold_count, state.threshold_left, state.threshold_right);
 }
 
-// The rank of a listed pair; a count of 0 says that it is behind the threshold or too rare.
+// The rank of a listed pair; a count of 0 means that it is below the threshold or too rare.
 fn hot_rank(listed: vec4<u32>, threshold: vec3<u32>) -> vec3<u32> {
     let count = pair_counts[listed.x];
     let rank = rank_of(count, listed.y, listed.z);

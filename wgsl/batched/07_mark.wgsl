@@ -1,14 +1,14 @@
 // batched_mark: marks the positions at which pairs of the batch are merged.
 //
-// In a run of equal symbols a pair of two of them occurs at every position but the last, and every
-// other one is merged, from the left. The thread of the run's first position walks along it. What
-// it does not reach within MAX_WALK steps is left to the next dispatch: until then nothing of the
-// batch goes on.
+// A pair of equal symbols occurs at every position of a run but the last, and every other occurrence
+// is merged, from the left. The thread of the run's first position walks along it. The rest of a run
+// of more than MAX_WALK steps is left to the next dispatch; until then the batch's other kernels do
+// nothing.
 //
 // binding 0  links          read        (positions)
 // binding 1  slots          read_write  (positions)
 // binding 2  position_list  read        (list_capacity)
-// binding 3  changes        read_write  (candidate_capacity) x: where the walk of a run goes on
+// binding 3  changes        read_write  (candidate_capacity) x: where the walk of a run continues
 // binding 4  entries        read_write  (entry_capacity) those of the previous batch are freed
 // binding 5  state          read_write  BatchState
 // dispatch: any number of workgroups
@@ -25,7 +25,7 @@ override MAX_WALK: u32 = 16384u;
 @group(0) @binding(5) var<storage, read_write> state: BatchState;
 
 // Where the walk of a run begins, NONE if the run does not begin here. Positions of the run that
-// its walker has been at are marked already.
+// its thread has passed are marked already.
 fn run_start(position: u32, slot: u32) -> u32 {
     let own = slots[position];
     let before = slots[links[position].preceding];
@@ -33,7 +33,7 @@ fn run_start(position: u32, slot: u32) -> u32 {
     return select(NONE, position, listed && before != slot && before != MARK);
 }
 
-// Returns where to go on in the next dispatch, NONE at the end of the run.
+// Returns where to continue in the next dispatch, NONE at the end of the run.
 fn walk(start: u32, slot: u32) -> u32 {
     var position = start;
     for (var step = 0u; step < MAX_WALK; step++) {

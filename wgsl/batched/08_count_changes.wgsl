@@ -1,8 +1,8 @@
-// batched_count_changes: what merging the marked occurrences takes from old pairs and gives to new.
+// batched_count_changes: the counts that merging the marked occurrences moves from old pairs to new ones.
 //
 // Each boundary between two symbols of the merged text, one of them new, is one change: the old pair
-// there loses the word's weight, the new one gains it. A boundary between two merged occurrences is
-// the left one's. Links and symbols stay as they are until all have been here.
+// there loses the word's weight, the new one gains it. A boundary between two merged occurrences
+// belongs to the left one. Links and symbols do not change until all threads are done.
 //
 // binding 0  units          read        (positions)
 // binding 1  links          read        (positions)

@@ -1,4 +1,4 @@
-// batched_make_pairs: the new pairs of a batch get slots, and those that rank high are listed.
+// batched_make_pairs: gives slots to the new pairs of a batch, and lists those that rank high.
 //
 // binding 0  entries      read_write  (entry_capacity)
 // binding 1  pairs        read_write  (pair_capacity)

@@ -1,4 +1,4 @@
-// batched_link: merges the marked occurrences, and lists where the new pairs are.
+// batched_link: merges the marked occurrences, and lists the positions of the new pairs.
 //
 // binding 0  units          read_write  (positions)
 // binding 1  links          read_write  (positions)

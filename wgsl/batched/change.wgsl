@@ -1,4 +1,4 @@
-// Entries of changes that are none: the occurrence is stale, or no symbol is on that side.
+// In place of an entry in `changes`: the occurrence is stale, or nothing changes on that side.
 
 const STALE: u32 = 0xFFFFFFFEu;
 const UNCHANGED: u32 = 0xFFFFFFFFu;

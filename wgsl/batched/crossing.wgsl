@@ -1,4 +1,4 @@
-// Of bins that count pairs by digit: from the highest bin down, the first that would pass a limit.
+// Of bins that count pairs by digit: the first, from the highest down, that would exceed a limit.
 //!include scan
 //!include batched/rank.wgsl
 
@@ -12,7 +12,7 @@ struct Crossing {
     above: u32, // pairs in the bins above it
 }
 
-// To be called by all threads; own_bins(r) is what a thread reads for the r-th bin from the top.
+// Call from all threads; own_bins(r) is what a thread reads for the r-th bin from the top.
 // Each thread looks at BINS / WORKGROUP_SIZE neighbouring bins.
 fn find_crossing(limit: u32, scan_input: ScanInput) -> Crossing {
     let share = BINS / WORKGROUP_SIZE;

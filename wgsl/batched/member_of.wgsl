@@ -4,7 +4,7 @@
 var<workgroup> sh_starts: array<u32, MAX_BATCH>;
 var<workgroup> sh_batch_size: u32;
 
-// To be called by all threads of a workgroup before member_of. A workgroup is at least 64 wide.
+// Call from all threads of a workgroup before member_of. A workgroup is at least 64 wide.
 fn load_batch(local_index: u32, width: u32) {
     for (var k = local_index; k < state.batch_size; k += width) {
         sh_starts[k] = state.batch[k].start;

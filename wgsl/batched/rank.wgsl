@@ -1,8 +1,8 @@
 // The order in which pairs are merged: count descending, then left and right symbol ascending.
 //
-// A rank is (count, LAST - left, LAST - right), compared from the first component on: higher comes
-// first. Digits of up to 10 bits, from the highest down, serve to find the best n of many pairs
-// without sorting them: count by digit, take the digits that fit whole, look into the next one.
+// A rank is (count, LAST - left, LAST - right), compared component by component: higher comes first.
+// Digits of up to 10 bits, from the highest down, find the best n of many pairs without sorting them:
+// count pairs by digit, take the bins that fit whole, then split the next bin by its next digit.
 
 const LAST_SYMBOL: u32 = 0xFFFFFu;
 const SYMBOL_BITS: u32 = 20u;

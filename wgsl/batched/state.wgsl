@@ -2,12 +2,12 @@
 //
 // Every symbol of every word has a position. Words are separated, and the symbols of a word are
 // linked both ways, so that a merge touches its neighbours only. Every pair of symbols that is
-// frequent enough has a slot, every position the slot of the pair that starts there, and a pair's
+// frequent enough has a slot, every position has the slot of the pair that starts there, and a pair's
 // positions are a range of one list. A pair gains occurrences only in the batch that makes it, so
-// the range never grows; positions in it that have another slot by now are stale.
+// the range never grows; positions in it that have a different slot by now are stale.
 //
-// A batch is five dispatches: select, mark, count changes, make pairs, link. Whatever has to wait
-// for other threads' writes is in the next one.
+// A batch is five dispatches: select, mark, count changes, make pairs, link. Work that depends on
+// other threads' writes is in the next one.
 
 struct Unit {
     symbol: u32,
@@ -26,13 +26,13 @@ struct Pair {
     size: u32,
 }
 
-// A pair that the batch at hand makes. The table is open-addressing; key 0 is free.
+// A pair that the current batch makes. The table is open-addressing; key 0 is free.
 struct Entry {
     key: atomic<u32>,   // 1 + (new symbol's number in the batch, side, other symbol)
     count: atomic<u32>, // weighted
     size: atomic<u32>,  // occurrences so far
     slot: u32,
-    used: u32,          // entry k holds the place of the k-th entry in use; nothing to do with the rest
+    used: u32,          // entry k holds the place of the k-th entry in use; unrelated to the other fields
 }
 
 struct Member {
@@ -57,19 +57,19 @@ struct BatchState {
     hot_count: atomic<u32>, // may pass HOT_CAPACITY: then pairs are missing from the hot list
     used: atomic<u32>,      // entries in use
     taken: atomic<u32>,     // weighted occurrences merged, for a pair of equal symbols only
-    unfinished: atomic<u32>, // a run was too long for one dispatch; marking goes on in the next
-    resumed: u32,           // this batch goes on marking
+    unfinished: atomic<u32>, // a run was too long for one dispatch; marking continues in the next
+    resumed: u32,           // this batch continues marking
     used_before: u32,       // entries that the previous batch used
     candidates: u32,        // occurrences of the batch, stale ones included
     batch_size: u32,
     equal_parts: u32,       // the batch is one pair of equal symbols
-    threshold_count: u32,   // pairs that rank from here on are in the hot list, see rank.wgsl
+    threshold_count: u32,   // pairs that rank here or higher are in the hot list, see rank.wgsl
     threshold_left: u32,
     threshold_right: u32,
-    digit_field: u32,       // refilling: the digit looked at, see rank.wgsl
+    digit_field: u32,       // refilling: the current digit, see rank.wgsl
     digit_shift: u32,
     digit_width: u32,
-    accepted: u32,          // pairs above the prefix under way
+    accepted: u32,          // pairs above the current prefix
     pair_capacity: u32,
     list_capacity: u32,
     entry_capacity: u32,    // a power of two
@@ -79,7 +79,7 @@ struct BatchState {
     batch: array<Member, MAX_BATCH>,
 }
 
-// Sizes of what the words start out with.
+// Sizes of the words before any merge.
 struct LayOutParams {
     words: u32,
     positions: u32,
@@ -89,10 +89,10 @@ struct LayOutParams {
 const RUNNING: u32 = 0u;
 const FINISHED: u32 = 1u; // merge_limit reached, or no pair is frequent enough
 const REFILL: u32 = 2u;   // the hot list is used up
-const FULL: u32 = 3u;     // a buffer has to grow first; nothing was merged
+const FULL: u32 = 3u;     // a buffer must grow first; nothing was merged
 
 const SEPARATOR: u32 = 0xFFFFFFFFu; // symbol between words
-const NO_SLOT: u32 = 0u;            // no pair starts here, or one that is too rare
+const NO_SLOT: u32 = 0u;            // no pair starts here, or only one that is too rare
 const MARK: u32 = 0x80000000u;      // slot of a position that member k of the batch merges: MARK | k
 const NONE: u32 = 0xFFFFFFFFu;
 const HOT_CAPACITY: u32 = 4096u;
@@ -102,5 +102,5 @@ const LEFT_IS_NEW: u32 = 0u;
 const RIGHT_IS_NEW: u32 = 1u;
 
 fn entry_key(member: u32, side: u32, other: u32) -> u32 {
-    return 1u + (((member << 1u) | side) << 20u | other);
+    return 1u + ((((member << 1u) | side) << 20u) | other);
 }

@@ -2,7 +2,7 @@
 // memory.
 //
 // The order of additions is fixed, so results do not depend on the device's subgroups. WORKGROUP_SIZE
-// is a power of two. All are to be called by all threads of the workgroup; all get the result.
+// is a power of two. Call them from all threads of the workgroup; all get the result.
 //!include common/workgroup.wgsl
 
 var<workgroup> sh_reduce: array<f32, WORKGROUP_SIZE>;

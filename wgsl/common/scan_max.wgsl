@@ -9,7 +9,7 @@ struct MaxScanResult {
 
 var<workgroup> sh_max: array<u32, WORKGROUP_SIZE>;
 
-// To be called by all threads of the workgroup.
+// Call from all threads of the workgroup.
 fn workgroup_max_scan(value: u32, local_index: u32) -> MaxScanResult {
     sh_max[local_index] = value;
     workgroupBarrier();

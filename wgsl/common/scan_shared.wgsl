@@ -14,7 +14,7 @@ struct ScanResult {
 
 var<workgroup> sh_scan: array<u32, WORKGROUP_SIZE>;
 
-// To be called by all threads of the workgroup.
+// Call from all threads of the workgroup.
 fn workgroup_scan(value: u32, input: ScanInput) -> ScanResult {
     let i = input.local_index;
     sh_scan[i] = value;

@@ -16,10 +16,10 @@ struct ScanResult {
     total: u32,
 }
 
-// A quarter would do; but an expression here makes naga abort when another override follows.
+// A quarter would suffice, but an expression here makes naga abort if another override follows.
 var<workgroup> sh_subgroup_sums: array<u32, WORKGROUP_SIZE>;
 
-// To be called by all threads of the workgroup.
+// Call from all threads of the workgroup.
 fn workgroup_scan(value: u32, input: ScanInput) -> ScanResult {
     let within = subgroupExclusiveAdd(value);
     let sum = subgroupAdd(value);

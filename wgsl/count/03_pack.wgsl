@@ -17,7 +17,7 @@
 @group(0) @binding(3) var<storage, read_write> packed: array<u32>;
 @group(0) @binding(4) var<storage, read_write> state: WordState;
 
-// The first word that ends behind a position.
+// The first word that ends after a position.
 fn word_at(position: u32, words: u32) -> u32 {
     var low = 0u;
     var high = words;

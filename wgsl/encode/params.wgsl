@@ -1,6 +1,6 @@
-// What the encoding kernels share.
+// Shared by the encoding kernels.
 
-const LONG_WORD: u32 = 0xFFFFFFFEu; // number of a word that the host encodes, and its token meanwhile
+const LONG_WORD: u32 = 0xFFFFFFFEu; // number and token of a word that the host encodes
 const NO_TOKEN: u32 = 0xFFFFFFFFu;  // of a byte that has none
 
 // The tokens of a word: where they are in `ids`, and how many.

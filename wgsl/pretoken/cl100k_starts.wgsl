@@ -64,7 +64,7 @@ fn is_special(near: Near) -> bool {
     return false;
 }
 
-// Starts at letters behind contractions whose apostrophes are in a segment that begins there.
+// Starts at letters after contractions whose apostrophes are in a segment that begins there.
 fn contraction_starts(apostrophes: u32, begin: i32, segment: u32) -> u32 {
     var left = apostrophes;
     var ends = 0u;

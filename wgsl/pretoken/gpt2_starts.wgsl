@@ -2,8 +2,8 @@
 //
 //   '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 // As a local rule on characters: a pre-token starts where the class (letter, number, white space,
-// other) changes, except behind a plain space, and except at the letters of a contraction; at the
-// last of several white-space characters before something else; and at a letter behind a
+// other) changes, except after a plain space, and except at the letters of a contraction; at the
+// last of several white-space characters before something else; and at a letter after a
 // contraction. An apostrophe opens a contraction only if a pre-token starts at it.
 //
 // A byte that is not part of valid UTF-8 is a character of class other.
@@ -125,7 +125,7 @@ fn starts_in_segment(segment: u32) -> u32 {
         byte_before = byte_at(position - 1);
     }
     var bits = 0u;
-    var split = 0u; // the bit of a white-space character behind another one
+    var split = 0u; // the bit of a white-space character after another one
     while (position < end) {
         let bit = 1u << u32(position - first);
         let byte = byte_at(position);

@@ -30,7 +30,7 @@ fn with_contraction(end: i32) -> i32 {
     return end + contraction_length(end);
 }
 
-// The end of S*, from a position on, and the contraction behind it.
+// The end of S*, from a position on, and the contraction after it.
 fn small_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
@@ -41,7 +41,7 @@ fn small_end(begin: i32) -> i32 {
     return position;
 }
 
-// The end of U*S+ or U+S* and the contraction behind it, or the position itself if neither is
+// The end of U*S+ or U+S* and the contraction after it, or the position itself if neither is
 // there. first: the character at the position. A neutral one may be before it: then S+ matches that
 // at least.
 fn word_end(begin: i32, first: vec2<u32>, behind_neutral: bool) -> i32 {
@@ -51,7 +51,7 @@ fn word_end(begin: i32, first: vec2<u32>, behind_neutral: bool) -> i32 {
     while (own.x == UPPERCASE || is_neutral(own.x)) {
         position += i32(own.y);
         if (is_neutral(own.x)) { neutral_end = position; }
-        // Wherever it goes on to, it ends behind the last neutral one, or with the capitals.
+        // Wherever it continues to, it ends after the last neutral one, or with the capitals.
         if (position >= stop && (neutral_end < 0 || neutral_end >= stop)) { return position; }
         if (position - begin > i32(REACH)) {
             too_far = true;
@@ -95,12 +95,12 @@ fn match_end(start: i32) -> i32 {
     return space_end(start, false);
 }
 
-// The positions up to 3 behind those of a set.
+// The positions up to 3 after those of a set.
 fn soon_behind(before: u32, own: u32) -> u32 {
     return behind(before, own) | (own << 2u) | (before >> 30u) | (own << 3u) | (before >> 29u);
 }
 
-// Slashes behind newlines, and apostrophes so near to each other that contractions may touch.
+// Slashes after newlines, and apostrophes so close to each other that contractions may touch.
 fn is_special(near: Near) -> bool {
     let before = near.before;
     let own = near.own;
@@ -113,7 +113,7 @@ fn is_special(near: Near) -> bool {
 }
 
 // The bytes of contractions whose apostrophes are in a segment that begins there, and in the second
-// set the first ones behind them.
+// set the first ones after them.
 fn contractions(apostrophes: u32, begin: i32, segment: u32) -> vec2<u32> {
     var left = apostrophes;
     var found = vec2<u32>();

@@ -1,4 +1,4 @@
-// What the kernels share that mark where pre-tokens start: a slice of text, which begins with one.
+// Shared by the kernels that mark where pre-tokens start: a slice of text, which begins with one.
 //
 // A kernel makes one bit for each byte; a thread makes 32 of them. Whether a pre-token starts at a
 // byte does not depend on where the text was cut into slices.
@@ -6,7 +6,7 @@
 struct PretokenParams {
     length: u32,         // bytes of text
     has_documents: u32,  // 1: document_bits marks where documents begin
-    continues: u32,      // 1: the slice begins inside of a pre-token; with pattern none only
+    continues: u32,      // 1: the slice begins inside a pre-token; only with pattern none
 }
 
 @group(0) @binding(0) var<uniform> params: PretokenParams;
@@ -30,7 +30,7 @@ fn begins_document(position: i32) -> bool {
     return ((document_bits[u32(position) >> 5u] >> (u32(position) & 31u)) & 1u) != 0u;
 }
 
-// The bits of a segment that are inside of the text.
+// The bits of a segment that are inside the text.
 fn inside_text(segment: u32) -> u32 {
     let left = params.length - min(params.length, segment * 32u);
     if (left >= 32u) { return 0xFFFFFFFFu; }

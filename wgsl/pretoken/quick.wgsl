@@ -1,7 +1,7 @@
 // Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
 // runs is that of llmgpu/bpe/pretokens/runs.py.
 //
-// Known are the 16 bytes before and the 16 behind, too, or 32 where the segment ends in a run of
+// The 16 bytes before and the 16 after are known, too, or 32 where the segment ends in a run of
 // spaces that is longer. Runs that may reach further, characters beyond ASCII and ends of documents
 // are left to the walk.
 //
@@ -11,7 +11,7 @@
 //   fn is_special(near: Near) -> bool   whether the segment must be walked for another reason
 //!include pretoken/walk.wgsl
 
-override DIGITS: u32 = 3u; // in a pre-token, at most
+override DIGITS: u32 = 3u; // most in a pre-token
 
 const BESIDE_WORDS: u32 = 4u; // words of text looked at on either side, of 8 in a segment
 const BESIDE_BYTES: u32 = 16u;
@@ -63,7 +63,7 @@ fn others(sets: Sets) -> u32 {
     return ~(sets.letter | sets.number | sets.space);
 }
 
-// The set of bytes behind those of a set.
+// The set of bytes after those of a set.
 fn behind(before: u32, own: u32) -> u32 {
     return (own << 1u) | (before >> 31u);
 }
@@ -144,7 +144,7 @@ fn run_starts(near: Near) -> u32 {
     return other.y | (own.letter & ~joined) | numbers | space_starts(near);
 }
 
-// Whether spaces at the end of a segment go on over the next bytes, so many.
+// Whether spaces at the end of a segment continue over this many of the next bytes.
 fn spaces_go_on(own: Sets, next: Sets, bytes: u32) -> bool {
     let ends_in_space = ((own.space & ~own.newline) >> 31u) != 0u;
     return ends_in_space && countTrailingZeros(~next.space) >= bytes;

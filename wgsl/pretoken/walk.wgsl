@@ -1,12 +1,12 @@
 // What the kernels share that walk a text pre-token by pre-token: a thread finds a place before its
-// segment where a pre-token certainly starts, and goes on from there as the expression does.
+// segment where a pre-token certainly starts, and continues from there as the expression does.
 //
 // The kernel that includes this has
 //   fn match_end(start: i32) -> i32   the end of the pre-token at a position, or anything at or
-//                                     behind `stop` if it is that far
-//   fn is_sign(category: u32) -> bool whether this always starts a pre-token behind a letter
+//                                     after `stop` if it is that far
+//   fn is_sign(category: u32) -> bool whether this always starts a pre-token after a letter
 //
-// A thread looks at most REACH bytes far, back and ahead. Where that is not enough its bits are
+// A thread looks up to REACH bytes back and ahead. Where that is not enough its bits are
 // wrong, and its segment is listed as undecided.
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
@@ -21,7 +21,7 @@ struct Undecided {
 
 @group(0) @binding(5) var<storage, read_write> undecided: Undecided;
 
-const NOTHING: u32 = 15u; // the category of what is behind the end of a document
+const NOTHING: u32 = 15u; // the category after the end of a document
 const PLAIN_SPACE: u32 = 0x20u;
 const APOSTROPHE: u32 = 0x27u;
 const SLASH: u32 = 0x2Fu;
@@ -36,7 +36,7 @@ fn ascii_category(byte: u32) -> u32 {
     return select(OTHER_CATEGORY, NUMBER_CATEGORY, byte - 0x30u <= 9u);
 }
 
-// The same as byte_at and is_end for positions in the text and behind its first: a walk never looks
+// The same as byte_at and is_end for positions in the text and after its first: a walk never looks
 // before it.
 fn text_byte(position: i32) -> u32 {
     return (text[u32(position) >> 2u] >> ((u32(position) & 3u) * 8u)) & 0xFFu;
@@ -99,7 +99,7 @@ fn contraction_length(apostrophe: i32) -> i32 {
     return select(0, 3, ll || ve_or_re);
 }
 
-// The end of a number that goes on at a position, with at most this many more digits.
+// The end of a number that continues at a position, with up to this many more digits.
 fn number_end(begin: i32, more: u32) -> i32 {
     var position = begin;
     for (var k = 0u; k < more; k++) {
@@ -142,7 +142,7 @@ fn is_last_space(position: i32) -> bool {
     return next != WHITE_SPACE && next != NOTHING;
 }
 
-// Whether a pre-token starts at a position inside of a document whatever is before it.
+// Whether a pre-token starts at a position inside a document, regardless of what precedes it.
 fn is_certain(position: i32) -> bool {
     let byte = text_byte(position);
     if ((byte & 0xC0u) == 0x80u) { return false; }

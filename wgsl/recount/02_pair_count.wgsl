@@ -2,9 +2,9 @@
 //
 //   pair_counts[slot of (a, b)] = |{i : symbols[i] = a, symbols[i + 1] = b, no start at i + 1}|
 //
-// A workgroup counts COUNT_TILE pairs in a table of its own and adds only the sums to the global
-// table. A pair that finds no place in the small table goes to the global one at once; one that
-// finds none there sets table_status[0], and nothing is merged until the host has made the table
+// A workgroup counts COUNT_TILE pairs in workgroup memory and adds only the sums to the global
+// table. A pair without a place in the small table goes to the global one directly; one without
+// a place there sets table_status[0], and nothing is merged until the host has made the table
 // larger. Slots are never freed while counting, and a compare-exchange that fails although the slot
 // is free is tried again on the same slot, so a pair has one slot in each table.
 //
@@ -13,7 +13,7 @@
 // binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
 // binding 3  state         read        IterState
 // binding 4  table_status  read_write  (2) overflowed, slots used; not in the seed, whose kernel
-//                                      drops what doesn't fit
+//                                      drops what does not fit
 // dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
@@ -109,7 +109,7 @@ fn bpe_pair_count_b(
         if (i < pairs) {
             let second = symbols[i + 1u];
             if ((second & WORD_START_BIT) == 0u) {
-                let pair = (symbols[i] & RANK_MASK) << 16u | second;
+                let pair = ((symbols[i] & RANK_MASK) << 16u) | second;
                 if (!add_to_local(pair)) {
                     add_to_global(pair, 1u);
                 }

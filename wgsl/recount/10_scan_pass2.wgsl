@@ -11,9 +11,16 @@ override SCAN_TILE: u32 = 1024u;
 @group(0) @binding(0) var<storage, read_write> tile_sums: array<u32>;
 @group(0) @binding(1) var<storage, read_write> state: IterState;
 
+var<workgroup> sh_symbol_count: u32;
+
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn bpe_scan_pass2(scan_input: ScanInput) {
-    let blocks = (state.symbol_count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
+    // All threads take part in the scan below, so all must see the same number of tiles.
+    if (scan_input.local_index == 0u) {
+        sh_symbol_count = state.symbol_count;
+    }
+    let symbol_count = workgroupUniformLoad(&sh_symbol_count);
+    let blocks = (symbol_count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
     let tiles = (blocks + SCAN_TILE - 1u) / SCAN_TILE;
     var carry = 0u;
     for (var begin = 0u; begin < tiles; begin += WORKGROUP_SIZE) {

@@ -12,7 +12,7 @@ fn better(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
     return select(x, y, y_wins);
 }
 
-// To be called by all threads of the workgroup.
+// Call from all threads of the workgroup.
 fn workgroup_best(own: vec2<u32>, local_index: u32) -> vec2<u32> {
     sh_best[local_index] = own;
     workgroupBarrier();

@@ -1,4 +1,4 @@
-// What the training kernels share: the state of the loop, kept on the device between merges.
+// Shared by the training kernels: the state of the loop, kept on the device between merges.
 //
 // A symbol is a rank (16 bits; see the host's tie rules) and WORD_START_BIT, set on the first symbol
 // of a pre-token. Such a symbol is never the second of a pair, and a merged symbol keeps the bit of
@@ -6,7 +6,7 @@
 
 struct IterState {
     symbol_count: u32,      // symbols in the text now
-    next_symbol_count: u32, // symbols after the merge under way
+    next_symbol_count: u32, // symbols after the current merge
     table_size: u32,        // slots of the pair table, a power of two
     symbol_a: u32,          // the pair being merged
     symbol_b: u32,
@@ -20,12 +20,12 @@ struct IterState {
 
 const RUNNING: u32 = 0u;
 const FINISHED: u32 = 1u;   // merge_limit reached, or no pair is frequent enough
-const TABLE_FULL: u32 = 2u; // the pair table has to grow; nothing was lost, nothing merged
+const TABLE_FULL: u32 = 2u; // the pair table must grow; nothing was merged
 
 const WORD_START_BIT: u32 = 0x10000u;
 const RANK_MASK: u32 = 0xFFFFu;
 
-// A pair of two times the last rank: the last rank is made by the last merge, so it is never counted.
+// The last rank paired with itself: the last merge makes it, so this pair is never counted.
 const EMPTY_PAIR: u32 = 0xFFFFFFFFu;
 
 // Byte 12 * k of dispatch_args holds the workgroups (x, y, z) of these dispatches.

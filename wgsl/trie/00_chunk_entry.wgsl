@@ -1,8 +1,8 @@
 // trie_chunk_entry: where the first token of each chunk starts, as far as a short look back tells.
 //
-// A token never crosses the start of a pre-token, so a walk from such a start, at most LOOK_BACK
-// bytes before the chunk, reaches the token that is first in it. A chunk in a longer pre-token gets
-// its entry from trie_long_exit and trie_long_chain, which otherwise run no workgroup.
+// A token never crosses the start of a pre-token, so a walk from such a start, up to LOOK_BACK bytes
+// before the chunk, reaches the first token in it. A chunk in a longer pre-token gets
+// its entry from trie_long_exit and trie_long_chain, which run no workgroup if no chunk needs them.
 //
 // binding 0  input          read        packed bytes, 4 a word
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id

@@ -1,6 +1,6 @@
 // trie_long_exit: for every position of a chunk, where the chain of tokens from it leaves the chunk.
 //
-//   exit(i) = i's next token start if that is behind the chunk, else exit(next token start)
+//   exit(i) = i's next token start if that is after the chunk, else exit(next token start)
 //
 // Longest matches are found at every position in parallel and chained by pointer doubling. Needed
 // only for a chunk whose successor lies in a pre-token too long to look back in; the exits are kept

@@ -1,7 +1,7 @@
 // trie_long_chain: entries of the chunks inside long pre-tokens, chunk after chunk.
 //
-// A thread whose own chunk has an entry and whose successor has none walks on until one has; the
-// entries it finds go to the second row, so that no thread reads what another one writes.
+// A thread whose chunk has an entry while the next chunk has none walks on to the next chunk that
+// has one; the entries it finds go to the second row, so that no thread reads what another writes.
 //
 // binding 0  token_output   read        (chunk_count, chunk_size) exits by position
 // binding 1  chunk_entries  read_write  (2, chunk_count) the first row is read, the second written

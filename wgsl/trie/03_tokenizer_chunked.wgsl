@@ -1,7 +1,7 @@
 // trie_tokenizer_chunked: greedy longest match, one thread a chunk.
 //
-// Each chunk emits the tokens that start in it, from its entry on. Two bindings more than in the
-// seed, which begins a token at every chunk and so makes its output depend on their size.
+// Each chunk emits the tokens that start in it, from its entry on. It has two bindings more than the
+// seed, which begins a token at every chunk, so that its output depends on the size of chunks.
 //
 // binding 0  input          read        packed bytes, 4 a word
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
@@ -25,7 +25,7 @@
 @group(0) @binding(7) var<storage, read> chunk_entries: array<u32>;
 @group(0) @binding(8) var<storage, read_write> slice_state: array<atomic<u32>>;
 
-// Emits the chunk's tokens and returns where the first token behind the chunk starts.
+// Emits the chunk's tokens and returns where the first token after the chunk starts.
 fn tokenize_chunk(chunk: u32) -> u32 {
     var position = chunk_entries[chunk];
     if (position == UNKNOWN_ENTRY) {

@@ -1,4 +1,4 @@
-// Longest match in a trie, inside a pre-token.
+// The longest match in a trie, inside a pre-token.
 //
 // The root's children and what is known of them are cached in workgroup memory, so the first two
 // steps of a match read no node. Below, a child is found by a branchless binary search.
@@ -17,7 +17,7 @@ var<workgroup> d1_fc: array<u32, 256>;    // its first_child,
 var<workgroup> d1_nc: array<u32, 256>;    // num_children
 var<workgroup> d1_tid: array<u32, 256>;   // and token_id
 
-// To be called by all threads of the workgroup before longest_match.
+// Call from all threads of the workgroup before longest_match.
 fn load_root_cache(local_index: u32) {
     for (var byte = local_index; byte < 256u; byte += WORKGROUP_SIZE) {
         root_lut[byte] = NO_NODE;

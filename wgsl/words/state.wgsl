@@ -1,21 +1,21 @@
-// What counting and encoding share: the table of distinct words, and how far a slice has come.
+// Shared by counting and encoding: the table of distinct words, and the progress of a slice.
 //
 // A word of up to EXACT_BYTES bytes is its own key: bytes and length fit into 96 bits. A longer
 // one's key is a hash, and on equal keys the bytes are compared. The table is open-addressing, at
-// most half full, and holds keys and word numbers; the words' bytes lie elsewhere, each behind its
+// most half full, and holds keys and word numbers; the words' bytes are elsewhere, each word after its
 // length. Words are looked up in one dispatch and inserted in the next ones, so nobody reads what
 // another thread is writing.
 //
-// What can't be taken in, because a list or the table is full, stays marked in `pending`; the host
-// makes room and runs the slice again for just those words.
+// Words that can't be inserted, because a list or the table is full, stay marked in `pending`; the
+// host makes room and runs the slice again for just those words.
 
 struct WordState {
     words: atomic<u32>,      // distinct words in the table
     data_used: atomic<u32>,  // u32s of their bytes
-    fresh: atomic<u32>,      // words of this slice that are not in the table; may pass the list's room
-    fresh_data: atomic<u32>, // u32s that they would take if all differ
+    fresh: atomic<u32>,      // words of this slice that are not in the table; may exceed the list
+    fresh_data: atomic<u32>, // u32s that they would take if all differed
     pending: atomic<u32>,    // words left for another run
-    long: atomic<u32>,       // words of more than MAX_WORD bytes, which the host sees to
+    long: atomic<u32>,       // words of more than MAX_WORD bytes, left to the host
     undecided: u32,          // the start bits are wrong: nothing was done
     full: atomic<u32>,       // the table has no room for the fresh words
     ids_used: atomic<u32>,   // encoding: tokens of all words in the table
@@ -35,7 +35,7 @@ const EXACT_BYTES: u32 = 11u;
 const HASHED: u32 = 0xFF000000u; // highest byte of a hashed key's third part; elsewhere the length
 override MAX_WORD: u32 = 1024u;  // bytes
 const TAKEN: u32 = 0xFFFFFFFFu;    // slot of a word in the table
-const MAX_PROBES: u32 = 32768u;  // only keeps the loop finite
+const MAX_PROBES: u32 = 32768u;  // only bounds the loop
 
 // Where the search for a key begins.
 fn home(key: vec3<u32>) -> u32 {

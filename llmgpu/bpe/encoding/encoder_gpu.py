@@ -1,9 +1,9 @@
 """Byte pair encoding on a GPU: kernels in wgsl/encode, on the table of distinct words.
 
-- A slice is one submission. Its words are looked up in the table; those that are not there yet are
-  entered and merged, each by one thread. Then the tokens of all words are counted, and copied to
+- A slice is one submission. Its words are looked up in the table; those that are not in it yet are
+  inserted and merged, each by one thread. Then the tokens of all words are counted, and copied to
   where the counts say. The table persists over slices and texts, and is emptied when it is full.
-- Long words are merged on the host. The device leaves LONG_WORD in their places.
+- Long words are merged on the host; the device puts LONG_WORD in their places.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
     prepare_kernels,
 )
-from llmgpu.gpu import Buffer, BufferPool, Commands, Device, Download
+from llmgpu.gpu import Buffer, Commands, Device, Download, constant
 from llmgpu.text.corpus import TextSource
 
-LONGEST = 512  # bytes of a word that is merged on the device: the steps grow with the square
-SOFTWARE_LONGEST = 256  # more would be more steps than a thread may take there
-LONG_WORD = 0xFFFFFFFE  # in wgsl/encode/params.wgsl
-BYTE_VECTORS = 64  # in wgsl/encode/02_merge.wgsl
+LONGEST = 512  # bytes of a word that the device merges: the steps grow with the square
+SOFTWARE_LONGEST = 256  # a longer one would take more steps than a thread may there
+LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
+BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
-MORE_IDS = 1.05  # copied with a slice, as a multiple of what the last one makes expect
-FREE = 0xFFFFFFFF  # rank of a free slot, in wgsl/encode/02_merge.wgsl
+MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
+FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
 
 
 class GpuEncoder:
-    """Encodes texts with one vocabulary on one device, by merges."""
+    """Encodes texts by merges, with one vocabulary on one device."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class GpuEncoder:
         slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
 
         Raises:
-            DeviceError: the adapter's memory or limits don't do.
+            DeviceError: the adapter's memory or limits are too small.
             VocabularyError: the vocabulary has too many merges.
         """
         self._device, self._vocabulary = device, vocabulary
@@ -109,22 +109,19 @@ class GpuEncoder:
         self._ids_per_byte = 0.0  # of the slice fetched last
 
     def _make_shared_buffers(self) -> dict[str, Buffer]:
-        """Make the buffers that a slice needs only while it is computed."""
+        """Make the buffers that slices use in turn, and those that all only read."""
         size, create = self._slice_bytes, self._device.create_buffer
-        trie = self._vocabulary.trie
+        upload, trie = self._device.upload, self._vocabulary.trie
         buffers = {
             "words": create("words", 4 * size),
             "links": create("symbol links", 4 * size),
             "offsets": create("segment offsets", size // 8 + 4),
             "group_sums": create("group sums", size // 8 + 4),
-            "nodes": create("trie nodes", trie.nodes.nbytes),
-            "edges": create("trie edges", trie.edges.nbytes),
+            "nodes": upload("trie nodes", trie.nodes),
+            "edges": upload("trie edges", trie.edges),
+            "pairs": upload("pairs", pack_pairs(self._vocabulary, self._pairs)),
         }
         buffers["symbols"] = buffers["words"]
-        pairs = pack_pairs(self._vocabulary, self._pairs)
-        buffers["pairs"] = create("pairs", pairs.nbytes)
-        for name, array in (("nodes", trie.nodes), ("edges", trie.edges), ("pairs", pairs)):
-            self._device.write(buffers[name], array)
         return buffers
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -143,14 +140,14 @@ class GpuEncoder:
         self._idle = slots
 
     def _finish(self, slot: _Slot) -> NDArray[Any]:
-        """Wait for a slice, run again until all its words are in the table; return its state."""
+        """Wait for a slice, and run it until all its words are in the table; return its state."""
         state = slot.collect()
         before, cleared = 0, False
         while pending := int(state["pending"]):
             with self._lock:
                 if state["undecided"]:
                     slot.mark_on_host()
-                # Nothing was taken in: the table is full, or too crowded where words belong.
+                # Nothing was inserted: the table is full, or too crowded where the words belong.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
                     self._table.clear()
@@ -160,7 +157,7 @@ class GpuEncoder:
         return state
 
     def expected_ids(self, text_bytes: int) -> int:
-        """Return how many ids to copy with so much text, before it is known how many it has."""
+        """Return how many ids to copy with this much text, before their number is known."""
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
     def _fetch(
@@ -175,6 +172,7 @@ class GpuEncoder:
         else:
             ids, starts = slot.fetch(allocate(tokens))
         if self._has_gaps and (ids == NO_TOKEN).any():
+            # The tokens before the byte span the text before it.
             before = ids[: np.argmax(ids == NO_TOKEN)]
             position = int(self._vocabulary.token_spans[before].sum())
             raise NoTokenError(slot.read_byte(position), offset + position)
@@ -195,15 +193,16 @@ class GpuEncoder:
         places = np.flatnonzero(ids == LONG_WORD)
         last = np.cumsum(matches.counts)
         pieces: list[NDArray[np.uint32]] = []
-        behind = 0
+        after = 0  # the last long word replaced
         for place, begin, end in zip(
             places.tolist(), (last - matches.counts).tolist(), last.tolist(), strict=True
         ):
-            pieces += [ids[behind:place], matches.ids[begin:end]]
-            behind = place + 1
+            pieces += [ids[after:place], matches.ids[begin:end]]
+            after = place + 1
+        # gained[k]: by how many ids the first k long words lengthen the result.
         gained = np.concatenate([np.zeros(1, np.int64), last - np.arange(1, len(last) + 1)])
         result = allocate(len(ids) + int(gained[-1]))
-        np.concatenate([*pieces, ids[behind:]], out=result)
+        np.concatenate([*pieces, ids[after:]], out=result)
         return result, starts + gained[np.searchsorted(places, starts)]
 
     @cached_property
@@ -226,17 +225,16 @@ class _Slot(WordSlot):
     def __init__(self, encoder: GpuEncoder) -> None:
         super().__init__(encoder._device, encoder._vocabulary.pattern, encoder._slice_bytes)
         self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
-        self._own = BufferPool(self.device)
         self.buffers |= encoder._shared
-        self.buffers["output"] = self._own.get("output", 4 * encoder._slice_bytes)
-        self.buffers["documents"] = self._own.get("documents", 4)
+        self.buffers["output"] = self.device.create_buffer("output", 4 * encoder._slice_bytes)
+        self.buffers["documents"] = self.device.create_buffer("documents", 4)
         self._begin = encoder._kernels["begin_slice"].bind(
             state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
         )
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
-        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # a token has four bytes, or three
+        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes an id, for 3 or 4 of text
         self._documents = 0  # of the slice submitted last
-        self._copied = 0  # ids of it that are copied in any case
+        self._copied = 0  # ids of it whose copy was submitted with it
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
@@ -249,14 +247,16 @@ class _Slot(WordSlot):
             self._record(commands)
 
     def _upload_documents(self, starts: NDArray[np.int64]) -> None:
-        buffer = self._own.get("documents", 4 * len(starts))
-        if buffer is not self.buffers["documents"]:
-            self.buffers["documents"] = buffer
+        needed, held = 4 * len(starts), self.buffers["documents"].nbytes
+        if needed > held:
+            # Half as large again, so that growing takes amortised constant time.
+            size = max(needed, min(held * 3 // 2, self.device.max_binding_bytes))
+            self.buffers["documents"] = self.device.create_buffer("documents", size)
             self.forget_bindings()
-        self.device.write(buffer, starts.astype(np.uint32))
+        self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
     def run_again(self) -> None:
-        """Submit the slice once more; what is in the table by now is found there."""
+        """Submit the slice again; the words inserted by now are found in the table."""
         self._ids_copy.cancel()
         self._starts_copy.cancel()
         commands = self.device.record()
@@ -288,9 +288,9 @@ class _Slot(WordSlot):
         self._starts_copy.begin()
 
     def fetch(self, ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Write the slice's ids to `ids`; return these, and where in them documents begin."""
+        """Write the slice's ids to `ids`; return them, and where in them documents begin."""
         starts = np.empty(self._documents, np.uint32)
-        if len(ids) > self._copied:
+        if len(ids) > self._copied:  # more than expected: copy again
             self._ids_copy.cancel()
             self._ids_copy.start(self.buffers["output"], ids.nbytes)
         self._ids_copy.finish(ids.view(np.uint8))
@@ -299,7 +299,7 @@ class _Slot(WordSlot):
 
 
 def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
-    """Return the table of wgsl/encode/02_merge.wgsl, uint32 (BYTE_VECTORS + slots, 4).
+    """Return the table that wgsl/encode/02_merge.wgsl reads, uint32 (BYTE_VECTORS + slots, 4).
 
     The token of each byte, then a hash table of the pairs, at most half full.
     """
@@ -310,9 +310,10 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
         [pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]]
     ).astype(np.uint32)
     at = _pair_hash(entries[:, 0], entries[:, 1]) & np.uint32(slots - 1)
+    # Insert all pairs at once; those that lose their slot to another try the next one.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
-        table[at[free]] = entries[free]  # of several, the last is written
+        table[at[free]] = entries[free]  # of several for one slot, the last remains
         left = (table[at, :2] != entries[:, :2]).any(axis=1)
         entries, at = entries[left], (at[left] + np.uint32(1)) & np.uint32(slots - 1)
     byte_tokens = byte_ids(vocabulary).astype(np.uint32).reshape(BYTE_VECTORS, 4)
@@ -320,7 +321,7 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
 
 
 def _pair_hash(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Do what `look_up` in wgsl/encode/02_merge.wgsl does."""
+    """Hash pairs as `look_up` in wgsl/encode/02_merge.wgsl does."""
     hashes = left * np.uint32(0x9E3779B1)
     hashes = (hashes ^ (hashes >> np.uint32(15)) ^ right) * np.uint32(0x85EBCA77)
     return hashes ^ (hashes >> np.uint32(13))

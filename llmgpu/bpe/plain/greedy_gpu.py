@@ -1,7 +1,7 @@
 """Tokenizing on a GPU: greedy longest match by a trie walk, kernels in wgsl/trie.
 
-A slice is one submission: upload, marking where pre-tokens start, six dispatches, and the copy of
-its total. Exactly as many ids are fetched. Where the next slice's first token starts stays on the
+A slice is one submission: upload, mark where pre-tokens start, six dispatches, and a copy of the
+number of ids; exactly these are fetched. Where the next slice's first token starts stays on the
 device.
 """
 
@@ -24,36 +24,38 @@ from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Device, Download, Kernel, Staging
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    Device,
+    Download,
+    Kernel,
+    Staging,
+    constant,
+    struct_dtype,
+)
 from llmgpu.text.corpus import TextSource
 
-NONE = 0xFFFFFFFF  # NO_TOKEN, NO_BYTE in wgsl/trie/params.wgsl
-PARAMS = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "input_length",
-            "chunk_size",
-            "max_tokens_per_chunk",
-            "main_end",
-            "unknown_token",
-            "chunk_count",
-        )
-    ]
-)  # TrieParams in wgsl/trie/params.wgsl
-# STATE_* in wgsl/trie/params.wgsl
-STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE, STATE_WORDS = range(5)
+_PARAMS_FILE = "trie/params.wgsl"
+PARAMS = struct_dtype(_PARAMS_FILE, "TrieParams")
+NO_TOKEN = constant(_PARAMS_FILE, "NO_TOKEN")
+NO_BYTE = constant(_PARAMS_FILE, "NO_BYTE")
+STATE_CARRY = constant(_PARAMS_FILE, "STATE_CARRY")
+STATE_TOTAL = constant(_PARAMS_FILE, "STATE_TOTAL")
+STATE_UNMATCHED = constant(_PARAMS_FILE, "STATE_UNMATCHED")
+STATE_UNMATCHED_BYTE = constant(_PARAMS_FILE, "STATE_UNMATCHED_BYTE")
+STATE_WORDS = 4
 SLICE_BYTES = 16 << 20
 SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
-MAX_CHUNK_BYTES = 1024  # MAX_CHUNK in wgsl/trie/01_long_exit.wgsl
+MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
-STEPS_PER_BYTE = 9  # loop iterations of a match: the byte, and a binary search of 256 children
+STEPS_PER_BYTE = 9  # loop iterations of a match: one, and a binary search of 256 children
 SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 
 
 class GpuGreedyEncoder:
-    """Encodes texts with one vocabulary on one device."""
+    """Encodes texts by longest match, with one vocabulary on one device."""
 
     def __init__(
         self,
@@ -66,10 +68,11 @@ class GpuGreedyEncoder:
     ) -> None:
         """Compile the kernels and upload the trie.
 
-        slice_bytes, chunk_bytes: how the text is cut, at most; the ids depend on neither.
+        slice_bytes, chunk_bytes: upper limits on the parts of text; the ids depend on neither.
 
         Raises:
             DeviceError: the adapter's limits are too small for the vocabulary.
+            ValueError: chunk_bytes is out of range.
         """
         if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
             raise ValueError(f"chunk_bytes is {chunk_bytes}, not from 1 to {MAX_CHUNK_BYTES}")
@@ -86,17 +89,33 @@ class GpuGreedyEncoder:
         most = chunks * chunk_bytes
         self._slice_bytes = min(max(slice_bytes, 2 * vocabulary.trie.longest + PADDING + 1), most)
         self._kernels = self._compile()
-        self._nodes = self._upload("trie nodes", vocabulary.trie.nodes)
-        self._edges = self._upload("trie edges", vocabulary.trie.edges)
-        self._idle: list[_Slot] = []  # slots of the last text; kept for the next one
+        self._shared = {
+            "nodes": device.upload("trie nodes", vocabulary.trie.nodes),
+            "edges": device.upload("trie edges", vocabulary.trie.edges),
+        }
+        self._idle: list[_Slot] = []  # slots of the last text, kept for the next one
 
     def take_slots(self) -> list[_Slot]:
         """Hand out slots for a text, those of the last one if they are idle."""
         slots, self._idle = self._idle, []
         if not slots:
-            pool = BufferPool(self._device)
-            slots = [_Slot(self, number, pool) for number in range(SLOTS)]
+            shared = self._shared | self._make_slice_buffers()
+            slots = [_Slot(self, shared) for _ in range(SLOTS)]
         return slots
+
+    def _make_slice_buffers(self) -> dict[str, Buffer]:
+        """Make the buffers that slices use in turn, by the names that the kernels give them."""
+        chunks = -(-self._slice_bytes // self._chunk_bytes)
+        sizes = {
+            "chunk_entries": 8 * chunks,
+            "token_output": 4 * chunks * self._chunk_bytes,
+            "chunk_counts": 4 * chunks,
+            "chunk_offsets": 4 * chunks,
+            "slice_state": 4 * STATE_WORDS,
+            "long_args": 24,
+        }
+        create = self._device.create_buffer
+        return {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
 
     def return_slots(self, slots: list[_Slot]) -> None:
         """Take back the slots of a text that was encoded to its end."""
@@ -115,11 +134,6 @@ class GpuGreedyEncoder:
             ]
         )
         return {kernel.label: kernel for kernel in kernels}
-
-    def _upload(self, role: str, array: NDArray[np.uint32]) -> Buffer:
-        buffer = self._device.create_buffer(role, array.nbytes)
-        self._device.write(buffer, array)
-        return buffer
 
     @cached_property
     def _host(self) -> SliceEncoder:
@@ -147,52 +161,35 @@ class _Bound:
 
 
 class _Slot:
-    """One slice's staging memory and results; the kernels' buffers are shared by all slots."""
+    """One slice's memory; `shared` is that of all slots."""
 
-    def __init__(self, encoder: GpuGreedyEncoder, number: int, pool: BufferPool) -> None:
+    def __init__(self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer]) -> None:
         self._encoder: GpuGreedyEncoder = proxy(encoder)  # which keeps its slots
         device = self._device = encoder._device
         size = encoder._slice_bytes
-        chunks = -(-size // encoder._chunk_bytes)
         self.staging = Staging(device, size)
-        self._input = pool.get(f"text {number}", size)
-        self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size, pool)
+        self._input = device.create_buffer("text", size)
+        self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size)
         self._pretokenizer.bind(self._input)
-        self._entries = pool.get("chunk entries", 8 * chunks)
-        self._output = pool.get("token output", 4 * chunks * encoder._chunk_bytes)
-        self._counts = pool.get("chunk counts", 4 * chunks)
-        self._offsets = pool.get("chunk offsets", 4 * chunks)
-        self.state = pool.get("slice state", 4 * STATE_WORDS)
-        self._long_args = pool.get("long args", 24)
-        self._compact = pool.get(f"compact output {number}", 4 * size)
+        self.state, self._long_args = shared["slice_state"], shared["long_args"]
+        self._compact = device.create_buffer("compact output", 4 * size)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
         self._state_copy, self._undecided_copy = Download(device), Download(device)
         self._ids_copy = Download(device)
-        self._bound = self._bind(encoder._kernels)
-
-    def _bind(self, kernels: dict[str, Kernel]) -> _Bound:
-        match = {
+        buffers = shared | {
             "input": self._input,
-            "nodes": self._encoder._nodes,
-            "edges": self._encoder._edges,
             "start_bits": self._pretokenizer.start_bits,
-            "chunk_entries": self._entries,
+            "compact_output": self._compact,
             "params": self._params,
         }
-        output = {"token_output": self._output, "params": self._params}
-        counts = {"chunk_counts": self._counts, "params": self._params}
-        state = {"slice_state": self.state}
-        return _Bound(
-            kernels["trie_chunk_entry"].bind(**match, **state, long_args=self._long_args),
-            kernels["trie_long_exit"].bind(**match, token_output=self._output),
-            kernels["trie_long_chain"].bind(**output, chunk_entries=self._entries),
-            kernels["trie_tokenizer_chunked"].bind(**(match | output | counts | state)),
-            kernels["trie_prefix_sum"].bind(
-                **counts, **state, chunk_offsets=self._offsets, input=self._input
-            ),
-            kernels["trie_tokenizer_compact"].bind(
-                **(output | counts), chunk_offsets=self._offsets, compact_output=self._compact
-            ),
+        kernels = encoder._kernels
+        self._bound = _Bound(
+            kernels["trie_chunk_entry"].bind_from(buffers),
+            kernels["trie_long_exit"].bind_from(buffers),
+            kernels["trie_long_chain"].bind_from(buffers),
+            kernels["trie_tokenizer_chunked"].bind_from(buffers),
+            kernels["trie_prefix_sum"].bind_from(buffers),
+            kernels["trie_tokenizer_compact"].bind_from(buffers),
         )
 
     def submit(self, piece: Slice) -> None:
@@ -219,26 +216,22 @@ class _Slot:
     def _write_params(self, piece: Slice, chunks: int) -> None:
         encoder, vocabulary = self._encoder, self._encoder._vocabulary
         unknown = vocabulary.unknown_token
-        params = np.array(
-            (
-                piece.main_end if encoder._lookahead is None else piece.length,
-                encoder._chunk_bytes,
-                encoder._chunk_bytes,
-                piece.main_end,
-                NONE if unknown is None else unknown,
-                chunks,
-            ),
-            PARAMS,
-        )
+        params = np.zeros(1, PARAMS)
+        params["input_length"] = piece.main_end if encoder._lookahead is None else piece.length
+        params["chunk_size"] = params["max_tokens_per_chunk"] = encoder._chunk_bytes
+        params["main_end"] = piece.main_end
+        params["unknown_token"] = NO_TOKEN if unknown is None else unknown
+        params["chunk_count"] = chunks
         self._device.write(self._params, params)
+        # The x of both counts is written by trie_chunk_entry if any chunk needs the long kernels.
         rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))
 
     def wait(self) -> tuple[bool, NDArray[np.uint32]]:
-        """Wait for the slice; return whether its pre-tokens were found, and its final state.
+        """Wait for the slice; return whether its pre-tokens are decided, and its final state.
 
-        The state is uint32 (STATE_WORDS,).
+        The state is uint32 (STATE_WORDS,), by STATE_CARRY and so on.
         """
         state, undecided = np.empty(STATE_WORDS, np.uint32), np.empty(1, np.uint32)
         self._state_copy.finish(state.view(np.uint8))
@@ -246,32 +239,33 @@ class _Slot:
         return not undecided[0], state
 
     def read_slice(self, piece: Slice) -> Slice:
-        """Return the slice with its text on the host again."""
+        """Return the slice with its text, fetched from the device."""
         buffer = np.zeros(piece.length + PADDING, np.uint8)
         buffer[: piece.length] = self._device.read(self._input, piece.length, np.uint8)
         return replace(piece, buffer=buffer, text=buffer[: piece.length])
 
     def fetch(self, ids: NDArray[np.uint32]) -> None:
-        """Write the slice's ids to `ids`, which has room for just these."""
+        """Write the slice's ids to `ids`, which is exactly as long."""
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
 
 
 class _Run:
-    """One text on its way through an encoder's slots."""
+    """One text that is encoded."""
 
     def __init__(self, encoder: GpuGreedyEncoder, source: TextSource, allocate: Allocate) -> None:
         self._encoder, self._allocate = encoder, allocate
         self._reader = SliceReader(source, encoder._vocabulary.pattern, encoder._lookahead)
         self._lengths = encoder._vocabulary.token_spans
-        self._carry = 0  # position of the first token of the next slice collected
+        self._carry = 0  # where the first token of the next slice starts
         self._offset = 0  # text bytes before it
 
     def slices(self) -> Iterator[EncodedSlice]:
         encoder = self._encoder
         slots = encoder.take_slots()
-        state = np.array([0, 0, NONE, 0], np.uint32)
+        state = np.zeros(STATE_WORDS, np.uint32)
+        state[STATE_UNMATCHED] = NO_BYTE
         encoder._device.write(slots[0].state, state)
         for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
             if piece.oversized:
@@ -289,7 +283,7 @@ class _Run:
             return encoded
         ids = self._allocate(int(state[STATE_TOTAL]))
         slot.fetch(ids)
-        if state[STATE_UNMATCHED] != NONE:
+        if state[STATE_UNMATCHED] != NO_BYTE:
             offset = self._offset + int(state[STATE_UNMATCHED])
             raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
         starts = self._document_starts(ids, piece.document_starts)
@@ -311,16 +305,16 @@ class _Run:
 def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
     """Return at how many positions a thread may match tokens in one dispatch, 1 or more.
 
-    A match walks as many bytes as the longest token has, with up to 8 steps of a search for each.
+    A match walks up to as many bytes as the longest token has, and searches 8 steps for each.
 
     Raises:
-        DeviceError: not even one position.
+        DeviceError: not even at one, because a token is too long.
     """
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)
     if positions < 1:
         raise DeviceError(
-            f"the vocabulary's longest token has {longest} bytes, {device.name} matches at most "
-            f"{device.max_loop_iterations // STEPS_PER_BYTE}; use --device cpu"
+            f"the vocabulary's longest token has {longest} bytes, but {device.name} matches at "
+            f"most {device.max_loop_iterations // STEPS_PER_BYTE}; use --device cpu"
         )
     return positions

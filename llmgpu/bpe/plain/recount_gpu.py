@@ -1,19 +1,16 @@
 """The recount trainer: one whole pass over the text for every merge, all of it on the device.
 
 This is the plain reading of BPE training: count all adjacent pairs, take the best, merge it
-everywhere, compact the text, again. The kernels are in wgsl/recount, numbered in the order in which
-an iteration runs them. Many iterations are recorded into one submission; nothing is read back
+everywhere, compact the text, repeat. The kernels are in wgsl/recount, numbered in the order in
+which an iteration runs them. Many iterations are recorded into one submission; nothing is read back
 between them, because the state of the loop, the merge log and the workgroup counts of the shrinking
-text stay on the device. Two submissions are in flight, so the device never waits for the host.
+text stay on the device.
 
-A pair table that fills up stops the submission before anything is merged; the host makes it larger
-and goes on from there.
+A pair table that fills up halts the submission before anything is merged; the host makes it larger
+and resumes from there.
 """
 
 from __future__ import annotations
-
-import time
-from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,38 +21,34 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import MAX_TIMED, BoundKernel, Commands, Device, Download, Kernel
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    Commands,
+    Device,
+    Kernel,
+    constant,
+    paced_states,
+    struct_dtype,
+)
 from llmgpu.progress import Progress, no_progress
 
 MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank
-STATE = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "symbol_count",
-            "next_symbol_count",
-            "table_size",
-            "symbol_a",
-            "symbol_b",
-            "new_symbol",
-            "merge_count",
-            "merge_limit",
-            "min_frequency",
-            "status",
-            "used_slots",
-        )
-    ]
-)  # IterState in wgsl/recount/iter_state.wgsl
-RUNNING, FINISHED, TABLE_FULL = range(3)
+_STATE_FILE = "recount/iter_state.wgsl"
+STATE = struct_dtype(_STATE_FILE, "IterState")
+RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
+# Byte offsets in dispatch_args, each of three u32.
+ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_BYTES = (
+    12 * constant(_STATE_FILE, f"ARGS_{name}")
+    for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
+)
 COUNT_TILE = 4096  # symbols that one workgroup counts
 SCAN_TILE = 1024  # block sums that one workgroup scans
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
 BYTES_PER_TEXT_BYTE = 13  # two symbol buffers, the mask (4 each) and the text itself
-SUBMIT_SECONDS = 0.2  # aim for one submission: progress and Ctrl-C come between them
-MAX_ITERATIONS = 512  # in one submission
-DISPATCHES = 12  # of one iteration
-ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN = range(0, 72, 12)
+SUBMIT_SECONDS = 0.2  # aim for a submission: progress and Ctrl-C come between them
+FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # in one submission
 
 
 def train(
@@ -70,10 +63,11 @@ def train(
 ) -> Merges:
     """Train on `text`, uint8 (n,), whose documents start at `document_starts`.
 
+    options: the vocabulary's size, pattern, tie rule and minimum frequency.
     table_slots: size of the first pair table, a power of two.
 
     Raises:
-        LlmgpuError: more tokens than 16 bits number.
+        LlmgpuError: 16 bits can't number the tokens.
         DeviceError: the text doesn't fit into the adapter's memory.
     """
     merges, ranks = options.merges, byte_ranks(options.tie)
@@ -85,7 +79,7 @@ def train(
     loop = _RecountLoop(
         device, len(text), options.pattern, workgroup_size, table_slots, options.recount_slots
     )
-    # No pair occurs as often as 32 bits count, so a larger minimum means the same.
+    # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
     frequency = min(max(options.min_frequency, 1), 0xFFFFFFFF)
     loop.load(text, document_starts, ranks, merges, frequency)
     return loop.run(merges, ranks, progress)
@@ -101,13 +95,13 @@ def check_fits(device: Device, text_bytes: int) -> None:
     most = most_text_bytes(device)
     if text_bytes > most:
         raise DeviceError(
-            f"the corpus has more than {most} bytes, the most that {device.name} can train on; "
-            f"use --limit {most} or --device cpu"
+            f"the corpus has more than {most} bytes, which is the most that {device.name} can "
+            f"train on; use --limit {most} or --device cpu"
         )
 
 
 class _RecountLoop:
-    """Buffers and bound kernels of a training run."""
+    """Buffers and bound kernels of a training run; its memory is freed with it."""
 
     def __init__(
         self,
@@ -124,38 +118,45 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(workgroup_slots)
         self._pattern = pattern
-        blocks = -(-text_bytes // workgroup_size)
-        self._symbols = [device.pool.get(f"symbols {k}", 4 * text_bytes) for k in range(2)]
-        self._mask = device.pool.get("valid mask", 4 * text_bytes)
-        self._block_sums = device.pool.get("block sums", 4 * blocks)
-        self._run_starts = device.pool.get("run starts", 4 * blocks)
-        self._tile_sums = device.pool.get("tile sums", 4 * -(-blocks // SCAN_TILE))
-        self._state = device.pool.get("state", STATE.itemsize)
-        self._args = device.pool.get("dispatch args", 72)
-        self._status = device.pool.get("table status", 8)
-        self._best = device.pool.get("best pair", 8)
         self._table_slots = table_slots
+        self._recorded = 0  # iterations, since those that did nothing were dropped
+        blocks = -(-text_bytes // workgroup_size)
+        create = device.create_buffer
+        # An iteration reads one of these and writes the other.
+        self._symbols = [create(f"symbols {k}", 4 * text_bytes) for k in range(2)]
+        # By the names that the kernels give them.
+        self._buffers = {
+            "valid_mask": create("valid mask", 4 * text_bytes),
+            "block_sums": create("block sums", 4 * blocks),
+            "run_starts": create("run starts", 4 * blocks),
+            "tile_sums": create("tile sums", 4 * -(-blocks // SCAN_TILE)),
+            "state": create("state", STATE.itemsize),
+            "dispatch_args": create("dispatch args", ARGS_BYTES),
+            "table_status": create("table status", 8),
+            "best_pair": create("best pair", 8),
+        }
 
     def _compile(self, workgroup_slots: int) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
         count, scan = {"COUNT_TILE": COUNT_TILE}, {"SCAN_TILE": SCAN_TILE}
         local = {"LOCAL_TABLE_SIZE": workgroup_slots}
-        requests: list[tuple[str, dict[str, int]]] = [
-            ("recount/00_word_boundary.wgsl", size),
-            ("recount/01_clear_table.wgsl", size | count | scan),
-            ("recount/02_pair_count.wgsl", size | count | local),
-            ("recount/03_find_max.wgsl", size),
-            ("recount/04_find_max_final.wgsl", size),
-            ("recount/05_setup_merge.wgsl", {}),
-            ("recount/06_run_reduce.wgsl", size),
-            ("recount/07_run_scan.wgsl", size),
-            ("recount/08_merge_reduce.wgsl", size),
-            ("recount/09_scan_pass1.wgsl", size | scan),
-            ("recount/10_scan_pass2.wgsl", size | scan),
-            ("recount/11_scan_pass3.wgsl", size | scan),
-            ("recount/12_finalize_compact.wgsl", size),
-        ]
-        kernels = self._device.prepare(requests)
+        kernels = self._device.prepare(
+            [
+                ("recount/00_word_boundary.wgsl", size),
+                ("recount/01_clear_table.wgsl", size | count | scan),
+                ("recount/02_pair_count.wgsl", size | count | local),
+                ("recount/03_find_max.wgsl", size),
+                ("recount/04_find_max_final.wgsl", size),
+                ("recount/05_setup_merge.wgsl", {}),
+                ("recount/06_run_reduce.wgsl", size),
+                ("recount/07_run_scan.wgsl", size),
+                ("recount/08_merge_reduce.wgsl", size),
+                ("recount/09_scan_pass1.wgsl", size | scan),
+                ("recount/10_scan_pass2.wgsl", size | scan),
+                ("recount/11_scan_pass3.wgsl", size | scan),
+                ("recount/12_finalize_compact.wgsl", size),
+            ]
+        )
         self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}
 
     def load(
@@ -167,98 +168,90 @@ class _RecountLoop:
         min_frequency: int,
     ) -> None:
         """Upload the text and turn it into symbols."""
-        pool = self._device.pool
-        self._log = pool.get("merge log", 16 * merge_limit)
-        whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
-        text_buffer = pool.get("text", len(text))
-        ranks = pool.get("byte ranks", byte_ranks.nbytes)
-        self._device.write(text_buffer, text)
-        self._device.write(ranks, byte_ranks)
-        pretokenizer = GpuPretokenizer(self._device, self._pattern, len(text), pool)
-        pretokenizer.bind(text_buffer)
+        device = self._device
+        self._buffers["merge_log"] = device.create_buffer("merge log", 16 * merge_limit)
         state = np.zeros(1, STATE)
         state["symbol_count"] = state["next_symbol_count"] = self._size
         state["table_size"] = self._table_slots
         state["merge_limit"] = merge_limit
         state["min_frequency"] = min_frequency
-        self._device.write(self._state, state)
+        device.write(self._buffers["state"], state)
+        text_buffer = device.upload("text", text)
+        boundary = self._kernels["bpe_word_boundary"].bind(
+            text=text_buffer,
+            start_bits=self._mark_starts(text, document_starts, text_buffer),
+            byte_ranks=device.upload("byte ranks", byte_ranks),
+            symbols=self._symbols[0],
+            state=self._buffers["state"],
+        )
+        commands = device.record()
+        commands.dispatch(boundary, -(-self._size // self._wg))
+        device.submit(commands)
+        self._bind_text()
+        self._bind_table(self._table_slots)
+
+    def _mark_starts(
+        self, text: NDArray[np.uint8], document_starts: NDArray[np.int64], text_buffer: Buffer
+    ) -> Buffer:
+        """Mark where pre-tokens start in the whole text; return the bits."""
+        whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
+        pretokenizer = GpuPretokenizer(self._device, self._pattern, len(text))
+        pretokenizer.bind(text_buffer)
         commands = self._device.record()
         pretokenizer.record(commands, whole)
         self._device.submit(commands)
         if self._device.read(pretokenizer.undecided, 1, np.uint32)[0]:
             pretokenizer.mark_on_host(whole, text)
-        commands = self._device.record()
-        boundary = self._kernels["bpe_word_boundary"].bind(
-            text=text_buffer,
-            start_bits=pretokenizer.start_bits,
-            byte_ranks=ranks,
-            symbols=self._symbols[0],
-            state=self._state,
-        )
-        commands.dispatch(boundary, -(-self._size // self._wg))
-        self._device.submit(commands)
-        self._bind_text()
-        self._bind_table(self._table_slots)
+        return pretokenizer.start_bits
 
     def _bind_text(self) -> None:
         """Bind what does not depend on the pair table, for even and odd iterations."""
-        kernels, state = self._kernels, self._state
-        self._setup = kernels["bpe_setup_merge"].bind(
-            best_pair=self._best,
-            table_status=self._status,
-            state=state,
-            merge_log=self._log,
-            dispatch_args=self._args,
-        )
-        self._run_scan = kernels["bpe_run_scan"].bind(run_starts=self._run_starts, state=state)
-        sums = {"block_sums": self._block_sums, "tile_sums": self._tile_sums, "state": state}
-        self._scan1 = kernels["bpe_scan_pass1"].bind(**sums)
-        self._scan2 = kernels["bpe_scan_pass2"].bind(tile_sums=self._tile_sums, state=state)
-        self._scan3 = kernels["bpe_scan_pass3"].bind(**sums)
+        kernels, buffers = self._kernels, self._buffers
+        self._setup = kernels["bpe_setup_merge"].bind_from(buffers)
+        self._run_scan = kernels["bpe_run_scan"].bind_from(buffers)
+        self._scan1 = kernels["bpe_scan_pass1"].bind_from(buffers)
+        self._scan2 = kernels["bpe_scan_pass2"].bind_from(buffers)
+        self._scan3 = kernels["bpe_scan_pass3"].bind_from(buffers)
         self._run_reduce: list[BoundKernel] = []
         self._merge: list[BoundKernel] = []
         self._finalize: list[BoundKernel] = []
         for source, target in (self._symbols, self._symbols[::-1]):
-            runs = {"symbols": source, "run_starts": self._run_starts, "state": state}
-            mask = {"valid_mask": self._mask, "block_sums": self._block_sums}
-            self._run_reduce.append(kernels["bpe_run_reduce"].bind(**runs))
-            self._merge.append(kernels["bpe_merge_reduce_b"].bind(**runs, **mask))
-            self._finalize.append(
-                kernels["bpe_finalize_compact_b"].bind(
-                    **mask, input_symbols=source, output_symbols=target, state=state
-                )
-            )
+            named = buffers | {"symbols": source, "input_symbols": source, "output_symbols": target}
+            self._run_reduce.append(kernels["bpe_run_reduce"].bind_from(named))
+            self._merge.append(kernels["bpe_merge_reduce_b"].bind_from(named))
+            self._finalize.append(kernels["bpe_finalize_compact_b"].bind_from(named))
 
     def _bind_table(self, slots: int) -> None:
         """Make the pair table with this many slots and bind its kernels."""
-        pool = self._device.pool
         self._table_slots = slots
-        groups = -(-slots // (4 * self._wg))
-        counts, ids = pool.get("pair counts", 4 * slots), pool.get("pair ids", 4 * slots)
-        candidates = pool.get("candidates", 8 * groups)
-        state, status = self._state, self._status
-        table = {"pair_counts": counts, "pair_ids": ids, "state": state}
-        self._clear = self._kernels["bpe_clear_table"].bind(
-            **table, table_status=status, dispatch_args=self._args
-        )
+        kernels, create = self._kernels, self._device.create_buffer
+        table = self._buffers | {
+            "pair_counts": create("pair counts", 4 * slots),
+            "pair_ids": create("pair ids", 4 * slots),
+            "candidates": create("candidates", 8 * -(-slots // (4 * self._wg))),
+        }
+        self._clear = kernels["bpe_clear_table"].bind_from(table)
         self._count = [
-            self._kernels["bpe_pair_count_b"].bind(**table, symbols=symbols, table_status=status)
+            kernels["bpe_pair_count_b"].bind_from(table | {"symbols": symbols})
             for symbols in self._symbols
         ]
-        self._find = self._kernels["bpe_find_max4"].bind(**table, candidates=candidates)
-        self._find_final = self._kernels["bpe_find_max_final_det"].bind(
-            candidates=candidates, best_pair=self._best, state=state
-        )
+        self._find = kernels["bpe_find_max4"].bind_from(table)
+        self._find_final = kernels["bpe_find_max_final_det"].bind_from(table)
 
-    def _record_iteration(self, commands: Commands, parity: int) -> None:
-        slots, args = self._table_slots, self._args
+    def _record_iteration(self, commands: Commands) -> None:
+        slots, args = self._table_slots, self._buffers["dispatch_args"]
+        parity = self._recorded & 1
+        self._recorded += 1
+        # Count all pairs and find the most frequent one.
         commands.dispatch(self._clear, -(-slots // self._wg))
         commands.dispatch_indirect(self._count[parity], args, ARGS_COUNT)
         commands.dispatch(self._find, -(-slots // (4 * self._wg)))
         commands.dispatch(self._find_final, 1)
+        # Choose it as the merge; a run of equal symbols needs to know where it begins.
         commands.dispatch(self._setup, 1)
         commands.dispatch_indirect(self._run_reduce[parity], args, ARGS_RUNS)
         commands.dispatch_indirect(self._run_scan, args, ARGS_RUN_SCAN)
+        # Merge, and scan what is left of each block, so that the text can be compacted.
         commands.dispatch_indirect(self._merge[parity], args, ARGS_BLOCKS)
         commands.dispatch_indirect(self._scan1, args, ARGS_SCAN)
         commands.dispatch_indirect(self._scan2, args, ARGS_SINGLE)
@@ -267,57 +260,31 @@ class _RecountLoop:
 
     def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> Merges:
         """Iterate until all merges are made or no pair is frequent enough."""
-        pending: deque[Download] = deque()
-        spare = [Download(self._device) for _ in range(2)]
-        most = MAX_TIMED // DISPATCHES if self._device.timing else MAX_ITERATIONS
-        done, iterations, recorded = 0, 4, 0
-        status, last = RUNNING, time.perf_counter()
-        while True:
-            while spare and status == RUNNING:
-                pending.append(self._submit(recorded, iterations, spare.pop()))
-                recorded += iterations
-            if not pending:
-                break
-            download = pending.popleft()
-            state = np.empty(1, STATE)
-            download.finish(state.view(np.uint8))
-            spare.append(download)
-            done, status = int(state["merge_count"][0]), int(state["status"][0])
+        for state, is_idle in paced_states(
+            self._device,
+            self._buffers["state"],
+            STATE,
+            self._record_iteration,
+            running=(RUNNING,),
+            seconds=SUBMIT_SECONDS,
+            first_rounds=FIRST_ITERATIONS,
+            most_rounds=MAX_ITERATIONS,
+        ):
+            done = int(state["merge_count"][0])
             progress("merging", done, merges)
-            now = time.perf_counter()
-            iterations = min(_next_iterations(iterations, now - last), most)
-            last = now
-            if status == TABLE_FULL and not pending:
-                self._grow_table()
-                status, recorded = RUNNING, done
+            # Later submissions leave the same state, so wait until they are all done.
+            if state["status"][0] == TABLE_FULL and is_idle:
+                self._bind_table(self._table_slots * TABLE_GROWTH)
+                state["table_size"], state["status"] = self._table_slots, RUNNING
+                self._device.write(self._buffers["state"], state)
+                self._recorded = done  # what was recorded since did not swap the symbols
         return self._result(done, int(state["next_symbol_count"][0]), byte_ranks)
 
-    def _submit(self, first: int, iterations: int, download: Download) -> Download:
-        commands = self._device.record()
-        for k in range(first, first + iterations):
-            self._record_iteration(commands, k & 1)
-        self._device.submit(commands)
-        download.start(self._state, STATE.itemsize)
-        return download
-
-    def _grow_table(self) -> None:
-        self._bind_table(self._table_slots * TABLE_GROWTH)
-        state = self._device.read(self._state, STATE.itemsize, np.uint8).view(STATE)
-        state["table_size"] = self._table_slots
-        state["status"] = RUNNING
-        self._device.write(self._state, state)
-
     def _result(self, done: int, symbols: int, byte_ranks: NDArray[np.uint32]) -> Merges:
-        log = self._device.read(self._log, 4 * done, np.uint32).reshape(done, 4)
+        log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
         ids[byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
         return Merges(ids[log[:, :2]], log[:, 2].astype(np.int64), symbols)
-
-
-def _next_iterations(iterations: int, seconds: float) -> int:
-    """Aim for SUBMIT_SECONDS a submission, changing by a factor of two at most."""
-    factor = min(2.0, max(0.5, SUBMIT_SECONDS / max(seconds, 1e-4)))
-    return max(1, int(iterations * factor))
 
 
 def gpu_bytes(text_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
 
-Kernels of the patterns over runs look a few thousand bytes far, so a text may have runs that they
-can't tell apart: they list in `undecided` where that is. There the host marks instead.
+Kernels of the patterns that depend on runs look only a few thousand bytes far, so a longer run may
+leave segments undecided. They list these in `undecided`, and the host marks them instead.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from llmgpu.bpe.pretokens.custom_regex import RegexPattern
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Kernel
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    Commands,
+    Device,
+    Kernel,
+    constant,
+    struct_dtype,
+)
 
-PARAMS = np.dtype(
-    [
-        ("length", "<u4"),
-        ("has_documents", "<u4"),
-        ("continues", "<u4"),
-    ]
-)  # PretokenParams in wgsl/pretoken/params.wgsl
+PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that a thread marks
-PART_BYTES = 1 << 16  # of text marked at a time by the host: parts are uploaded at aligned offsets
-BLOCK = 256  # code points that share an entry of the first level, see wgsl/pretoken/unicode.wgsl
+PART_BYTES = 1 << 16  # of text that the host marks at a time; its bits are at aligned offsets
+# Code points that share an entry of the first level, 8 in a u32 of the second.
+BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
 
 
 class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
-    undecided: on the device, u32: how many segments of that slice have wrong bits, then which; if
-        there are any, `mark_on_host` is to be called.
+    undecided: on the device, u32: how many segments of that slice have wrong bits, then which; call
+        `mark_on_host` if there are any.
     """
 
     def __init__(
@@ -42,11 +45,10 @@ class GpuPretokenizer:
         device: Device,
         pattern: str,
         capacity: int,
-        pool: BufferPool,
         *,
         workgroup_size: int = 256,
     ) -> None:
-        """Compile the pattern's kernel.
+        """Compile the pattern's kernel and allocate its memory.
 
         capacity: bytes of the largest slice.
         """
@@ -54,8 +56,8 @@ class GpuPretokenizer:
         self._by_host = isinstance(get_pattern(pattern), RegexPattern)
         self._kernel = _pattern_kernel(device, pattern, workgroup_size)
         size = -(-capacity // SEGMENT_BYTES) * 4
-        self.start_bits = pool.get("start bits", size)
-        self._document_bits = pool.get("document bits", size)
+        self.start_bits = device.create_buffer("start bits", size)
+        self._document_bits = device.create_buffer("document bits", size)
         self._params = device.create_uniform("pretoken params", PARAMS.itemsize)
         self._buffers = {
             "params": self._params,
@@ -64,7 +66,7 @@ class GpuPretokenizer:
         }
         names = {binding.name for binding in self._kernel.bindings}
         if "unicode_classes" in names:
-            self._buffers["unicode_classes"] = _upload_classes(device)
+            self._buffers["unicode_classes"] = device.upload("Unicode classes", pack_classes())
         lists_undecided = "undecided" in names
         self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
         if lists_undecided:
@@ -72,13 +74,16 @@ class GpuPretokenizer:
         self._bound: BoundKernel | None = None
 
     def bind(self, text: Buffer) -> None:
-        """Attach the buffer that slices' texts are in; it holds a whole number of segments."""
+        """Attach the buffer that holds the text of slices; its size is a multiple of a segment."""
         self._bound = self._kernel.bind(text=text, **self._buffers)
 
     def record(self, commands: Commands, piece: Slice) -> None:
-        """Upload what is known of a slice besides its text, and record marking its starts.
+        """Upload a slice's parameters and document starts; record marking its pre-token starts.
 
-        Unless a document ends there, bits near its end don't hold, see `pattern.start_mask`.
+        Bits near its end are not final unless a document ends there, see `pattern.start_mask`.
+
+        Raises:
+            RuntimeError: `bind` was not called.
         """
         if self._bound is None:
             raise RuntimeError("no text is bound")
@@ -97,7 +102,7 @@ class GpuPretokenizer:
         commands.dispatch(self._bound, groups)
 
     def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
-        """Mark the starts that the kernel could not, in a slice, whose text this is."""
+        """Mark the starts that the kernel left undecided in a slice, whose text is uint8 (n,)."""
         spans = self._undecided_spans(len(text))
         masks = start_masks_between(text, self._pattern, piece.starts, spans, closed=piece.closed)
         for (begin, _), mask in zip(spans, masks, strict=True):
@@ -108,11 +113,12 @@ class GpuPretokenizer:
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 
     def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return where to mark, each span with all that is undecided next to one another."""
+        """Return the spans of text to mark; adjacent undecided parts are one span."""
         if self._by_host:
             return [(0, length)]
         count = int(self._device.read(self.undecided, 1, np.uint32)[0])
         segments = self._device.read(self.undecided, 1 + count, np.uint32)[1:]
+        # Undecided segments are rounded to whole parts, whose bits begin at aligned offsets.
         parts = np.unique(segments // (PART_BYTES // SEGMENT_BYTES)).astype(np.int64)
         first = np.flatnonzero(np.diff(parts, prepend=-2) > 1)
         last = np.append(first[1:], len(parts)) - 1
@@ -127,16 +133,12 @@ def _pattern_kernel(device: Device, name: str, workgroup_size: int) -> Kernel:
     return device.kernel(path, WORKGROUP_SIZE=workgroup_size, **pattern.constants)
 
 
-def _upload_classes(device: Device) -> Buffer:
-    table = pack_classes()
-    buffer = device.pool.get("unicode classes", table.nbytes)
-    device.write(buffer, table)
-    return buffer
-
-
 @cache
 def pack_classes() -> NDArray[np.uint32]:
-    """Return the table of wgsl/pretoken/unicode.wgsl: numbers of blocks, then the blocks."""
+    """Return the table that wgsl/pretoken/unicode.wgsl reads: numbers of blocks, then the blocks.
+
+    uint32; a block has the classes of BLOCK code points, 4 bits each.
+    """
     blocks, numbers = np.unique(
         code_point_classes().reshape(-1, BLOCK), axis=0, return_inverse=True
     )

@@ -1,8 +1,8 @@
-"""Slices of a text on their way through a device: read ahead, computed, and taken one by one.
+"""Slices of a text in a pipeline through a device: read ahead, computed, taken in order.
 
 A thread reads slices into staging memory and submits them; the caller's thread takes them in order
-as they finish. So reading, computing and what the caller does with the results overlap. When the
-caller has enough, that thread is in no call of the driver's: the process may end.
+as they finish. So reading, computing and the caller's work on the results overlap. Once the caller
+stops, that thread makes no further call of the driver: the process may end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmgpu.gpu import Staging
 
 
 class SliceSlot(Protocol):
-    """Memory for one slice on its way."""
+    """Memory for one slice in the pipeline."""
 
     staging: Staging
 
@@ -35,14 +35,14 @@ _Slot = TypeVar("_Slot", bound=SliceSlot)
 def submitted_slices(
     reader: SliceReader, slots: Sequence[_Slot], slice_bytes: int, first_bytes: int | None = None
 ) -> Iterator[tuple[_Slot, Slice]]:
-    """Yield slots with their submitted slices, in order; a slot is used again after its turn.
+    """Yield slots with their submitted slices, in order; a slot is reused after its turn.
 
-    An oversized slice is not submitted: it is for the host.
+    An oversized slice is yielded without having been submitted; the caller computes it on the host.
 
-    slice_bytes: length of a slice at most. first_bytes: that of the first, if it is to be shorter;
-        the next ones double it.
+    slice_bytes: longest slice. first_bytes: a shorter limit for the first slice, which doubles from
+        slice to slice.
 
-    Raises what reading or submitting raises, when its turn comes.
+    Raises what reading or submitting a slice raised, in place of that slice.
     """
     free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
     submitted: queue.SimpleQueue[tuple[_Slot, Slice] | BaseException | None] = queue.SimpleQueue()
@@ -88,7 +88,7 @@ def submitted_slices(
 
 
 def _read(reader: SliceReader, buffer: NDArray[np.uint8]) -> Slice | None:
-    """Read until a slice holds something, or the end."""
+    """Return the next slice that is not empty, None at the end."""
     while (piece := reader.read(buffer)) is not None:
         if piece.main_end or len(piece.document_starts):
             return piece

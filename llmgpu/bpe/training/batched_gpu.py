@@ -2,17 +2,14 @@
 
 The algorithm is that of `batched_numpy`, whose head says why it is exact; the kernels are in
 wgsl/batched. Nothing is read back between batches: the state of the loop, the list of
-high-ranking pairs and the merge log stay on the device. A submission holds many batches, and two
-submissions are in flight, so the device does not wait for the host.
+high-ranking pairs and the merge log stay on the device.
 
-A buffer that could overflow in the next batch stops the submission before anything is merged; the
-host makes it larger and goes on from there.
+A buffer that could overflow in the next batch halts the submission before anything is merged; the
+host makes it larger and resumes from there.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,59 +20,28 @@ from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import MAX_TIMED, BoundKernel, Buffer, Commands, Device, Download, Kernel
+from llmgpu.gpu import Commands, Device, Kernel, constant, paced_states, struct_dtype
 from llmgpu.progress import Progress, no_progress
 
-MAX_SYMBOLS = 1 << 20  # SYMBOL_BITS in wgsl/batched/rank.wgsl
-MAX_BATCH = 128  # MAX_BATCH in wgsl/batched/state.wgsl
-HOT_CAPACITY = 4096
-BINS = 1024
-MAX_DIGITS = 8
-STATE_FIELDS = (
-    "status",
-    "merged",
-    "merge_limit",
-    "min_frequency",
-    "first_symbol",
-    "max_length",
-    "last_count",
-    "pair_count",
-    "list_length",
-    "hot_count",
-    "used",
-    "taken",
-    "unfinished",
-    "resumed",
-    "used_before",
-    "candidates",
-    "batch_size",
-    "equal_parts",
-    "threshold_count",
-    "threshold_left",
-    "threshold_right",
-    "digit_field",
-    "digit_shift",
-    "digit_width",
-    "accepted",
-    "pair_capacity",
-    "list_capacity",
-    "entry_capacity",
-    "candidate_capacity",
-    "needed",
-    "batches",
-)  # BatchState in wgsl/batched/state.wgsl, without the batch itself
-STATE = np.dtype([(name, "<u4") for name in STATE_FIELDS])
-RUNNING, FINISHED, REFILL, FULL = range(4)
-NONE = 0xFFFFFFFF
-PAIR_BYTES, ENTRY_BYTES, MEMBER_BYTES, CHANGE_BYTES = 16, 20, 16, 16
-UNIT_BYTES, LINK_BYTES = 8, 8
-BATCHES_PER_REFILL = 32  # what a used-up hot list leaves idle, half of it on average
-DISPATCHES = 5 * BATCHES_PER_REFILL + 2 * MAX_DIGITS + 2
-SUBMIT_SECONDS = 0.1  # aim for one submission: progress and Ctrl-C come between them
+_STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
+STATE = struct_dtype(_STATE_FILE, "BatchState")
+PARAMS = struct_dtype(_STATE_FILE, "LayOutParams")
+RUNNING, REFILL, FULL, NONE, MAX_BATCH, HOT_CAPACITY = (
+    constant(_STATE_FILE, name)
+    for name in ("RUNNING", "REFILL", "FULL", "NONE", "MAX_BATCH", "HOT_CAPACITY")
+)
+MAX_SYMBOLS = 1 << constant(_RANK_FILE, "SYMBOL_BITS")
+BINS, MAX_DIGITS = constant(_RANK_FILE, "BINS"), constant(_RANK_FILE, "MAX_DIGITS")
+PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
+    struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
+)
+CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # a vec4<u32> each
+BATCHES_PER_REFILL = 32  # half of them are idle on average, after the hot list is used up
+SUBMIT_SECONDS = 0.1  # aim for a submission: progress and Ctrl-C come between them
 MAX_ROUNDS = 16  # refills, each with its batches, in one submission
 GROUPS, SOFTWARE_GROUPS = 512, 64
 MAX_SELECT_WORKGROUP = 1024  # divides BINS
-BYTES_PER_POSITION = 56  # positions, slots, places and lists, and what is uploaded
+BYTES_PER_POSITION = 56  # positions, slots, places, lists, and the uploads
 
 
 @dataclass(frozen=True)
@@ -102,11 +68,11 @@ def train(
     """Learn up to `merges` merges from counted words; merge k makes symbol len(words.lengths) + k.
 
     options: say which pairs may be merged.
-    on_merges: gets finished merges, a submission's at a time.
-    first_capacities: sizes of buffers to begin with; by default they suit the words.
+    on_merges: gets the finished merges after each submission.
+    first_capacities: first sizes of the buffers; by default chosen to suit the words.
 
     Raises:
-        DeviceError: the words don't fit into the adapter's memory, see `unfit`.
+        DeviceError: the device can't train on these words, see `unfit`.
     """
     reason = unfit(device, words, merges)
     if reason is not None:
@@ -121,36 +87,37 @@ def train(
 
 
 def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kernel]:
-    """Compile the trainer's kernels, in threads and once for a device; return them by name."""
+    """Compile the trainer's kernels, in threads and once per device; return them by name."""
     size = {"WORKGROUP_SIZE": workgroup_size}
     largest = device.limits["max-compute-invocations-per-workgroup"]
     one = {"WORKGROUP_SIZE": min(largest, MAX_SELECT_WORKGROUP)}
-    requests: list[tuple[str, dict[str, int]]] = [
-        ("batched/00_lay_out.wgsl", size),
-        ("batched/01_first_pairs.wgsl", size),
-        ("batched/02_first_links.wgsl", size),
-        ("batched/03_count_ranks.wgsl", size),
-        ("batched/04_lower_threshold.wgsl", one),
-        ("batched/05_refill_hot_list.wgsl", size),
-        ("batched/06_select_batch.wgsl", one),
-        ("batched/07_mark.wgsl", size),
-        ("batched/08_count_changes.wgsl", size),
-        ("batched/09_make_pairs.wgsl", size),
-        ("batched/10_link.wgsl", size),
-    ]
-    kernels = device.prepare(requests)
+    kernels = device.prepare(
+        [
+            ("batched/00_lay_out.wgsl", size),
+            ("batched/01_first_pairs.wgsl", size),
+            ("batched/02_first_links.wgsl", size),
+            ("batched/03_count_ranks.wgsl", size),
+            ("batched/04_lower_threshold.wgsl", one),
+            ("batched/05_refill_hot_list.wgsl", size),
+            ("batched/06_select_batch.wgsl", one),
+            ("batched/07_mark.wgsl", size),
+            ("batched/08_count_changes.wgsl", size),
+            ("batched/09_make_pairs.wgsl", size),
+            ("batched/10_link.wgsl", size),
+        ]
+    )
     return {kernel.label.removeprefix("batched_"): kernel for kernel in kernels}
 
 
 def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
-    """Say why a device can't train on these words; None if it can."""
+    """Return why a device can't train on these words, None if it can."""
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:
-        return f"{symbols} tokens asked for, {MAX_SYMBOLS} are the most"
-    positions = len(words.symbols) + len(words.counts) + 1
+        return f"{symbols} tokens asked for, the most are {MAX_SYMBOLS}"
+    positions = _positions(words)
     most = device.max_binding_bytes // LINK_BYTES
     if positions > most:
-        return f"the distinct pre-tokens take {positions} positions, {most} are the most"
+        return f"the distinct pre-tokens take {positions} positions, the most are {most}"
     if words.total > NONE and _highest_count(words) > NONE:
         return f"a pair occurs more than {NONE} times"
     return None
@@ -161,8 +128,13 @@ def gpu_bytes(words_bytes: int) -> int:
     return BYTES_PER_POSITION * words_bytes + (64 << 20)
 
 
+def _positions(words: SymbolWords) -> int:
+    """Return the positions that words take: one per symbol, and a separator around each word."""
+    return len(words.symbols) + len(words.counts) + 1
+
+
 def _suitable(words: SymbolWords) -> Capacities:
-    positions = len(words.symbols) + len(words.counts) + 1
+    positions = _positions(words)
     candidates = 1 << max(16, (positions // 8).bit_length())
     return Capacities(
         pairs=max(1 << 18, positions // 4),
@@ -175,11 +147,12 @@ def _suitable(words: SymbolWords) -> Capacities:
 def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Number the pairs that the words start out with.
 
-    Returns the number of the pair that starts at each symbol, uint32 (n,), of which those at ends
-    of words mean nothing, and the pairs, uint32 (distinct, 2).
+    Returns the number of the pair that starts at each symbol, uint32 (n,), meaningless at the ends
+    of words, and the pairs, uint32 (distinct, 2).
     """
     symbols = words.symbols
     if len(words.lengths) == 256:
+        # Of bytes, every possible pair gets a number: cheaper than finding the distinct ones.
         numbers = symbols << np.uint32(8)
         numbers[:-1] |= symbols[1:]
         every = np.arange(1 << 16, dtype=np.uint32)
@@ -201,7 +174,7 @@ def _highest_count(words: SymbolWords) -> int:
 
 
 class _BatchedLoop:
-    """Buffers and bound kernels of a training run."""
+    """Buffers and bound kernels of a training run; its memory is freed with it."""
 
     def __init__(
         self,
@@ -216,16 +189,21 @@ class _BatchedLoop:
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._wg = workgroup_size
         self._kernels = compile_kernels(device, workgroup_size)
-        self._positions_used = len(words.symbols) + len(words.counts) + 1
-        get = device.pool.get
-        self._units = get("units", UNIT_BYTES * self._positions_used)
-        self._links = get("links", LINK_BYTES * self._positions_used)
-        self._slots = get("slots", 4 * self._positions_used)
-        self._lengths = get("symbol lengths", 4 * (len(words.lengths) + merges + MAX_BATCH))
-        self._log = get("merge log", 16 * merges)
-        self._bins = get("bins", 4 * BINS)
-        self._hot_list = get("hot list", 16 * HOT_CAPACITY)
-        self._state = get("batch state", STATE.itemsize + MEMBER_BYTES * MAX_BATCH)
+        self._positions = _positions(words)
+        sizes = {
+            "units": UNIT_BYTES * self._positions,
+            "links": LINK_BYTES * self._positions,
+            "slots": 4 * self._positions,
+            "lengths": 4 * (len(words.lengths) + merges + MAX_BATCH),
+            "merge_log": LOG_BYTES * merges,
+            "bins": 4 * BINS,
+            "hot_list": HOT_BYTES * HOT_CAPACITY,
+            "state": STATE.itemsize,
+        }
+        # By the names that the kernels give them.
+        self._buffers = {
+            name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
+        }
 
     def load(
         self,
@@ -235,79 +213,63 @@ class _BatchedLoop:
         max_token_length: int | None,
     ) -> None:
         """Upload the words and lay them out as linked positions with their pairs."""
+        device, kernels = self._device, self._kernels
         numbers, first_pairs = _first_pairs(words)
         self._reserve(len(first_pairs))
         self._write_state(words, merges, min_frequency, max_token_length)
-        self._device.write(self._lengths, words.lengths)
-        uploads: dict[str, NDArray[Any]] = {
-            "word_symbols": words.symbols,
-            "pair_entries": numbers,
-            "words": np.column_stack([words.offsets[1:], words.counts]).astype(np.uint32),
-            "first_pairs": first_pairs,
+        device.write(self._buffers["lengths"], words.lengths)
+        params = np.zeros(1, PARAMS)
+        params["words"], params["positions"] = len(words.counts), self._positions
+        params["distinct_pairs"] = len(first_pairs)
+        ends = np.column_stack([words.offsets[1:], words.counts]).astype(np.uint32)
+        buffers = self._buffers | {
+            "word_symbols": device.upload("word symbols", words.symbols),
+            "pair_entries": device.upload("pair entries", numbers),
+            "words": device.upload("words", ends),
+            "first_pairs": device.upload("first pairs", first_pairs),
+            "params": device.create_uniform("lay out params", PARAMS.itemsize),
+            "places": device.create_buffer("places", 4 * self._positions),
         }
-        buffers = {name: self._upload(name, array) for name, array in uploads.items()}
-        sizes = (len(words.counts), self._positions_used, len(first_pairs), 0)
-        params = self._device.create_uniform("lay out params", 16)
-        self._device.write(params, np.array(sizes, np.uint32))
-        places = self._device.create_buffer("places", 4 * self._positions_used)
-        first_pair_list = buffers.pop("first_pairs")
-        kernels, bound = self._kernels, self._buffers()
-        commands = self._device.record()
-        commands.clear(self._bins)
-        by_position = -(-self._positions_used // self._wg)
-        commands.dispatch(
-            kernels["lay_out"].bind(
-                **buffers,
-                params=params,
-                places=places,
-                **{name: bound[name] for name in ("units", "links", "slots", "entries")},
-            ),
-            by_position,
-        )
-        commands.dispatch(
-            kernels["first_pairs"].bind(
-                first_pairs=first_pair_list,
-                params=params,
-                **{
-                    name: bound[name]
-                    for name in ("entries", "pairs", "pair_counts", "lengths", "state")
-                },
-            ),
-            -(-len(first_pairs) // self._wg),
-        )
-        commands.dispatch(
-            kernels["first_links"].bind(
-                places=places,
-                params=params,
-                **{name: bound[name] for name in ("entries", "pairs", "slots", "position_list")},
-            ),
-            by_position,
-        )
-        commands.clear(self._entries)
-        self._device.submit(commands)
-
-    def _upload(self, name: str, array: NDArray[Any]) -> Buffer:
-        buffer = self._device.create_buffer(name, array.nbytes)
-        self._device.write(buffer, array)
-        return buffer
+        device.write(buffers["params"], params)
+        by_position = -(-self._positions // self._wg)
+        by_pair = -(-len(first_pairs) // self._wg)
+        commands = device.record()
+        commands.clear(buffers["bins"])
+        commands.dispatch(kernels["lay_out"].bind_from(buffers), by_position)
+        commands.dispatch(kernels["first_pairs"].bind_from(buffers), by_pair)
+        commands.dispatch(kernels["first_links"].bind_from(buffers), by_position)
+        commands.clear(buffers["entries"])
+        device.submit(commands)
 
     def _reserve(self, first_pairs: int) -> None:
         """Make the buffers that grow, large enough for the first pairs, and bind the kernels."""
-        capacities = self._capacities
-        entries = max(capacities.entries, 1 << (first_pairs - 1).bit_length())
-        self._capacities = Capacities(
+        capacities, create = self._capacities, self._device.create_buffer
+        self._capacities = sizes = Capacities(
             pairs=max(capacities.pairs, first_pairs + 1),
-            listed=max(capacities.listed, self._positions_used),
-            entries=entries,
+            listed=max(capacities.listed, self._positions),
+            entries=max(capacities.entries, 1 << (first_pairs - 1).bit_length()),
             candidates=capacities.candidates,
         )
-        get, sizes = self._device.create_buffer, self._capacities
-        self._pairs = get("pairs", PAIR_BYTES * sizes.pairs)
-        self._pair_counts = get("pair counts", 4 * sizes.pairs)
-        self._list = get("position list", 4 * sizes.listed)
-        self._entries = get("entries", ENTRY_BYTES * sizes.entries)
-        self._changes = get("changes", CHANGE_BYTES * sizes.candidates)
-        self._bind()
+        self._buffers |= {
+            "pairs": create("pairs", PAIR_BYTES * sizes.pairs),
+            "pair_counts": create("pair counts", 4 * sizes.pairs),
+            "position_list": create("position list", 4 * sizes.listed),
+        }
+        self._make_batch_buffers()
+
+    def _make_batch_buffers(self) -> None:
+        """Make the buffers whose contents last for a batch only, and bind the kernels."""
+        create, sizes = self._device.create_buffer, self._capacities
+        self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entries)
+        self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidates)
+        bound = {
+            name: self._kernels[name].bind_from(self._buffers)
+            for name in ("count_ranks", "lower_threshold", "refill_hot_list", "select_batch")
+        }
+        self._count_ranks, self._lower_threshold = bound["count_ranks"], bound["lower_threshold"]
+        self._refill_hot_list, self._select = bound["refill_hot_list"], bound["select_batch"]
+        stages = ("mark", "count_changes", "make_pairs", "link")
+        self._stages = [self._kernels[name].bind_from(self._buffers) for name in stages]
 
     def _write_state(
         self, words: SymbolWords, merges: int, min_frequency: int, max_token_length: int | None
@@ -315,7 +277,7 @@ class _BatchedLoop:
         state = np.zeros(1, STATE)
         state["status"], state["digit_width"] = REFILL, NONE
         state["merge_limit"] = merges
-        # No pair occurs as often as 32 bits count, so a larger minimum means the same.
+        # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
         state["min_frequency"] = min(max(min_frequency, 1), NONE)
         state["first_symbol"] = len(words.lengths)
         longest = NONE if max_token_length is None else min(max_token_length, NONE)
@@ -330,43 +292,11 @@ class _BatchedLoop:
         state["list_capacity"] = sizes.listed
         state["entry_capacity"] = sizes.entries
         state["candidate_capacity"] = sizes.candidates
-        self._device.write(self._state, state)
-
-    def _buffers(self) -> dict[str, Buffer]:
-        """Return the buffers by the names that the kernels give them."""
-        return {
-            "units": self._units,
-            "links": self._links,
-            "slots": self._slots,
-            "position_list": self._list,
-            "pairs": self._pairs,
-            "pair_counts": self._pair_counts,
-            "entries": self._entries,
-            "changes": self._changes,
-            "lengths": self._lengths,
-            "merge_log": self._log,
-            "hot_list": self._hot_list,
-            "bins": self._bins,
-            "state": self._state,
-        }
-
-    def _bind(self) -> None:
-        buffers = self._buffers()
-
-        def bound(name: str) -> BoundKernel:
-            kernel = self._kernels[name]
-            return kernel.bind(
-                **{binding.name: buffers[binding.name] for binding in kernel.bindings}
-            )
-
-        self._count_ranks, self._lower_threshold = bound("count_ranks"), bound("lower_threshold")
-        self._refill_hot_list = bound("refill_hot_list")
-        self._select = bound("select_batch")
-        stages = ("mark", "count_changes", "make_pairs", "link")
-        self._stages = [bound(name) for name in stages]
+        self._device.write(self._buffers["state"], state)
 
     def _record_round(self, commands: Commands) -> None:
-        """Record a refill of the hot list, idle unless it is asked for, and batches."""
+        """Record a refill of the hot list, which does nothing unless requested, and batches."""
+        # The threshold of the hot list is found digit by digit, from the highest on.
         commands.dispatch(self._lower_threshold, 1)
         for _ in range(MAX_DIGITS):
             commands.dispatch(self._count_ranks, self._groups)
@@ -380,45 +310,31 @@ class _BatchedLoop:
     def run(
         self, words: SymbolWords, merges: int, progress: Progress, on_merges: OnMerges | None
     ) -> Merges:
-        """Go through batches until all merges are made or no pair is frequent enough."""
-        pending: deque[Download] = deque()
-        spare = [Download(self._device) for _ in range(2)]
-        most = MAX_TIMED // DISPATCHES if self._device.timing else MAX_ROUNDS
-        reported, rounds, status, last = 0, 1, RUNNING, time.perf_counter()
-        while True:
-            while spare and status in (RUNNING, REFILL):
-                pending.append(self._submit(rounds, spare.pop()))
-            if not pending:
-                break
-            download = pending.popleft()
-            state = np.empty(1, STATE)
-            download.finish(state.view(np.uint8))
-            spare.append(download)
-            done, status = int(state["merged"][0]), int(state["status"][0])
+        """Run batches until all merges are made or no pair is frequent enough."""
+        reported = 0
+        for state, is_idle in paced_states(
+            self._device,
+            self._buffers["state"],
+            STATE,
+            self._record_round,
+            running=(RUNNING, REFILL),
+            seconds=SUBMIT_SECONDS,
+            first_rounds=1,
+            most_rounds=MAX_ROUNDS,
+        ):
+            done = int(state["merged"][0])
             progress("merging", done, merges)
-            now = time.perf_counter()
-            rounds = min(_next_rounds(rounds, now - last), most)
-            last = now
-            if status == FULL and not pending:
-                self._grow(state)
-                status = RUNNING
             if on_merges is not None and done > reported:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
+            # Later submissions leave the same state, so wait until they are all done.
+            if state["status"][0] == FULL and is_idle:
+                self._grow(state)
         return self._result(words, self._read_log(done), int(state["batches"][0]))
 
-    def _submit(self, rounds: int, download: Download) -> Download:
-        commands = self._device.record()
-        for _ in range(rounds):
-            self._record_round(commands)
-        download.record(commands, self._state, STATE.itemsize)
-        self._device.submit(commands)
-        download.begin()
-        return download
-
     def _grow(self, state: NDArray[Any]) -> None:
-        """Make room for the pair that is next, and as much again."""
+        """Make room for the next pair, and as much again; set the state to RUNNING."""
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed
         if state["list_length"][0] + changes > old.listed:
@@ -429,51 +345,47 @@ class _BatchedLoop:
             entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
             candidates=max(old.candidates, 2 * needed),
         )
-        self._pairs = self._grown(self._pairs, PAIR_BYTES * self._capacities.pairs)
-        self._pair_counts = self._grown(self._pair_counts, 4 * self._capacities.pairs)
-        self._list = self._grown(self._list, 4 * self._capacities.listed)
-        create = self._device.create_buffer
-        self._entries = create("entries", ENTRY_BYTES * self._capacities.entries)
-        self._changes = create("changes", CHANGE_BYTES * self._capacities.candidates)
-        self._bind()
+        self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
+        self._enlarge("pair_counts", 4 * self._capacities.pairs)
+        self._enlarge("position_list", 4 * self._capacities.listed)
+        self._make_batch_buffers()
         state["status"], state["used"], state["used_before"] = RUNNING, 0, 0
         self._write_capacities(state)
 
     def _compact_list(self, state: NDArray[Any]) -> int:
         """Drop the positions of pairs that are merged or too rare; return how many are left."""
         pair_count, listed = int(state["pair_count"][0]), int(state["list_length"][0])
-        counts = self._device.read(self._pair_counts, pair_count, np.uint32)
-        pairs = self._device.read(self._pairs, 4 * pair_count, np.uint32).reshape(-1, 4)
-        positions = self._device.read(self._list, listed, np.uint32)
+        device, buffers = self._device, self._buffers
+        counts = device.read(buffers["pair_counts"], pair_count, np.uint32)
+        pairs = device.read(buffers["pairs"], 4 * pair_count, np.uint32).reshape(-1, 4)
+        positions = device.read(buffers["position_list"], listed, np.uint32)
+        # Columns 2 and 3 are the first position and the size of a pair's range in the list.
         kept = np.flatnonzero(counts >= state["min_frequency"])
         sizes = pairs[kept, 3].astype(np.int64)
         positions = concatenate_ranges(positions, pairs[kept, 2].astype(np.int64), sizes)
         pairs[kept, 2] = np.cumsum(sizes) - sizes
-        self._device.write(self._pairs, pairs)
-        self._device.write(self._list, positions)
+        device.write(buffers["pairs"], pairs)
+        device.write(buffers["position_list"], positions)
         return len(positions)
 
-    def _grown(self, buffer: Buffer, nbytes: int) -> Buffer:
-        """Return a buffer of at least this size with the same contents."""
+    def _enlarge(self, name: str, nbytes: int) -> None:
+        """Replace a buffer by one of at least this size with the same contents."""
+        buffer = self._buffers[name]
         if nbytes <= buffer.nbytes:
-            return buffer
+            return
         larger = self._device.create_buffer(buffer.label, nbytes)
         commands = self._device.record()
         commands.copy(buffer.handle, larger.handle, buffer.nbytes)
         self._device.submit(commands)
-        return larger
+        self._buffers[name] = larger
 
     def _read_log(self, done: int) -> NDArray[np.uint32]:
-        return self._device.read(self._log, 4 * done, np.uint32).reshape(done, 4)
+        return self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
 
     def _result(self, words: SymbolWords, log: NDArray[np.uint32], batches: int) -> Merges:
+        # Every merge replaces two symbols by one. Occurrences of a pair of equal symbols may
+        # overlap, so fewer are merged than counted; column 3 has their number.
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)
         return Merges(log[:, :2].copy(), counts, words.total - int(taken.sum()), batches)
-
-
-def _next_rounds(rounds: int, seconds: float) -> int:
-    """Aim for SUBMIT_SECONDS a submission, changing by a factor of two at most."""
-    factor = min(2.0, max(0.5, SUBMIT_SECONDS / max(seconds, 1e-4)))
-    return max(1, int(rounds * factor))

@@ -1,7 +1,7 @@
 """Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
 
-Each slice's words are looked up in a table on the device and counted there. When the table has its
-share of memory, its words move to the host. Words of more than MAX_WORD bytes are counted on the
+Each slice's words are looked up in a table on the device and counted there. When the table may not
+take more memory, its words move to the host. Words of more than MAX_WORD bytes are counted on the
 host.
 """
 
@@ -40,7 +40,7 @@ COUNT_LIMIT = 1 << 32  # occurrences that the device can count of one word
 
 
 def gpu_bytes(words_bytes: int) -> int:
-    """Estimate the device memory, in bytes, that counting takes for this much in distinct words."""
+    """Estimate the device memory, in bytes, that counting takes for distinct words of this size."""
     return 8 * words_bytes + SLOTS * 2 * SLICE_BYTES + (256 << 20)
 
 
@@ -60,11 +60,11 @@ class GpuWordCounter:
     ) -> None:
         """Compile the kernels and make an empty table.
 
-        words: takes the words that the device has no room for, and at the end all of them.
+        words: collects the words that leave the device, at the end all of them.
         slice_bytes, first_words, table_bytes: sizes on which the result does not depend.
 
         Raises:
-            DeviceError: the adapter's memory or limits don't do.
+            DeviceError: the adapter's memory or limits are too small.
         """
         self._device, self._pattern, self._words = device, pattern, words
         if slice_bytes is None:
@@ -108,7 +108,7 @@ class GpuWordCounter:
             with self._lock:
                 left = 0
                 while state["pending"]:
-                    # Nothing was taken in: the table is full, or too crowded where words belong.
+                    # Nothing was inserted: the table is full, or too crowded where words belong.
                     if state["full"] or state["pending"] == left:
                         self._make_room(state)
                     left = int(state["pending"])
@@ -153,10 +153,10 @@ class _CountTable:
         )
         self._device, self._kernels = device, kernels
         self._text_counted = 0
-        self._carried = np.zeros(0, np.int64)  # counts of words taken from the device, by number
+        self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
 
     def expect(self, text_bytes: int) -> None:
-        """Prepare for so much more text: no count may pass what the device can count."""
+        """Prepare for this much more text: no count may exceed what the device can count."""
         self._text_counted += text_bytes
         if self._text_counted >= COUNT_LIMIT:
             self._carry_counts()

@@ -1,9 +1,9 @@
-"""The table of distinct words on a device, kernels in wgsl/words, as counting and encoding use it.
+"""The table of distinct words on a device, for counting and encoding: kernels in wgsl/words.
 
-A slice is one submission: upload, marking where words start, looking every word up in the table,
-and inserting those that are not there yet. The table persists over slices. What a slice could not
-take in, because the table was full, is left pending; the table grows, or is emptied when it has its
-share of memory, and the slice is run again.
+A slice is one submission: upload, mark where words start, look up every word in the table, insert
+those that are not in it yet. The table persists over slices. Words that a slice could not insert,
+because the table was full, stay pending; the table grows, or is emptied if it may not take more
+memory, and the slice runs again.
 """
 
 from __future__ import annotations
@@ -17,43 +17,32 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import BoundKernel, Buffer, BufferPool, Commands, Device, Download, Kernel, Staging
+from llmgpu.gpu import (
+    BoundKernel,
+    Buffer,
+    Commands,
+    Device,
+    Download,
+    Kernel,
+    Staging,
+    struct_dtype,
+)
 
-STATE = np.dtype(
-    [
-        (name, "<u4")
-        for name in (
-            "words",
-            "data_used",
-            "fresh",
-            "fresh_data",
-            "pending",
-            "long",
-            "undecided",
-            "full",
-            "ids_used",
-            "tokens",
-            "word_capacity",
-            "slot_capacity",
-            "data_capacity",
-            "fresh_capacity",
-        )
-    ]
-)  # WordState in wgsl/words/state.wgsl
+STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
-MOST_FRESH = 1 << 19  # words that are listed in a run
-TABLE_BYTES = 4 << 30  # a table that would need more is emptied
+MOST_FRESH = 1 << 19  # new words that one run lists
+TABLE_BYTES = 4 << 30  # a table that would exceed this is emptied
 SLOT_BYTES = 20  # key and claim of a slot
 GROUPS, SOFTWARE_GROUPS = 512, 64
-INSERTION = ("claim", "number")  # kernels that follow the one that looks words up
+INSERTION = ("claim", "number")  # kernels to run after words were looked up
 
 
 def prepare_kernels(
     device: Device, workgroup_size: int, files: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Kernel]:
-    """Compile the table's kernels and those of `files`, which have constants of their own.
+    """Compile the table's kernels and those of `files`, which maps files to their constants.
 
-    Returns them by the names of their files, without folder and number.
+    Returns the kernels by the names of their files, without folder and number.
     """
     size = {"WORKGROUP_SIZE": workgroup_size}
     shared = ("words/01_claim", "words/02_number", "words/03_rehash")
@@ -65,7 +54,10 @@ def prepare_kernels(
 
 
 class GpuWordTable:
-    """The table of distinct words, numbered as they come; it grows."""
+    """The table of distinct words, numbered in the order of insertion; it grows.
+
+    generation: changes whenever the buffers do, so that kernels are bound again.
+    """
 
     def __init__(
         self,
@@ -80,8 +72,9 @@ class GpuWordTable:
     ) -> None:
         """Make an empty table.
 
-        word_arrays: further buffers by name, so many bytes for each word, zeros at first.
-        data_arrays: the same for each four bytes of the words.
+        first_words: capacity of the first table. table_bytes: limit on its memory.
+        word_arrays: further buffers by name, with their bytes per word; zeros at first.
+        data_arrays: further buffers by name, with their bytes per four bytes of the words.
         """
         self.device, self.kernels = device, kernels
         self.groups = SOFTWARE_GROUPS if device.is_software else GROUPS
@@ -129,22 +122,23 @@ class GpuWordTable:
     def bind(self, names: Sequence[str], slot: Mapping[str, Buffer]) -> list[BoundKernel]:
         """Bind kernels to the table's buffers and those of a slot."""
         buffers = self.buffers | dict(slot)
-        kernels = [self.kernels[name] for name in names]
-        return [
-            kernel.bind(**{binding.name: buffers[binding.name] for binding in kernel.bindings})
-            for kernel in kernels
-        ]
+        return [self.kernels[name].bind_from(buffers) for name in names]
 
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
-        """Make room for the fresh words of a slice and as many again; False if that is too much.
+        """Make room for the new words of a slice and as many again; return whether that is allowed.
 
-        state: that of the slice. beyond_limit: grow all the same.
+        state: that of the slice. beyond_limit: grow even so.
+
+        Raises:
+            DeviceError: out of memory, or too many words have one hash value.
         """
         now = self.read_state()
         words, data = int(now["words"]), int(now["data_used"])
         fresh = words + min(int(state["fresh"]), self.fresh_capacity)
         fresh_data = data + int(state["fresh_data"])
         new_words, new_data = self.word_capacity, self.data_capacity
+        # A slice lacks room for bytes or for words, or finds the slots crowded; in the last two
+        # cases the table gets more slots.
         if fresh_data > new_data:
             new_data = max(2 * new_data, fresh_data)
         if fresh > new_words or new_data == self.data_capacity:
@@ -166,22 +160,17 @@ class GpuWordTable:
     def _rehash(self, new_words: int, new_data: int) -> None:
         before = dict(self.buffers)
         self._allocate(new_words, new_data)
-        # The state says already how many slots there are now.
+        # The kernel takes the new number of slots from the state.
         self._write_state()
         commands = self.device.record()
         for name in (*self._word_arrays, *self._data_arrays):
             source, target = before[name], self.buffers[name]
             commands.copy(source.handle, target.handle, min(source.nbytes, target.nbytes))
-        rehash = self.kernels["rehash"].bind(
-            old_table=before["table"],
-            slots=self.buffers["slots"],
-            table=self.buffers["table"],
-            state=self.buffers["state"],
-        )
+        rehash = self.kernels["rehash"].bind_from(self.buffers | {"old_table": before["table"]})
         commands.dispatch(rehash, self.groups)
         self.device.submit(commands)
         if self.read_state()["full"]:
-            raise DeviceError("too many words of one hash value; use --device cpu")
+            raise DeviceError("too many words have the same hash value; use --device cpu")
 
     def clear(self) -> None:
         """Empty the table."""
@@ -193,18 +182,17 @@ class GpuWordTable:
 
 
 class WordSlot:
-    """One slice on a device: staging memory, text, start bits and the words to be looked up."""
+    """One slice on a device: staging memory, text, start bits and the words to look up."""
 
     def __init__(self, device: Device, pattern: str, slice_bytes: int) -> None:
         """Allocate memory for slices of up to `slice_bytes`."""
         self.device = device
         self.staging = Staging(device, slice_bytes)
-        self.staging.array()  # now, because memory is mapped slowly for the first time
-        pool = BufferPool(device)
-        self._text = pool.get("text", slice_bytes + 8)
-        self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes, pool)
+        self.staging.array()  # now, because the first map is slow
+        self._text = device.create_buffer("text", slice_bytes + 8)
+        self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes)
         self._pretokenizer.bind(self._text)
-        self._pending = pool.get("pending", slice_bytes // 8 + 4)
+        self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
         self._params = device.create_uniform("slice params", 16)
         self._state_copy = Download(device)
         self._generation = 0
@@ -224,13 +212,13 @@ class WordSlot:
         return self._piece.main_end if self._piece else 0
 
     def mark_on_host(self) -> None:
-        """Mark where words start in a slice that the device leaves undecided."""
+        """Mark where words start in a slice that the device left undecided."""
         if self._piece is not None:
             text = self.device.read(self._text, self._piece.length, np.uint8)
             self._pretokenizer.mark_on_host(self._piece, text)
 
     def upload(self, commands: Commands, piece: Slice) -> None:
-        """Record uploading the slice in the staging memory, and marking where words start."""
+        """Record uploading the slice from staging memory, and marking where words start."""
         self._piece = piece
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
         self.device.write(self._params, params)
@@ -239,7 +227,7 @@ class WordSlot:
         self.all_pending(commands)
 
     def all_pending(self, commands: Commands) -> None:
-        """Record that all words of the slice are to be looked up."""
+        """Record marking all words of the slice as pending."""
         nbytes = -(-self.main_end // 32) * 4
         starts = self._pretokenizer.start_bits
         commands.copy(starts.handle, self._pending.handle, nbytes)
@@ -252,11 +240,11 @@ class WordSlot:
         return self._kernels
 
     def forget_bindings(self) -> None:
-        """Have the kernels bound anew: one of the buffers is another one now."""
+        """Bind the kernels again before the next run, because a buffer was replaced."""
         self._generation = 0
 
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
-        """Submit commands, and the copy of the state that they leave."""
+        """Submit commands, and a copy of the state that they leave."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
         self.device.submit(commands)
         self._state_copy.begin()
@@ -288,9 +276,9 @@ def long_words(
     """Return the words of more than `longest` bytes, 128 or more.
 
     text: uint8 (n,), n > 0, from the start of a word to the end of one.
-    start_bits: uint8, a bit for each of these bytes, none behind.
+    start_bits: uint8, one bit for each of these bytes, lowest first; the rest are 0.
     """
-    # Words of this length leave groups of bits empty, so only what is around such is looked at.
+    # A word of this length leaves groups of 64 bits empty: look only around runs of such groups.
     groups = np.zeros(-(-len(start_bits) // 8), "<u8")
     groups.view(np.uint8)[: len(start_bits)] = start_bits
     empty = np.flatnonzero(groups == 0)
@@ -298,12 +286,13 @@ def long_words(
     last = empty[np.diff(empty, append=len(groups) + 1) > 1]
     enough = last - first + 1 >= (longest - 63) // 64
     words = []
-    for group, behind in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
+    for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
+        # The word starts at the last bit before the empty groups, the next at the first one after.
         start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
         end = len(text)
-        if behind < len(groups):
-            bits = int(groups[behind])
-            end = 64 * behind + (bits & -bits).bit_length() - 1
+        if after < len(groups):
+            bits = int(groups[after])
+            end = 64 * after + (bits & -bits).bit_length() - 1
         if end - start > longest:
             words.append(text[start:end])
     return words

@@ -20,9 +20,7 @@ from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Device, Kernel
-    from llmgpu.gpu.commands import Commands
-    from llmgpu.gpu.device import Submission
+    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Kernel, Submission
 
 WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
 BLOCK_ELEMENTS = 1 << 18  # of a block of rows: temporary arrays stay small, and in the cache

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import slice_encoder, word_cache
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.plain import greedy_long_words
+from llmgpu.bpe.plain import greedy_matching
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
@@ -105,8 +105,8 @@ def test_long_words_in_blocks_of_any_size(
     tokens: list[bytes], documents: list[bytes], block: int, slice_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greedy_long_words, "BLOCK", block)
-        patch.setattr(greedy_long_words, "GUESSES", block % 3)
+        patch.setattr(greedy_matching, "BLOCK", block)
+        patch.setattr(greedy_matching, "GUESSES", block % 3)
         patch.setattr(slice_encoder, "LONGEST_KEPT", 3)
         for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)

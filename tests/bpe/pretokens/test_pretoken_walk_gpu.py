@@ -12,7 +12,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.gpu import BufferPool, Device
+from llmgpu.gpu import Device, constant
 from tests.bpe.pretokens.test_pattern_families import (
     CHARACTERS,
     DOCUMENTS,
@@ -22,11 +22,10 @@ from tests.bpe.pretokens.test_pattern_families import (
     begins_of,
     expected_mask,
 )
-from tests.gpu.wgsl import shader_constants
 
 CAPACITY = 1 << 21
 PLAIN = [*" \t\r\n'sSaB12.!/", "'ll", "'rE", "\n//", "; "]
-REACH = shader_constants("pretoken/walk.wgsl")["REACH"]
+REACH = constant("pretoken/walk.wgsl", "REACH")
 
 
 def make_slice(text: bytes, begins: NDArray[np.int64], *, closed: bool) -> Slice:
@@ -39,7 +38,7 @@ class Walker:
 
     def __init__(self, device: Device, pattern: str) -> None:
         self._device = device
-        self.pretokenizer = GpuPretokenizer(device, pattern, CAPACITY, BufferPool(device))
+        self.pretokenizer = GpuPretokenizer(device, pattern, CAPACITY)
         self._text = device.create_buffer("text", CAPACITY)
         self.pretokenizer.bind(self._text)
 

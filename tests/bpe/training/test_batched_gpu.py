@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +22,6 @@ from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from tests.bpe.word_lists import byte_ids
-from tests.gpu.wgsl import shader_constants, struct_fields
 from tests.reference import bpe as reference
 
 REPEATED = TrainingOptions(256)  # merge pairs that occur twice or more
@@ -179,11 +181,45 @@ def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
         batched_gpu.train(portable_device, run_words([3]), REPEATED, merges=(1 << 20) - 255)
 
 
-def test_constants_are_those_of_the_kernels() -> None:
-    names = struct_fields("batched/state.wgsl", "BatchState")
-    assert [*batched_gpu.STATE_FIELDS, "batch"] == names
-    constants = shader_constants("batched/state.wgsl") | shader_constants("batched/rank.wgsl")
-    for name in ("RUNNING", "FINISHED", "REFILL", "FULL", "MAX_BATCH", "HOT_CAPACITY", "BINS"):
-        assert getattr(batched_gpu, name) == constants[name]
-    assert constants["MAX_DIGITS"] == batched_gpu.MAX_DIGITS
-    assert 1 << constants["SYMBOL_BITS"] == batched_gpu.MAX_SYMBOLS
+def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) -> None:
+    first, second = random_words(5, 500, b"abcd"), random_words(6, 800, b"abcdef")
+    alone = [batched_gpu.train(any_device, words, REPEATED, merges=60) for words in (first, second)]
+    nested: list[Merges] = []
+
+    def train_the_other(pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
+        nested.append(
+            batched_gpu.train(any_device, first, REPEATED, merges=60, first_capacities=TINY)
+        )
+
+    together = batched_gpu.train(
+        any_device, second, REPEATED, merges=60, first_capacities=TINY, on_merges=train_the_other
+    )
+    assert len(nested) >= 2  # so some ran between submissions of the other
+    assert_same(together, alone[1])
+    for trained in nested:
+        assert_same(trained, alone[0])
+
+
+def test_memory_is_freed_when_training_ends(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[weakref.ref[object]] = []
+    create = device.create_handle
+
+    def remember(*arguments: Any) -> object:
+        handle = create(*arguments)
+        handles.append(weakref.ref(handle))
+        return handle
+
+    monkeypatch.setattr(device, "create_handle", remember)
+    gc.disable()
+    try:
+        device._idle_downloads.clear()
+        batched_gpu.train(
+            device, random_words(7, 500, b"abcd"), REPEATED, merges=20, first_capacities=TINY
+        )
+        device._idle_downloads.clear()
+    finally:
+        gc.enable()
+    assert len(handles) > 20
+    assert [handle() for handle in handles if handle() is not None] == []

@@ -15,11 +15,9 @@ from llmgpu.bpe.words import count_gpu
 from llmgpu.bpe.words.count_gpu import MAX_WORD, GpuWordCounter
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
-from llmgpu.bpe.words.word_table_gpu import STATE
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.gpu.wgsl import struct_fields
 from tests.reference import bpe as reference
 
 PARTS = [
@@ -111,7 +109,3 @@ def test_a_word_too_long_to_hold_is_an_error(
     counter = GpuWordCounter(device, "none", WordAccumulator(1 << 26), slice_bytes=1 << 14)
     with pytest.raises(InputError, match="pre-token"):
         counter.count(corpus_from_bytes(b"x" * 100_000))
-
-
-def test_constants_are_those_of_the_kernels() -> None:
-    assert struct_fields("words/state.wgsl", "WordState") == list(STATE.names or ())
