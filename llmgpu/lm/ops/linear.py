@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +65,8 @@ class _Operands:
     left: Tensor
     right: Tensor
     product: Tensor
-    left_transposed: bool
-    right_transposed: bool
+    left_transposed: bool = False
+    right_transposed: bool = False
     residual: Tensor | None = None
     accumulate: bool = False
 
@@ -84,17 +84,9 @@ class GpuLinear(GpuRecorder):
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         # A kernel must not bind one buffer twice, so a residual in place is an accumulation.
-        accumulate = residual is out
-        residual = None if accumulate else residual
-        operands = _Operands(
-            x,
-            weight,
-            out,
-            left_transposed=False,
-            right_transposed=True,
-            residual=residual,
-            accumulate=accumulate,
-        )
+        operands = _Operands(x, weight, out, right_transposed=True, residual=residual)
+        if residual is out:
+            operands = replace(operands, residual=None, accumulate=True)
         rows = out.shape[0]
         if rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS):
             self._few_rows(operands)
@@ -104,25 +96,11 @@ class GpuLinear(GpuRecorder):
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
-        operands = _Operands(
-            grad_out,
-            weight,
-            grad_x,
-            left_transposed=False,
-            right_transposed=False,
-            accumulate=accumulate,
-        )
+        operands = _Operands(grad_out, weight, grad_x, accumulate=accumulate)
         self._matrix_product("linear_backward_input", operands)
 
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        operands = _Operands(
-            grad_out,
-            x,
-            grad_weight,
-            left_transposed=True,
-            right_transposed=False,
-            accumulate=True,
-        )
+        operands = _Operands(grad_out, x, grad_weight, left_transposed=True, accumulate=True)
         self._matrix_product("linear_backward_weight", operands)
 
     def _few_rows(self, operands: _Operands) -> None:
@@ -158,13 +136,8 @@ class GpuLinear(GpuRecorder):
         # A power of two, so that products of several sizes share this memory.
         floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
         partials = self.scratch("partial sums", (floats,))
-        parts = _Operands(
-            operands.left,
-            operands.right,
-            Tensor("partial sums", (rows, columns), partials.dtype, partials.data),
-            operands.left_transposed,
-            operands.right_transposed,
-        )
+        first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)
+        parts = replace(operands, product=first, residual=None, accumulate=False)
         self._tiles(name, parts, tiling)
         self.dispatch(
             "lm/03_add_partials.wgsl",
