@@ -8,7 +8,7 @@ device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from weakref import proxy
 
@@ -25,7 +25,6 @@ from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import (
-    BoundKernel,
     Buffer,
     Device,
     Download,
@@ -36,14 +35,12 @@ from llmgpu.gpu import (
 )
 from llmgpu.text.corpus import TextSource
 
-_PARAMS_FILE = "trie/params.wgsl"
-PARAMS = struct_dtype(_PARAMS_FILE, "TrieParams")
-NO_TOKEN = constant(_PARAMS_FILE, "NO_TOKEN")
-NO_BYTE = constant(_PARAMS_FILE, "NO_BYTE")
-STATE_CARRY = constant(_PARAMS_FILE, "STATE_CARRY")
-STATE_TOTAL = constant(_PARAMS_FILE, "STATE_TOTAL")
-STATE_UNMATCHED = constant(_PARAMS_FILE, "STATE_UNMATCHED")
-STATE_UNMATCHED_BYTE = constant(_PARAMS_FILE, "STATE_UNMATCHED_BYTE")
+_FILE = "trie/params.wgsl"
+PARAMS = struct_dtype(_FILE, "TrieParams")
+NO_TOKEN, NO_BYTE = constant(_FILE, "NO_TOKEN"), constant(_FILE, "NO_BYTE")
+STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE = (
+    constant(_FILE, f"STATE_{name}") for name in ("CARRY", "TOTAL", "UNMATCHED", "UNMATCHED_BYTE")
+)
 STATE_WORDS = 4
 SLICE_BYTES = 16 << 20
 SOFTWARE_SLICE_BYTES = 2 << 20
@@ -121,9 +118,10 @@ class GpuGreedyEncoder:
         """Take back the slots of a text that was encoded to its end."""
         self._idle = slots
 
-    def _compile(self) -> dict[str, Kernel]:
+    def _compile(self) -> list[Kernel]:
+        """Compile the kernels of a slice, in the order in which they run."""
         size = {"WORKGROUP_SIZE": self._wg}
-        kernels = self._device.prepare(
+        return self._device.prepare(
             [
                 ("trie/00_chunk_entry.wgsl", size | {"LOOK_BACK": self._chunk_bytes}),
                 ("trie/01_long_exit.wgsl", size),
@@ -133,7 +131,6 @@ class GpuGreedyEncoder:
                 ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
             ]
         )
-        return {kernel.label: kernel for kernel in kernels}
 
     @cached_property
     def _host(self) -> SliceEncoder:
@@ -146,18 +143,6 @@ class GpuGreedyEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
         return _Run(self, source, allocate).slices()
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """The six kernels, bound to one slot's buffers."""
-
-    chunk_entry: BoundKernel
-    long_exit: BoundKernel
-    long_chain: BoundKernel
-    tokenizer: BoundKernel
-    prefix_sum: BoundKernel
-    compact: BoundKernel
 
 
 class _Slot:
@@ -182,31 +167,24 @@ class _Slot:
             "compact_output": self._compact,
             "params": self._params,
         }
-        kernels = encoder._kernels
-        self._bound = _Bound(
-            kernels["trie_chunk_entry"].bind_from(buffers),
-            kernels["trie_long_exit"].bind_from(buffers),
-            kernels["trie_long_chain"].bind_from(buffers),
-            kernels["trie_tokenizer_chunked"].bind_from(buffers),
-            kernels["trie_prefix_sum"].bind_from(buffers),
-            kernels["trie_tokenizer_compact"].bind_from(buffers),
-        )
+        self._bound = [kernel.bind_from(buffers) for kernel in encoder._kernels]
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
-        device, encoder, bound = self._device, self._encoder, self._bound
+        device, encoder = self._device, self._encoder
+        chunk_entry, long_exit, long_chain, tokenizer, prefix_sum, compact = self._bound
         chunks = -(-piece.main_end // encoder._chunk_bytes)
         self._write_params(piece, chunks)
         chunk_groups = -(-chunks // encoder._wg)
         commands = device.record()
         self.staging.copy_to(commands, self._input, piece.length)
         self._pretokenizer.record(commands, piece)
-        commands.dispatch(bound.chunk_entry, chunk_groups)
-        commands.dispatch_indirect(bound.long_exit, self._long_args, 0)
-        commands.dispatch_indirect(bound.long_chain, self._long_args, 12)
-        commands.dispatch(bound.tokenizer, chunk_groups)
-        commands.dispatch(bound.prefix_sum, 1)
-        commands.dispatch(bound.compact, chunks)
+        commands.dispatch(chunk_entry, chunk_groups)
+        commands.dispatch_indirect(long_exit, self._long_args, 0)
+        commands.dispatch_indirect(long_chain, self._long_args, 12)
+        commands.dispatch(tokenizer, chunk_groups)
+        commands.dispatch(prefix_sum, 1)
+        commands.dispatch(compact, chunks)
         self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
         self._undecided_copy.record(commands, self._pretokenizer.undecided, 4)
         device.submit(commands)
