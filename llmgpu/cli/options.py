@@ -129,7 +129,7 @@ def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
             "--pattern-regex",
             type=PatternExpression(),
             metavar="EXPRESSION",
-            help="Cut by any regular expression instead, on the host (package regex).",
+            help="Cut by any regular expression instead, on the host. Needs the package regex.",
         )
         return click.option("--pattern", type=PatternName(), **settings)(by_expression(command))
 
@@ -194,8 +194,8 @@ def device_option(command: Decorated) -> Decorated:
         default="auto",
         show_default=True,
         metavar="auto|cpu|gpu|NAME",
-        help="Where to compute: NumPy (cpu), the best adapter (gpu), a part of an adapter's name, "
-        "or what is fastest here (auto). Also LLMGPU_DEVICE.",
+        help="Where to compute: NumPy (cpu), the best adapter (gpu), the adapter whose name "
+        "contains NAME, or what is fastest here (auto). Also set by LLMGPU_DEVICE.",
     )(command)
 
 
@@ -208,8 +208,8 @@ def output_options(command: Decorated) -> Decorated:
             "--json",
             "as_json",
             is_flag=True,
-            help="Print the summary as one JSON object, the last line of stdout (of stderr where "
-            "stdout carries data).",
+            help="Print the summary as one JSON object: the last line of stdout, or of stderr if "
+            "stdout carries data.",
         ),
     ):
         command = option(command)
@@ -231,17 +231,18 @@ def corpus_options(command: Decorated) -> Decorated:
             type=click.Choice(["raw", "strict", "replace"]),
             default="raw",
             show_default=True,
-            help="Invalid UTF-8: keep the bytes, fail with file and offset, or put U+FFFD.",
+            help="What to do with invalid UTF-8: keep the bytes (raw), fail with file and offset "
+            "(strict), or put U+FFFD in its place (replace).",
         ),
         click.option(
             "--doc-separator",
             "doc_separators",
             multiple=True,
             metavar="TEXT",
-            help="Text that ends a document and belongs to none. Repeatable.",
+            help="Text that separates documents and is part of neither. Repeatable.",
         ),
         click.option(
-            "--limit", type=ByteSize(), metavar="SIZE", help="Read that much text at most."
+            "--limit", type=ByteSize(), metavar="SIZE", help="Read at most this much text."
         ),
     ):
         command = option(command)
@@ -273,7 +274,9 @@ def special_options(command: Decorated) -> Decorated:
     """Add the options about special tokens; `make_special_options` takes them."""
     for option in (
         click.option(
-            "--eos", metavar="ID|TEXT", help="Put this token behind each document, in the same way."
+            "--eos",
+            metavar="ID|TEXT",
+            help="Put a token after each document: an id, or a text that is one token.",
         ),
         click.option(
             "--bos",
@@ -291,8 +294,8 @@ def special_options(command: Decorated) -> Decorated:
             "--allowed-special",
             multiple=True,
             metavar="TEXT|all",
-            help="Where the text spells this special token, take its id; by default such text is "
-            "text like any other. Repeatable.",
+            help="Encode text that spells this special token as its id; by default it is plain "
+            "text. Repeatable.",
         ),
     ):
         command = option(command)
