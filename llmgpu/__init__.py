@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import `Tokenizer` when it is asked for: the command line is quicker without."""
+    """Import `Tokenizer` on demand, which keeps the command line quick to start."""
     if name == "Tokenizer":
         from llmgpu.tokenizer import Tokenizer
 

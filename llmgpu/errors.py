@@ -1,4 +1,4 @@
-"""The error family of llmgpu: every failure that a user can cause or cure is one of these.
+"""The error family of llmgpu: every failure that a user can cause or fix is one of these.
 
 A message is one line that holds the value, the limit and what to try. The command line prints it
 after ``error:`` and exits with code 1.
@@ -12,14 +12,14 @@ class LlmgpuError(Exception):
 
 
 class InputError(LlmgpuError):
-    """A corpus, a token file or a list of ids can't be read or holds what it must not."""
+    """A corpus, a token file or a list of ids can't be read or is invalid."""
 
 
 class TextError(InputError):
-    """Something is wrong at an offset of a text."""
+    """A text is invalid at an offset."""
 
     def __init__(self, what: str, offset: int, why: str, source: str = "") -> None:
-        """Say what is where, and why that is wrong; source: what the text was taken from."""
+        """Say what is invalid where, and why; source: where the text is from."""
         text = f"the text in {source}" if source else "the text"
         super().__init__(f"{what} at offset {offset} of {text} {why}")
         self.what, self.offset, self.why = what, offset, why
@@ -30,7 +30,7 @@ class OutputError(LlmgpuError):
 
 
 class VocabularyError(LlmgpuError):
-    """A vocabulary file is damaged, of a newer version, or unfit for what is asked of it."""
+    """A vocabulary file is damaged, of a newer version, or unfit for its use."""
 
 
 class DeviceError(LlmgpuError):
@@ -42,4 +42,4 @@ class TrainingError(LlmgpuError):
 
 
 class CheckpointError(LlmgpuError):
-    """A checkpoint is damaged, of a newer version, or unfit for what is asked of it."""
+    """A checkpoint is damaged, of a newer version, or unfit for its use."""

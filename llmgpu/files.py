@@ -1,14 +1,14 @@
-"""Writing results so that no half-written file is ever seen under its name.
+"""Writing results so that a half-written file never appears under its name.
 
-- A regular file is written under a temporary name in the same folder and renamed when complete; a
-  symbolic link stays one, and the mode of a file that is replaced is kept.
+- A regular file is written under a temporary name in the same folder, and renamed when complete. A
+  symbolic link stays one, and a replaced file keeps its mode.
 - Devices and pipes are written directly. ``-`` is standard output; a path that names an open
-  descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it stands, so that ``>>``
-  of a shell still appends.
-- An interrupt may fall between the making of a temporary file and the block that would remove it,
-  so what is left of them is removed at exit.
-- An operating system's error becomes an OutputError with the path and the reason, except a broken
-  pipe: whether a reader that went away matters is for the caller to say.
+  descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it is, so that ``>>`` of a
+  shell still appends.
+- An interrupt may come after a temporary file is made and before the block that would remove it,
+  so leftovers are removed at exit.
+- An error of the operating system becomes an OutputError with the path and the reason. A broken
+  pipe passes, since only the caller knows whether a closed reader matters.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class OutputFile:
     """A file being written: bytes go to `stream`, then `commit` or `discard` ends it.
 
     stream: takes the bytes.
-    path: the name that was asked for, as text.
-    is_direct: a device, a pipe or standard output: what is written can't be taken back, and there
-        may be no seeking. Otherwise nothing is seen under the name before `commit`.
+    path: the name as given, as text.
+    is_direct: a device, a pipe or standard output: bytes can't be taken back, and seeking may be
+        impossible. Otherwise nothing appears under the name before `commit`.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open `path` ("-": standard output); OutputError when that can't be done."""
+        """Open `path` ("-": standard output); OutputError if that fails."""
         self.path = str(path)
         self._temporary: str | None = None
         self._target = ""
@@ -89,7 +89,7 @@ class OutputFile:
             raise
 
     def discard(self) -> None:
-        """Give up: close and remove what was written; errors are of no interest any more."""
+        """Close and remove what was written, ignoring errors."""
         if self.path != STANDARD_OUTPUT:
             with suppress(OSError):
                 self.stream.close()
@@ -124,7 +124,7 @@ class OutputFile:
 
 @contextmanager
 def atomic_output(path: str | Path) -> Iterator[BinaryIO]:
-    """Write `path` whole or not at all: the file gets its name when the block ends without error.
+    """Write `path` atomically: the file gets its name when the block ends without error.
 
     On any exception, KeyboardInterrupt included, what was written is removed. "-" is standard
     output. An OSError in the block becomes an OutputError about `path`; a BrokenPipeError passes.
@@ -140,10 +140,10 @@ def atomic_output(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def sync(path: str | Path) -> None:
-    """Have the disk take a file, or the names in a folder; OutputError if it can't."""
+    """Flush a file, or the names in a folder, to disk; OutputError if that fails."""
     with output_errors(str(path)):
         if os.path.isdir(path):
-            if os.name == "nt":  # a folder can't be opened there, its names are in a journal
+            if os.name == "nt":  # folders can't be opened; a journal keeps their names
                 return
             descriptor = os.open(path, os.O_RDONLY)
         else:
@@ -155,7 +155,7 @@ def sync(path: str | Path) -> None:
 
 
 def _open_direct(path: str) -> BinaryIO | None:
-    """Open what is written in place; None for a regular file or a name that is free."""
+    """Open what is written in place; None for a regular file or a new name."""
     if path == STANDARD_OUTPUT:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")
@@ -178,7 +178,7 @@ def _open_direct(path: str) -> BinaryIO | None:
 
 
 def _replaced_mode(target: str) -> int | None:
-    """The permissions of the file to be replaced; PermissionError if it is write-protected."""
+    """Return the mode of the file to replace; PermissionError if it is write-protected."""
     if not os.path.exists(target):
         return None
     if not os.access(target, os.W_OK):

@@ -8,7 +8,7 @@
     ids = tokenizer.encode("hello world")  # uint32 (n,)
     tokenizer.decode(ids)  # "hello world"
 
-What goes wrong is an `llmgpu.errors.LlmgpuError`, with the message of the command line.
+Errors are an `llmgpu.errors.LlmgpuError`, with the messages of the command line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.tokenizing import encode_corpus
 
-HOST_BYTES = 1 << 16  # up to so much text NumPy is done before a device has got it
+HOST_BYTES = 1 << 16  # up to here NumPy is done before a device has received the text
 
 Token = int | str
 
@@ -47,16 +47,16 @@ _log = logging.getLogger("llmgpu")
 class Tokenizer:
     """A vocabulary, and the device that it encodes with.
 
-    - Ids are those of ``llmgpu tokenize``, whatever the device.
-    - Threads may share one: they encode one after the other.
-    - Pickled, it is its vocabulary and the device's name; the device is opened anew when it is
-      needed. A forked process can't use adapters if its parent did: there "auto" is NumPy, and any
-      other adapter raises DeviceError. Spawned processes have no such limit.
-    - Up to HOST_BYTES of text are encoded with NumPy on any device, because that is faster.
+    - Ids are those of ``llmgpu tokenize``, on every device.
+    - Threads may share a tokenizer: they encode one after the other.
+    - A pickle holds the vocabulary and the name of the device, which is opened again when needed. A
+      forked process can't use adapters if its parent did: there "auto" means NumPy, and any other
+      adapter raises DeviceError. Spawned processes have no such limit.
+    - Up to HOST_BYTES of text are always encoded with NumPy, because that is faster.
     """
 
     def __init__(self, vocabulary: Vocabulary, device: str = "auto") -> None:
-        """Take a vocabulary; device: as --device, a name opens it at once and "auto" when needed.
+        """Use a vocabulary; device: as for --device. "auto" is opened when needed, others at once.
 
         Raises DeviceError if there is no such device.
         """
@@ -70,7 +70,7 @@ class Tokenizer:
     def load(cls, path: str | Path, device: str = "auto") -> Tokenizer:
         """Read a vocabulary file.
 
-        Raises VocabularyError if it can't be read or is not sound; DeviceError as the constructor.
+        Raises VocabularyError if it can't be read or is damaged; DeviceError as the constructor.
         """
         return cls(Vocabulary.load(path), device)
 
@@ -85,11 +85,11 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read a rank file of tiktoken.
 
-        pattern: how text is cut, where the ranks are not ones that are known. special_tokens: ids
-            by text, added to those that are known.
+        pattern: how text is cut; needed unless the ranks are those of a published encoding or have
+            a side file. special_tokens: ids by text, added to the known ones.
 
         Raises VocabularyError for a file that can't be read exactly, LlmgpuError for an unknown
-        pattern. What is worth knowing goes to the log "llmgpu", at level INFO.
+        pattern. Notes go to the log "llmgpu", at level INFO.
         """
         vocabulary = tiktoken.read(
             path, pattern=pattern, special_tokens=special_tokens, note=_log.info
@@ -100,8 +100,8 @@ class Tokenizer:
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Tokenizer:
         """Read a tokenizer.json of Hugging Face tokenizers.
 
-        Raises VocabularyError for one that can't be read exactly. What is worth knowing goes to the
-        log "llmgpu", at level INFO.
+        Raises VocabularyError for one that can't be read exactly. Notes go to the log "llmgpu", at
+        level INFO.
         """
         return cls(huggingface.read(path, note=_log.info), device)
 
@@ -119,12 +119,12 @@ class Tokenizer:
         reading: CorpusOptions | None = None,
         device: str = "auto",
     ) -> Tokenizer:
-        """Train a vocabulary as ``llmgpu bpe-train`` does; the options are those of its flags.
+        """Train a vocabulary as ``llmgpu bpe-train`` does, with options named like its flags.
 
         corpus: files, folders or globs. reading: how they are read.
 
         Raises InputError for a corpus that is empty or can't be read, DeviceError for a device that
-        is missing or too small, LlmgpuError for an option that is out of range.
+        is missing or too small, LlmgpuError for an option out of range.
         """
         from llmgpu.bpe.training.options import TrainingOptions
         from llmgpu.bpe.training.train import train_vocabulary
@@ -154,16 +154,16 @@ class Tokenizer:
     ) -> NDArray[np.uint32]:
         """Return the ids of a document: uint32 (n,).
 
-        text: bytes are taken as they are, valid UTF-8 or not. In a str, surrogates that make a pair
-            are its character and others U+FFFD, as in tiktoken.
-        allowed_special: special tokens whose text becomes their id, "all" for all; otherwise it is
-            text like any other.
+        text: bytes are used as they are, valid UTF-8 or not. In a str, a surrogate pair is its
+            character and other surrogates are U+FFFD, as in tiktoken.
+        allowed_special: special tokens whose text becomes their id, "all" for all; the text of
+            others is plain text.
         disallowed_special: special tokens whose text is an error, "all" for those not allowed.
-        bos, eos: put before and behind; an id, or the text of a special token or of one other.
+        bos, eos: put before and after; an id, or a text that is one token, special or not.
 
-        Raises InputError for a disallowed special token, or a byte without a token where there is
-        no unknown token; VocabularyError for what is no (special) token; DeviceError if a device
-        can't be opened or has no memory left.
+        Raises InputError for a disallowed special token, and for a byte without a token if there is
+        no unknown token; VocabularyError for arguments that name no token; DeviceError if a device
+        can't be opened or runs out of memory.
         """
         options = _special_options(allowed_special, disallowed_special, bos, eos)
         return self._encode([text], options)[0]
@@ -177,9 +177,9 @@ class Tokenizer:
         bos: Token | None = None,
         eos: Token | None = None,
     ) -> list[NDArray[np.uint32]]:
-        """Return the ids of each document, encoded in one pass: as `encode` does with each.
+        """Return the ids of each document as `encode` does, encoded in one pass.
 
-        The arrays are parts of one array, end to end.
+        The arrays are views of one array, end to end.
         """
         options = _special_options(allowed_special, disallowed_special, bos, eos)
         ids, starts = self._encode(texts, options)
@@ -198,11 +198,11 @@ class Tokenizer:
     ) -> NDArray[np.uint32]:
         """Return the ids of files, folders or globs, documents end to end: uint32 (n,).
 
-        reading: how they are read; without, each file is a document, and each line of a .jsonl.
-        Needs 4 bytes of memory for each id, and addresses for as many ids as there are bytes; where
-        addresses are limited, or compression hides how many are needed, 8 bytes for each id.
+        reading: how they are read; by default each file is a document, and each line of a .jsonl.
+        Memory: 4 bytes per id, and reserved addresses for as many ids as there are bytes. If
+        addresses are limited, or compression hides how many are needed, 8 bytes per id.
 
-        Raises as `encode` does, and InputError for what can't be read.
+        Raises as `encode` does, and InputError for files that can't be read.
         """
         options = _special_options(allowed_special, disallowed_special, bos, eos)
         with Corpus(_names(path), reading) as text:
@@ -212,18 +212,18 @@ class Tokenizer:
     def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
         """Return the text of `ids` (n,), any integers.
 
-        errors: what becomes of bytes that are not UTF-8, as for `bytes.decode`.
+        errors: how to handle bytes that are not UTF-8, as for `bytes.decode`.
 
-        Raises InputError for what is no id of the vocabulary.
+        Raises InputError for ids that are not in the vocabulary.
         """
         return self.decode_bytes(ids).decode(errors=errors)
 
     def decode_bytes(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of `ids` (n,), any integers; InputError for what is no id."""
+        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
         return self._vocabulary.decode(ids)
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary file, whole or not at all; OutputError if that can't be done."""
+        """Write the vocabulary file atomically; OutputError if it can't be written."""
         self._vocabulary.save(path)
 
     @property
@@ -270,7 +270,7 @@ class Tokenizer:
 
 
 class _Engine:
-    """What one process encodes with."""
+    """The encoders of one process."""
 
     def __init__(self, vocabulary: Vocabulary, device: str) -> None:
         self.process = os.getpid()
@@ -281,7 +281,7 @@ class _Engine:
 
     @cached_property
     def backend(self) -> Backend:
-        """Where to compute; opened when first asked for."""
+        """Where to compute; opened on first use."""
         return select_backend(self._device, "tokenize")
 
     @cached_property
@@ -307,7 +307,7 @@ class _Engine:
         return ids.take(), np.concatenate(starts)
 
     def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
-        """Return an encoder that minds special tokens; the last one is kept."""
+        """Return an encoder that handles special tokens; the last one is kept."""
         key = options, is_small
         if key not in self._special:
             inner = self._host if is_small else self._large
@@ -315,7 +315,7 @@ class _Engine:
         return self._special[key]
 
 
-# A device must not be closed by a process that didn't open it.
+# Kept alive, because a process must not close a device that it did not open.
 _engines_of_parents: list[_Engine] = []
 
 
@@ -334,7 +334,7 @@ def _names(paths: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _to_bytes(text: Any) -> bytes:
-    """Return a text in UTF-8; TypeError for what is neither str nor bytes."""
+    """Return a text in UTF-8; TypeError unless it is str or bytes."""
     if isinstance(text, bytes):
         return text
     if not isinstance(text, str):

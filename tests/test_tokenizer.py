@@ -125,7 +125,7 @@ def test_decoding(tokenizer: Tokenizer) -> None:
 def test_what_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match="'☃' at offset 1 of the text is disallowed"):
         tokenizer.encode("a☃", disallowed_special="all")
-    with pytest.raises(VocabularyError, match="'nope' is no special token"):
+    with pytest.raises(VocabularyError, match="'nope' is not a special token"):
         tokenizer.encode("a", allowed_special={"nope"})
     with pytest.raises(VocabularyError, match="id 272"):
         tokenizer.encode("a", eos=272)

@@ -27,9 +27,7 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query")
 @click.command()
 @click.argument("vocab", required=False)
 @click.option("--tokens", is_flag=True, help="List the tokens: id and bytes.")
-@click.option(
-    "--first", type=click.IntRange(min=1), metavar="N", help="List only the first N tokens."
-)
+@click.option("--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens.")
 @click.option("--search", metavar="TEXT", help="List only tokens that contain TEXT.")
 @output_options
 def info(

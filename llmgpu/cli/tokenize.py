@@ -114,9 +114,7 @@ def tokenize(
     check_shard_options(cut, output, format_name, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode and not special.is_plain:
-        raise click.UsageError(
-            "--decode takes no options about special tokens: their ids become their text"
-        )
+        raise click.UsageError("--decode takes no special tokens: their ids become their text")
     report = Reporter(quiet=quiet)
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)

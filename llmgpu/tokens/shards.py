@@ -1,16 +1,15 @@
-"""Token shards: the ids of a text in ``bin`` files of one length, listed by a manifest.
+"""Token shards: the ids of a text in ``bin`` files of equal length, listed by a manifest.
 
 For the output ``OUT.bin``:
 
-- ``OUT-000000.bin``, ``OUT-000001.bin`` and so on have exactly the asked number of tokens, the last
-  one what is left. Each has its side file; "continues" in it says that the first ids belong to
-  the last document of the shard before.
-- ``OUT.json`` is the manifest. It is there only while all shards that it lists are.
-- ``OUT.progress.json`` says what a run has finished and what it was called with; a run that ended
-  too early goes on from it. The ids come once more from the first, and are compared with the
-  shards that are there instead of written.
-- Shards of a former run that are beyond the last one are removed at the end, and so are temporary
-  files that a killed run left.
+- ``OUT-000000.bin``, ``OUT-000001.bin`` and so on have exactly the requested number of tokens, the
+  last one the rest. Each has its side file, in which "continues" says that the first ids belong
+  to the last document of the previous shard.
+- ``OUT.json`` is the manifest. It exists only while all shards that it lists do.
+- ``OUT.progress.json`` says what a job has finished and its resume key. A resumed job produces all
+  ids again from the first; it compares them with finished shards instead of writing these.
+- At the end, shards of an earlier job after the last one are removed, and so are temporary files
+  that a killed job left.
 
 A document start at the border of two shards belongs to the second one.
 """
@@ -41,8 +40,8 @@ PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
 VERSION = 1
 
 _NO_IDS = np.empty(0, np.uint32)
-_BLOCK_IDS = 1 << 16  # looked up at a time: the lengths of more leave the cache
-_HEAD_BYTES = 100  # of a manifest, its format among them
+_BLOCK_IDS = 1 << 16  # counted at a time: the lengths of more do not fit in the cache
+_HEAD_BYTES = 100  # of a manifest, enough to see its format
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,11 @@ class ShardNames:
 
     @property
     def progress(self) -> str:
-        """What a run that isn't done has finished."""
+        """What an unfinished job has done so far."""
         return f"{os.path.splitext(self.output)[0]}.progress.json"
 
     def remove_temporary(self) -> None:
-        """Remove what a run that was killed left of the file that it was writing."""
+        """Remove the temporary files that a killed job left."""
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
         own = rf"{stem}(-\d{{6}}{suffix}(\.json)?|(\.progress)?\.json)"
@@ -79,11 +78,11 @@ class ShardNames:
 
 @dataclass(frozen=True)
 class Shard:
-    """What manifests say of a shard.
+    """A shard as manifests list it.
 
-    file: its name, without the folder. count: tokens. bytes: of text, that the tokens stand for.
-    documents: how many begin in it. continues: its first ids belong to the last document of the
-    shard before.
+    file: its name without the folder. count: of tokens. bytes: of text that the tokens stand for.
+    documents: how many start in it. continues: its first ids belong to the last document of the
+    previous shard.
     """
 
     file: str
@@ -96,7 +95,7 @@ class Shard:
 class ShardWriter(TokenSink):
     """Writes ids into shards.
 
-    kept: how many shards of a former run are compared instead of written.
+    kept: how many finished shards are compared instead of written.
     """
 
     def __init__(
@@ -112,13 +111,13 @@ class ShardWriter(TokenSink):
     ) -> None:
         """Prepare for shards of `shard_tokens` ids.
 
-        layout: one of LAYOUTS. added: ids that are put between the text, so they stand for no
-            bytes of it. run: what makes the ids what they are, besides these arguments.
-        resume: go on from where a run with the same ones ended.
+        layout: one of LAYOUTS. added: ids that are not from the text, so they stand for none of
+            its bytes. run: resume key of the ids, in addition to these arguments.
+        resume: continue from where a job with the same key ended.
 
-        Raises InputError if the run to go on from was another one (the message says what differs),
-        for an unknown layout and for shards of a length that can't be; OutputError if another file
-        has the manifest's name.
+        Raises InputError if the job to resume has another key (the message says what differs), for
+        an unknown layout and for an invalid number of tokens; OutputError if another file has the
+        manifest's name.
         """
         super().__init__()
         self._layout = get_layout(layout)
@@ -142,7 +141,7 @@ class ShardWriter(TokenSink):
         self._current: TokenSink | None = None
         self._current_bytes = 0
         self._continues = False
-        self._held = 0  # documents that begin at the next id, or are empty ones at the end
+        self._held = 0  # documents that start at the next id, or are empty and last
 
     def write(
         self,
@@ -152,9 +151,9 @@ class ShardWriter(TokenSink):
         text_bytes: int = 0,
         closed: bool = False,
     ) -> None:
-        """Write the next `ids`, see `TokenSink.write`; the text's bytes are counted by the ids.
+        """Write the next `ids`, see `TokenSink.write`; bytes of text are counted by the ids.
 
-        InputError if they are not those of a shard that was finished before.
+        Raises InputError if they differ from those of a finished shard.
         """
         starts = np.concatenate([np.zeros(self._held, np.int64), document_starts])
         begin = low = 0
@@ -171,7 +170,7 @@ class ShardWriter(TokenSink):
         self.documents += len(document_starts)
 
     def close(self) -> None:
-        """Finish the last shard, write the manifest and remove what is not needed any more."""
+        """Finish the last shard, write the manifest and remove files that are no longer needed."""
         try:
             if self._held or self._current is None:
                 self._put(_NO_IDS, np.zeros(self._held, np.int64))
@@ -185,7 +184,7 @@ class ShardWriter(TokenSink):
         self._names.remove_temporary()
 
     def abort(self) -> None:
-        """Give up the shard that is being written; those that are finished stay."""
+        """Abort the current shard; finished ones stay."""
         if self._current is not None:
             self._current.abort()
 
@@ -202,7 +201,7 @@ class ShardWriter(TokenSink):
         self._current_bytes += text_bytes
 
     def _text_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return how many bytes of text some ids stand for."""
+        """Return how many bytes of text ids stand for."""
         blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
         return sum(int(self._spans[block].sum()) for block in blocks)
 
@@ -226,7 +225,7 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        if index == self.kept:  # they would list what is being replaced
+        if index == self.kept:  # they list what is replaced from here on
             _remove(self._names.manifest)
             if index == 0:
                 _remove(self._names.progress)
@@ -293,7 +292,7 @@ class _KeptShard(TokenSink):
 def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
     """Return the shards that a manifest lists, in order, each with its path.
 
-    InputError if it can't be read, or is damaged or none.
+    Raises InputError if it can't be read, is damaged or is something else.
     """
     try:
         content = json.loads(Path(path).read_bytes())
@@ -352,9 +351,9 @@ def _write_json(path: str, format: str, content: dict[str, Any]) -> None:
 
 
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
-    """Return the shards that are finished and there as they were left, up to the first that isn't.
+    """Return the finished shards, up to the first that is not as it was left.
 
-    InputError if the file is damaged or that of another run.
+    Raises InputError if the progress file is damaged or that of another run.
     """
     path = names.progress
     if not os.path.lexists(path):
@@ -375,7 +374,7 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
 
 
 def _is_whole(path: str, shard: Shard) -> bool:
-    """Whether a shard and its side file are there, and fit together."""
+    """Whether a shard and its side file exist and agree."""
     try:
         describe_bin_file(path)
         side = read_side_file(path)
@@ -386,11 +385,11 @@ def _is_whole(path: str, shard: Shard) -> bool:
 
 
 def _remove_from(names: ShardNames, first: int) -> None:
-    """Remove the shards from number `first` on that a former run has left."""
+    """Remove the shards from number `first` on, left by an earlier job."""
     end = first
     while _is_shard(names.shard(end)):
         end += 1
-    for index in reversed(range(first, end)):  # a kill in between leaves no gap
+    for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
         _remove(names.shard(index))
         _remove(side_path(names.shard(index)))
 
@@ -409,7 +408,7 @@ def _remove(path: str) -> None:
 
 
 def _sync(path: str) -> None:
-    """Have the disk take a shard before anything says that it is finished."""
+    """Flush a shard to disk, before anything says that it is finished."""
     for name in (path, side_path(path)):
         with output_errors(name), open(name, "r+b") as file:
             os.fsync(file.fileno())

@@ -104,7 +104,7 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
             "'<|end|>' at offset 2 of the text in in.txt is disallowed",
         ),
         (["--disallow-special", END, "--allowed-special", BEGIN], 1, "--allowed-special"),
-        (["--allowed-special", "<|no|>"], 1, "'<|no|>' is no special token"),
+        (["--allowed-special", "<|no|>"], 1, "'<|no|>' is not a special token"),
         (["--disallow-special", "<|no|>"], 1, "'<|end|>', '<|begin|>'"),
         (["--bos", "300"], 1, "id 300 stands for nothing in the vocabulary of 300 ids"),
         (["--eos", "two words"], 1, "'two words' is not one token"),

@@ -1,6 +1,6 @@
 """Matching: words of a text in, the tokens of each out; and the walk through a trie on NumPy.
 
-A trie's edges are in a hash table, so a step from node to node is one look-up, whatever the number
+A trie's edges are in a hash table, so a step from node to node is one look-up, for any number
 of children. All active words take a step together.
 """
 

@@ -6,7 +6,7 @@
   Every way to cut a token into two tokens is a pair of that token's rank.
 
 Byte pair encoding merges the pair of the lowest rank first. A pair of bytes a b of rank r is sure
-to be merged, whatever the order of all other merges, if
+to be merged, regardless of the order of all other merges, if
 
 - no pair of rank r or lower joins a to what precedes it: neither to the byte before nor to any
   token that ends with that byte;

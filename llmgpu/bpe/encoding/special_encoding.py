@@ -1,8 +1,8 @@
-"""Special tokens on the way from text to ids: those that it spells, and those around documents.
+"""Special tokens on the way from text to ids: those that text spells, and those around documents.
 
-Text that spells a special token is ordinary text unless it is allowed. The tokens that are allowed
-are taken out of the text before it is encoded and put back between the ids, so that everything
-else is as in texts that end and begin there.
+Text that spells a special token is plain text unless the token is allowed. Allowed tokens are taken
+out of the text before it is encoded, and their ids are put back between the others, so that the
+rest has the same ids as texts that start and end there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class SpecialOptions:
-    """Which special tokens a text may hold, and what is put around its documents.
+    """Which special tokens a text may spell, and what goes around its documents.
 
     allowed: those whose text becomes their id; "all" for all.
     disallowed: those whose text is an error; "all" for those that are not allowed.
-    bos, eos: put before and behind each document: an id, the text of a special token, or of exactly
-        one ordinary token.
+    bos, eos: put before and after each document: an id, the text of a special token, or the text of
+        exactly one ordinary token.
     """
 
     allowed: Collection[str] = ()
@@ -44,7 +44,7 @@ class SpecialOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is asked for."""
+        """Whether there is nothing to do."""
         no_text = not self.allowed and not self.disallowed
         return no_text and self.bos is None and self.eos is None
 
@@ -58,11 +58,11 @@ def with_special_tokens(
     options: SpecialOptions,
     block_bytes: int = LEAST_BYTES,
 ) -> Encoder:
-    """Return an encoder that minds special tokens, `encoder` itself if there is nothing to mind.
+    """Return an encoder that also handles special tokens; `encoder` itself if there are none.
 
-    block_bytes: text searched at a time, at least; the ids don't depend on it.
+    block_bytes: bytes of text to search at a time, or more; the ids do not depend on it.
 
-    Raises VocabularyError for what is no special token, or no token, of the vocabulary.
+    Raises VocabularyError for a token that the vocabulary does not have.
     """
     if options.is_plain:
         return encoder
@@ -79,7 +79,7 @@ def with_special_tokens(
 
 
 def token_id(vocabulary: Vocabulary, token: int | str) -> int:
-    """Return the id of a token that is given by its id or its text.
+    """Return the id of a token given by its id or its text.
 
     Raises VocabularyError if there is no such id, or the text is neither a special token nor
     exactly one ordinary token.
@@ -112,7 +112,7 @@ def _chosen(
     for text in texts:
         if text != ALL and text not in vocabulary.special_tokens:
             raise VocabularyError(
-                f"{text!r} is no special token of the vocabulary; {_known_tokens(vocabulary)}"
+                f"{text!r} is not a special token of the vocabulary; {_known_tokens(vocabulary)}"
             )
     return every if ALL in texts else texts
 
@@ -124,7 +124,7 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
 
 
 class _SpecialEncoder:
-    """An encoder around another one."""
+    """Filters the text of another encoder, and inserts into its ids."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _SpecialEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
-        Raises InputError for a disallowed special token, too.
+        Raises also TextError for a disallowed special token.
         """
         insertion = _Insertion(*self._around)
         if not (self._sought.allowed or self._sought.disallowed):
@@ -169,6 +169,7 @@ class _SpecialEncoder:
                 piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
                 yield insertion.insert(piece, kinds)
         except NoTokenError as error:
+            # The offset is that in the filtered text: add the special tokens before it.
             before = boundaries.special_before(error.offset)
             offset = error.offset + special_bytes + int(self._lengths[before].sum())
             raise NoTokenError(error.byte, offset) from None
@@ -179,17 +180,19 @@ class _Insertion:
 
     def __init__(self, bos: int | None, eos: int | None) -> None:
         self._bos, self._eos = bos, eos
-        self._is_open = False  # a document has begun, and its end was not reached
+        self._is_open = False  # a document has started, and its end was not reached
 
     def insert(self, piece: EncodedSlice, kinds: NDArray[np.int64]) -> EncodedSlice:
-        """Return a slice with its special tokens; kinds: of its boundaries, see `Boundaries`."""
+        """Return a slice with its special tokens; kinds: of its boundaries (see `Boundaries`)."""
         starts = piece.document_starts
         begins = kinds == DOCUMENT
-        # What goes in at each boundary: the end of a document or a special token, then a begin.
+        # Two values may go in at each boundary: first the end of a document or a special token,
+        # then the begin of a document. `present` says which of them do.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
         if self._eos is not None:
+            # A document start ends the document before it, if there is one.
             ending = begins.copy()
             if len(ending) and not self._is_open:
                 ending[np.argmax(begins)] = False
@@ -205,7 +208,7 @@ class _Insertion:
         return EncodedSlice(ids, (starts + before)[begins], piece.text_bytes, piece.closed)
 
     def finish(self) -> EncodedSlice | None:
-        """Return what is missing behind the last document."""
+        """Return the end of the last document, if it is still missing."""
         if not self._is_open or self._eos is None:
             return None
         self._is_open = False

@@ -1,13 +1,12 @@
 """Finding special tokens in a text that comes in blocks, and taking them out of it.
 
-- The first position at which an allowed token is spelled counts, the longest one there. It is taken
-  out, and the search goes on behind it. A disallowed one is an error wherever it occurs, also in or
-  across one that is allowed. All that is as in tiktoken, except that there it is by chance which of
-  two tokens at a position counts.
-- No special token goes over the end of a document.
-- Where a special token was, a document begins for whoever reads on, so that nothing is matched
-  across. `Boundaries` tells these from the real ones.
-- What may be the beginning of a special token is held back until the next block, nothing else is.
+- The leftmost allowed token counts, the longest one at that position; the search continues after
+  it. A disallowed token is an error wherever it occurs, even inside or across an allowed one. This
+  is as in tiktoken, except that tiktoken picks either of two tokens at the same position.
+- No special token extends past the end of a document.
+- In the filtered text a document starts where a special token was, so that nothing is matched
+  across the place. `Boundaries` tells these starts from the real ones.
+- Only what may be the start of a special token is held back until the next block.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from numpy.typing import NDArray
 from llmgpu.errors import TextError
 from llmgpu.text.documents import Piece, remove_spans
 
-DOCUMENT = -1  # the kind of a boundary at which a document begins; others are a token's id
+DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
 
 _NOTHING = np.empty((2, 0), np.int64)
 
 
 @dataclass(frozen=True)
 class SoughtTokens:
-    """What is looked for, texts as bytes.
+    """The tokens to look for, by their text.
 
-    allowed: ids of those that are taken for their ids.
+    allowed: those that are replaced, with their ids.
     disallowed: those that must not occur.
     """
 
@@ -41,9 +40,10 @@ class SoughtTokens:
 
 
 class Boundaries:
-    """What begins at each boundary of a filtered text: a document, or what follows a special token.
+    """What each boundary of a filtered text is: the start of a document, or a special token.
 
-    One thread adds what it found; maybe another takes it, when the text before has its ids.
+    The thread that reads text adds them. The one that has the ids before a boundary takes it; they
+    may be the same.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Boundaries:
         """Append the next boundaries, before the text that they are in is handed over.
 
         kinds: int64 (n,), DOCUMENT or ids of special tokens. offsets: int64 (n,), where they are in
-        the whole filtered text. ended: after so many of them a document ends; None: none does.
+        the whole filtered text. ended: a document ends after this many of them; None: none ends.
         """
         if ended is not None:
             self._ends.append(self._added + ended)
@@ -79,7 +79,7 @@ class Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the special tokens up to an offset of the filtered text that were not taken."""
+        """Return the special tokens up to an offset of the filtered text that are not taken yet."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
@@ -93,7 +93,7 @@ class SpecialTokenFilter:
     """Takes the allowed special tokens out of a text; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(self, sought: SoughtTokens, boundaries: Boundaries) -> None:
-        """Look for `sought`; `boundaries` gets what is found."""
+        """Look for `sought`, and add what is found to `boundaries`."""
         self._ids = sought.allowed
         self._search = _Search(sought.allowed) if sought.allowed else None
         self._guard = _Guard(sought.disallowed) if sought.disallowed else None
@@ -113,11 +113,11 @@ class SpecialTokenFilter:
         data = self._held + block
         starts = np.concatenate([self._held_starts, starts + len(self._held)])
         spans, decided = self._find(data, starts, final)
-        # A document that begins behind what is decided is for the next block to announce.
+        # A document start after the decided text is left to the next block.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         piece, kinds = self._cut(data[:decided], starts[:own], spans, final)
-        # A document that begins at the very end may still get its text.
+        # A document that starts at the very end has no text yet, so it does not end here.
         begun = int((starts == len(data)).sum())
         ended = len(kinds) - begun if final else None
         self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
@@ -127,20 +127,21 @@ class SpecialTokenFilter:
     def _find(
         self, data: bytes, starts: NDArray[np.int64], final: bool
     ) -> tuple[list[tuple[int, int]], int]:
-        """Return the (begin, end) of allowed tokens, and up to where `data` is decided."""
+        """Return the (begin, end) of allowed tokens, and up to where the search is decided."""
         search, position = self._search, 0
         if search is None:
             return [], len(data)
         spans: list[tuple[int, int]] = []
-        # Behind the last start, where fewer bytes follow than the longest has, one may go on.
+        # Up to here every match is certain: after it, in the last document, fewer bytes follow than
+        # the longest token has.
         safe = len(data) if final else max(len(data) - search.longest + 1, *starts[-1:], 0)
         while (found := search.find(data, position, starts)) and found[0] < safe:
             spans.append(found)
             position = found[1]
         position = max(position, safe)
         while (position := search.next_candidate(data, position)) < len(data):
-            # A longer token may still replace the one that is there, so this comes first.
-            if search.may_go_on(data, position):
+            # A longer token may still replace the one found here, so check this first.
+            if search.may_continue(data, position):
                 break
             end = search.match_end(data, position)
             if end:
@@ -151,7 +152,7 @@ class SpecialTokenFilter:
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], spans: list[tuple[int, int]], final: bool
     ) -> tuple[Piece, NDArray[np.int64]]:
-        """Take `spans` out of `data`; return what is left, and the kinds of its boundaries."""
+        """Take `spans` out of `data`; return the rest, and the kinds of its boundaries."""
         text = np.frombuffer(data, np.uint8)
         kinds = np.full(len(starts), DOCUMENT, np.int64)
         if spans:
@@ -159,7 +160,7 @@ class SpecialTokenFilter:
             text, cuts = remove_spans(text, places)
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # A document begins before a token at the same place, and behind one that ends there.
+            # A document starts before a token at the same place, and after one that ends there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]
@@ -170,9 +171,9 @@ class SpecialTokenFilter:
 
 
 class _Search:
-    """Finds byte strings, the leftmost first, the longest of those at a position.
+    """Finds byte strings, leftmost first, the longest at a position.
 
-    longest: bytes of the longest.
+    longest: bytes of the longest string.
     """
 
     def __init__(self, texts: Collection[bytes]) -> None:
@@ -183,7 +184,7 @@ class _Search:
         self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
 
     def find(self, data: bytes, position: int, starts: NDArray[np.int64]) -> tuple[int, int] | None:
-        """Return the (begin, end) of the first one from a position on that lies in one document."""
+        """Return the (begin, end) of the first string, from a position on, within a document."""
         match = self._pattern.search(data, position)
         while match:
             after = int(np.searchsorted(starts, match.start(), side="right"))
@@ -195,31 +196,31 @@ class _Search:
         return None
 
     def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first place from a position on where one may begin, or the end."""
+        """Return the first position, from one on, where a string may start; else the end."""
         match = self._first.search(data, position)
         return match.start() if match else len(data)
 
-    def may_go_on(self, data: bytes, position: int) -> bool:
-        """Whether the data from a position to its end is the beginning of one, and not all."""
+    def may_continue(self, data: bytes, position: int) -> bool:
+        """Whether the data from a position on is a proper prefix of a string."""
         rest = data[position:]
         return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
 
     def match_end(self, data: bytes, position: int) -> int:
-        """Return where the one at a position ends, 0 if there is none."""
+        """Return where the string at a position ends, 0 if there is none."""
         match = self._pattern.match(data, position)
         return match.end() if match else 0
 
 
 class _Guard:
-    """Refuses a text in which one of some byte strings occurs."""
+    """Refuses text in which certain byte strings occur."""
 
     def __init__(self, texts: Collection[bytes]) -> None:
         self._search = _Search(texts)
         self._before = b""  # the end of the document so far, too short to hold the longest
-        self._offset = 0  # of that in the whole text
+        self._offset = 0  # where that is in the whole text
 
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if one occurs in the next block, or began before it."""
+        """Raise TextError if a string ends in the next block."""
         data = self._before + block
         found = self._search.find(data, 0, starts + len(self._before))
         if found:

@@ -1,11 +1,10 @@
-"""Words and their ids, kept over slices, for any number of threads.
+"""Words and their ids, cached across slices, for any number of threads.
 
-- Threads look words up side by side. One at a time numbers those that are new to the table, and
-  then matches these while others go on.
-- A thread that has met another one's new words waits until they are matched. Before that it matches
-  its own, so no two threads wait for each other.
-- When the table has grown too large the next slice starts one anew; slices that are worked on keep
-  the one they have.
+- Threads look words up in parallel. One at a time numbers words that are new to the table; it then
+  matches them while the others continue.
+- A thread that comes across new words of another thread waits until they are matched. It matches
+  its own new words first, so no two threads wait for each other.
+- Once the table is too large, the next slice starts a new one; slices in progress keep theirs.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from llmgpu.bpe.words.word_table import WordTable
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
 MAX_TABLE_IDS = 16 << 20
-_SPAN = 1 << 16  # words looked up before those that are new are numbered
-_COPIED = 1 << 15  # words whose ids are copied at once
-_FEW_IDS = 4  # that most words have at most
+_SPAN = 1 << 16  # words looked up before the new ones among them are numbered
+_COPIED = 1 << 15  # words whose ids are copied at a time
+_FEW_IDS = 4  # most words have no more
 
 
 class EncodedWords:
-    """Gives the ids of words. Memory: up to about 350 MB, twice that while threads go over from
-    one table to the next.
+    """Returns the ids of words. Memory: up to about 350 MB, and twice that while threads change
+    from one table to the next.
     """
 
     def __init__(self, matcher: Matcher) -> None:
@@ -43,7 +42,7 @@ class EncodedWords:
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
         """Return the ids of all words in order, and how many each has.
 
-        padded: uint8, the words' text with PADDING bytes behind it.
+        padded: uint8, the words' text and PADDING bytes after it.
         """
         with self._lock:
             if self._kept.is_full():
@@ -59,13 +58,13 @@ class _Kept:
         self._table = WordTable()
         self._ids = GrowableArray(np.uint32)  # of word k: ids[firsts[k] : firsts[k] + counts[k]]
         self._firsts = GrowableArray(np.uint32)
-        self._counts = GrowableArray(np.uint16)  # a word of so many bytes has as many ids at most
-        self._changed = threading.Condition()  # who holds it may change all of these
-        self._unmatched: set[int] = set()  # where in the numbers words start that are being matched
-        self._error: BaseException | None = None  # why some words will never be
+        self._counts = GrowableArray(np.uint16)  # a word has no more ids than bytes
+        self._changed = threading.Condition()  # its holder may change all of these
+        self._unmatched: set[int] = set()  # first numbers of words that are being matched
+        self._error: BaseException | None = None  # why some words will never be matched
 
     def is_full(self) -> bool:
-        """Tell whether it is time to start anew."""
+        """Return whether it is time for a new table."""
         table = self._table
         full = len(table) > MAX_TABLE_WORDS or len(table.data) > MAX_TABLE_BYTES
         return full or len(self._ids) > MAX_TABLE_IDS or self._error is not None
@@ -93,9 +92,9 @@ class _Kept:
     def _number(
         self, padded: NDArray[np.uint8], words: Words, numbers: NDArray[np.int64]
     ) -> tuple[list[tuple[int, int]], int]:
-        """Write the numbers of words; return the ranges of those that are new, and all there are.
+        """Write the numbers of words; return the ranges of new ones, and the number of all.
 
-        A few words at a time, so that most that come again are found when they do.
+        A few words at a time, so that most repeats of a new word are found.
         """
         new = []
         for first in range(0, len(numbers), _SPAN):
@@ -144,7 +143,7 @@ def _copy(
     counts = np.take(counts, numbers, mode="clip")
     result = np.empty(int(counts.sum(dtype=np.int64)), np.uint32)
     done = 0
-    # By blocks: what is in between stays in the processor's cache.
+    # Block by block: intermediate arrays stay in the processor's cache.
     for first in range(0, len(numbers), _COPIED):
         block = slice(first, first + _COPIED)
         done += _copy_block(ids, np.take(firsts, numbers[block]), counts[block], result[done:])
@@ -157,13 +156,14 @@ def _copy_block(
     counts: NDArray[np.uint16],
     result: NDArray[np.uint32],
 ) -> int:
-    """Write the ids of words, each `counts` from `firsts` on; return how many in all.
+    """Write the ids of words, `counts` from `firsts` on each; return their number.
 
-    Most words have one, and few more than _FEW_IDS.
+    Most words have one id, and few have more than _FEW_IDS.
     """
     ends = np.cumsum(counts, dtype=np.int64)
     total = int(ends[-1])
     at, source = np.subtract(ends, counts, out=ends), firsts.astype(np.int64)
+    # One pass for each of the first ids of a word, then one gather for the rest.
     result[at] = np.take(ids, source, mode="clip")
     for done in range(1, _FEW_IDS):
         more = np.flatnonzero(counts > done)

@@ -2,7 +2,7 @@ r"""The patterns as other tools' regular expressions spell them.
 
 - A spelling goes to the name whose behaviour it has, not to that of the model it was found with.
   tokenizer.json files of cl100k have the expression of Llama 3: it divides white space that ends a
-  text behind its last newline, where OpenAI's, with ``\s++$``, does not.
+  text after its last newline, where OpenAI's, with ``\s++$``, does not.
 - The engines differ. In Oniguruma, which Hugging Face uses, ``{1,3}+`` is a repeated repeat, not a
   possessive one: OpenAI's spelling of cl100k means something else there, and is not accepted.
 - The patterns that are published over bytes are spelled over characters here; on valid UTF-8, and

@@ -1,15 +1,15 @@
-"""Merges from ranks: the pair that makes each token, where only the order of tokens is known.
+"""Merges recovered from ranks: which pair makes each token.
 
-By the rule of ranks any two neighbouring parts whose concatenation is a token may merge, the one of
-the lowest rank first. Take a token's bytes and merge them by that rule until two parts are left:
-that is its pair. It is the only one that is ever seen:
+By rank, any two neighbouring parts that together spell a token may merge, lowest rank first. Merge
+the bytes of a token by that rule until two parts are left: that is its pair. No other pair ever
+makes the token:
 
-- In a longer text, as long as no merge has crossed the two ends of a stretch, the merges inside it
-  are those that the stretch alone would have, in the same order: the lowest rank of all is, where
-  it is inside, the lowest inside. So when two neighbours spell a token, they are its pair.
-- Hence a list with one merge for each token, sorted by rank, gives the same ids as the ranks. A
-  token that its own bytes never merge to has no pair, and comes only from a pre-token that is just
-  that token; a list of merges needs `ignore_merges` for it.
+- In a longer text, as long as no merge has crossed the ends of a stretch, the merges inside it are
+  those of the stretch alone, in the same order: if the lowest rank of all is inside, it is also the
+  lowest inside. So when two neighbours spell a token, they are its pair.
+- Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. A token
+  that its own bytes never merge to has no pair. It results only from a pre-token that is exactly
+  that token, for which a list of merges needs `ignore_merges`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
-_NO_PART = -2  # no part begins there any more
+_NO_PART = -2  # no part starts here any more
 
 
 def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
@@ -35,7 +35,7 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
-    """Return the merges that ranks amount to: uint32 (M, 3), ids of left, right and result.
+    """Return the merges that give the same ids as ranks: uint32 (M, 3), left, right and result.
 
     ranks: id by token; a lower id merges first. Every byte of a token is a token, too.
     """
@@ -49,7 +49,7 @@ def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
 
 
 def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Merge the bytes of `token` until two parts are left; None if it does not come to that."""
+    """Merge the bytes of `token` until two parts are left; None if they get stuck before."""
     length = len(token)
     ends = list(range(1, length + 1))  # end of the part that begins at each position
     starts = list(range(-1, length))  # beginning of the part before it
@@ -62,7 +62,7 @@ def _last_pair(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] 
         _, begin, end = heapq.heappop(waiting)
         middle = ends[begin]
         if starts[begin] == _NO_PART or middle == length or ends[middle] != end:
-            continue  # one of the two parts has been merged since
+            continue  # one of the two parts was merged in the meantime
         ends[begin] = end
         starts[middle] = _NO_PART
         if end < length:

@@ -1,7 +1,7 @@
 """Which of several equally frequent pairs is merged first.
 
-The pair with the lowest rank of its left symbol wins, then the one with the lowest rank of its
-right symbol. A merged symbol ranks as its own id, that is, behind all bytes. The rules differ in
+The pair whose left symbol has the lowest rank wins, then the one whose right symbol does. The rank
+of a merged symbol is its id, so it comes after all bytes. The rules differ in
 the ranks of the bytes:
 
 - ``bytes``: a byte ranks as its value.
@@ -23,7 +23,7 @@ TIE_RULES = ("hf", "bytes")
 def byte_ranks(tie: str) -> NDArray[np.uint32]:
     """Return the rank of each byte under the rule `tie`: uint32 (256,), a permutation.
 
-    Raises LlmgpuError if there is no such rule.
+    Raises LlmgpuError for an unknown rule.
     """
     if tie not in TIE_RULES:
         raise LlmgpuError(f"unknown tie rule {tie!r}: use one of {', '.join(TIE_RULES)}")

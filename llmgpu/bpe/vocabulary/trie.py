@@ -3,11 +3,11 @@
 - Nodes are in breadth-first order, node 0 is the root, and the children of a node are sorted by
   byte. Edge e leads to node e + 1, so a node's edges are
   ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
-- A leaf has first_child 0 and num_children 0. A node that no token ends at has token_id NO_TOKEN.
-- Compilation looks at neighbours in the sorted list of tokens: a token makes one node for each byte
-  behind the prefix it shares with the token before it. That lists the nodes depth first; sorting
-  them by depth, stably, gives breadth first.
-- A set of tokens has one trie, so a trie that was read is checked by comparing it with that.
+- A leaf has first_child 0 and num_children 0. A node where no token ends has token_id NO_TOKEN.
+- Compilation compares neighbours in the sorted list of tokens: a token makes one node for each byte
+  after the prefix that it shares with the previous token. That lists the nodes depth first; a
+  stable sort by depth makes it breadth first.
+- A set of tokens has exactly one trie, so a trie from a file is checked by comparing it with that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmgpu.bpe.arrays import PADDING, concatenate_ranges, sort_by_bytes
 from llmgpu.errors import VocabularyError
 
 NO_TOKEN = 0xFFFFFFFF
-_FEW_BYTES = 64  # that two tokens are compared for, all pairs together
+_FEW_BYTES = 64  # compared for all pairs of tokens together
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Trie:
 
 
 def compile_trie(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> Trie:
-    """Build the trie of `tokens`, whose ids are `ids` (as many, each below NO_TOKEN).
+    """Build the trie of `tokens`, whose ids are `ids` (one each, below NO_TOKEN).
 
     Where several tokens have the same bytes, the lowest id is taken. Empty tokens are left out.
     Raises VocabularyError for an id out of range.
@@ -110,9 +110,9 @@ def _sort_tokens(
 
 
 def _shared_prefixes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the bytes that strings, which lie end to end, share with the one before at the start.
+    """Count the leading bytes that strings, stored end to end, share with the previous one.
 
-    Eight bytes at a time, but for the few that share many.
+    Eight bytes at a time, except for the few strings that share many.
     """
     padded = np.concatenate([data, np.zeros(PADDING, np.uint8)])
     loads = np.ndarray((len(data) + 1,), "<u8", padded.data, 0, (1,))
@@ -136,7 +136,7 @@ def _shared_prefixes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDA
 
 
 def _lowest_byte(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return which byte of each number that is not 0 is the lowest that is not."""
+    """Return the index of the lowest nonzero byte of each nonzero number."""
     lowest_bit = numbers & (~numbers + np.uint64(1))
     exponents = np.frexp(lowest_bit.astype(np.float64))[1]
     lowest: NDArray[np.int64] = (exponents.astype(np.int64) - 1) >> 3
@@ -144,14 +144,14 @@ def _lowest_byte(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _shared_prefix(left: bytes, right: bytes) -> int:
-    """Count the bytes that two strings of one length have in common at their start."""
-    # As big-endian numbers they differ, at the top, in the first byte that is not the same.
+    """Count the leading bytes that two strings of equal length share."""
+    # As big-endian numbers, they first differ at the top in the first byte that differs.
     difference = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
     return len(left) - (difference.bit_length() + 7) // 8
 
 
 def _lay_out(listing: _SortedTokens) -> Trie:
-    """Number the nodes breadth first; below, a node's position is that in the depth-first list."""
+    """Number the nodes breadth first; a position here is one in the depth-first list."""
     fresh = listing.lengths - listing.shared  # nodes that each token makes
     ends = np.cumsum(fresh)
     total = int(fresh.sum())

@@ -296,7 +296,7 @@ def test_what_is_no_token(token: int | str, message: str) -> None:
 
 def test_what_is_no_special_token() -> None:
     for options in (SpecialOptions(["ab"]), SpecialOptions((), "ab")):
-        with pytest.raises(VocabularyError, match="'ab' is no special token"):
+        with pytest.raises(VocabularyError, match="'ab' is not a special token"):
             with_special_tokens(NumpyEncoder(vocabulary()), vocabulary(), options)
 
 
