@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.characters import CodeTable, decode
+from llmgpu.bpe.pretokens.characters import LETTERS, CodeTable, decode
 
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
@@ -180,16 +180,16 @@ _KINDS = 7
 _OTHER, _LETTER, _NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH = range(_KINDS)
 
 
-def _code_table() -> CodeTable:
-    by_class = [_OTHER] * _KINDS
-    by_class[unicode_classes.UPPERCASE] = _LETTER
-    by_class[unicode_classes.LOWERCASE] = _LETTER
-    by_class[unicode_classes.OTHER_LETTER] = _LETTER
-    by_class[unicode_classes.NUMBER] = _NUMBER
-    by_class[unicode_classes.WHITE_SPACE] = _SPACE
-    by_class[unicode_classes.OTHER] = _SIGN
-    own = {"'": _OTHER, "\n": _NEWLINE, "\r": _NEWLINE, "/": _SLASH}
-    return CodeTable(by_class, own)
+_CODES = CodeTable(
+    _OTHER,
+    dict.fromkeys(LETTERS, _LETTER)
+    | {
+        unicode_classes.NUMBER: _NUMBER,
+        unicode_classes.WHITE_SPACE: _SPACE,
+        unicode_classes.OTHER: _SIGN,
+    },
+    {"'": _OTHER, "\n": _NEWLINE, "\r": _NEWLINE, "/": _SLASH},
+)
 
 
 def _certain_starts() -> NDArray[np.bool_]:
@@ -206,7 +206,6 @@ def _certain_starts() -> NDArray[np.bool_]:
     return certain
 
 
-_CODES = _code_table()
 _CERTAIN_STARTS = _certain_starts()
 
 

@@ -6,7 +6,6 @@ number, mark nor white space.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
 
+LETTERS = (unicode_classes.UPPERCASE, unicode_classes.LOWERCASE, unicode_classes.OTHER_LETTER)
 EDGE_BYTE = 0xFF  # in no valid text
 NO_CODE = 0xFF  # for bytes that are not a character
 _MANY_CODES = 0xFE  # for two bytes that do not decide the code
@@ -26,11 +26,13 @@ LONG_S = b"\xc5\xbf"  # U+017F, the only letter beyond ASCII that folds to one i
 class CodeTable:
     """Codes of characters: one for each class of `unicode_classes`, and some characters' own."""
 
-    def __init__(self, by_class: Sequence[int], own: dict[str, int]) -> None:
-        """Take codes in the order of the classes' numbers, and those of ASCII characters."""
-        self._by_class = np.array(by_class, np.uint8)
+    def __init__(self, other: int, by_class: dict[int, int], own: dict[str, int]) -> None:
+        """Take codes by class (`other` for the rest), and those of some ASCII characters."""
+        self._by_class = np.full(7, other, np.uint8)
+        for number, code in by_class.items():
+            self._by_class[number] = code
         kinds = unicode_classes.code_point_classes()[:128]
-        codes = np.full(256, by_class[unicode_classes.OTHER], np.uint8)
+        codes = np.full(256, self._by_class[unicode_classes.OTHER], np.uint8)
         codes[:128] = self._by_class[kinds]
         for character, code in own.items():
             codes[ord(character)] = code

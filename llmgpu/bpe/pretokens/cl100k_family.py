@@ -22,6 +22,7 @@ from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import (
     EDGE_BYTE,
+    LETTERS,
     LONG_S,
     CodeTable,
     decode,
@@ -46,21 +47,12 @@ from llmgpu.bpe.pretokens.runs import (
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
 
 
-def _code_table() -> CodeTable:
-    by_class = [OTHER_CODE] * 7
-    for letter in (
-        unicode_classes.UPPERCASE,
-        unicode_classes.LOWERCASE,
-        unicode_classes.OTHER_LETTER,
-    ):
-        by_class[letter] = LETTER_CODE
-    by_class[unicode_classes.NUMBER] = NUMBER_CODE
-    by_class[unicode_classes.WHITE_SPACE] = SPACE_CODE
-    own = {"\r": NEWLINE_CODE, "\n": NEWLINE_CODE, " ": PLAIN_SPACE_CODE}
-    return CodeTable(by_class, own)
-
-
-_CODES = _code_table()
+_CODES = CodeTable(
+    OTHER_CODE,
+    dict.fromkeys(LETTERS, LETTER_CODE)
+    | {unicode_classes.NUMBER: NUMBER_CODE, unicode_classes.WHITE_SPACE: SPACE_CODE},
+    {"\r": NEWLINE_CODE, "\n": NEWLINE_CODE, " ": PLAIN_SPACE_CODE},
+)
 
 
 def _rule(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
-from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode
+from llmgpu.bpe.pretokens.characters import EDGE_BYTE, LETTERS, CodeTable, decode
 
 # A character's code: its class in the low half, and in the high half the classes that continue
 # after it. The edge of a document continues nothing, and ends white space as white space would.
@@ -36,20 +36,12 @@ def _code(kind: int) -> int:
     return kind | kind << 4
 
 
-def _code_table() -> CodeTable:
-    by_class = [_code(_OTHER)] * 7
-    for letter in (
-        unicode_classes.UPPERCASE,
-        unicode_classes.LOWERCASE,
-        unicode_classes.OTHER_LETTER,
-    ):
-        by_class[letter] = _code(_LETTER)
-    by_class[unicode_classes.NUMBER] = _code(_NUMBER)
-    by_class[unicode_classes.WHITE_SPACE] = _code(_SPACE)
-    return CodeTable(by_class, {" ": _SPACE | _ALL << 4})
-
-
-_CODES = _code_table()
+_CODES = CodeTable(
+    _code(_OTHER),
+    dict.fromkeys(LETTERS, _code(_LETTER))
+    | {unicode_classes.NUMBER: _code(_NUMBER), unicode_classes.WHITE_SPACE: _code(_SPACE)},
+    {" ": _SPACE | _ALL << 4},
+)
 
 
 def _contraction_letters() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -21,8 +21,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens import runs as pattern_runs
-from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens import runs, unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode, first_bytes
 from llmgpu.bpe.pretokens.runs import (
@@ -47,30 +46,32 @@ _DIGITS = 3
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
 
 
-def _code_table() -> CodeTable:
-    by_class = [_OTHER] * 7
-    by_class[unicode_classes.UPPERCASE] = _CAPITAL
-    by_class[unicode_classes.LOWERCASE] = _SMALL
-    by_class[unicode_classes.OTHER_LETTER] = _OTHER_LETTER
-    by_class[unicode_classes.MARK] = _MARK
-    by_class[unicode_classes.NUMBER] = _NUMBER
-    by_class[unicode_classes.WHITE_SPACE] = _SPACE
-    return CodeTable(by_class, {"\r": _NEWLINE, "\n": _NEWLINE, " ": _PLAIN_SPACE})
+_CODES = CodeTable(
+    _OTHER,
+    {
+        unicode_classes.UPPERCASE: _CAPITAL,
+        unicode_classes.LOWERCASE: _SMALL,
+        unicode_classes.OTHER_LETTER: _OTHER_LETTER,
+        unicode_classes.MARK: _MARK,
+        unicode_classes.NUMBER: _NUMBER,
+        unicode_classes.WHITE_SPACE: _SPACE,
+    },
+    {"\r": _NEWLINE, "\n": _NEWLINE, " ": _PLAIN_SPACE},
+)
 
 
 def _run_codes() -> bytes:
-    """Return the code that `pattern_runs` has for each code here."""
-    table = np.full(256, pattern_runs.EDGE_CODE, np.uint8)
-    table[[_CAPITAL, _SMALL, _OTHER_LETTER, _MARK]] = pattern_runs.LETTER_CODE
-    table[_NUMBER] = pattern_runs.NUMBER_CODE
-    table[_OTHER] = pattern_runs.OTHER_CODE
-    table[_SPACE] = pattern_runs.SPACE_CODE
-    table[_PLAIN_SPACE] = pattern_runs.PLAIN_SPACE_CODE
-    table[_NEWLINE] = pattern_runs.NEWLINE_CODE
+    """Return the code that `runs` has for each code here."""
+    table = np.full(256, runs.EDGE_CODE, np.uint8)
+    table[[_CAPITAL, _SMALL, _OTHER_LETTER, _MARK]] = runs.LETTER_CODE
+    table[_NUMBER] = runs.NUMBER_CODE
+    table[_OTHER] = runs.OTHER_CODE
+    table[_SPACE] = runs.SPACE_CODE
+    table[_PLAIN_SPACE] = runs.PLAIN_SPACE_CODE
+    table[_NEWLINE] = runs.NEWLINE_CODE
     return table.tobytes()
 
 
-_CODES = _code_table()
 _RUN_CODES = _run_codes()
 
 

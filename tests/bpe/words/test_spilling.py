@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.words import spilling as word_runs
+from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.errors import InputError, OutputError
@@ -64,8 +64,8 @@ def test_runs_of_small_blocks_merged_a_few_at_a_time(
     pieces: list[dict[bytes, int]], block_bytes: int, most_merged: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word_runs, "_LEAST_BLOCK", block_bytes)
-        patch.setattr(word_runs, "_MOST_MERGED", most_merged)
+        patch.setattr(spilling, "_LEAST_BLOCK", block_bytes)
+        patch.setattr(spilling, "_MOST_MERGED", most_merged)
         assert sorted(listed(accumulate(pieces, 0))) == total(pieces)
 
 
@@ -79,13 +79,13 @@ def test_the_memory_of_runs_is_bounded() -> None:
     script = """
 import resource
 import numpy as np
-from llmgpu.bpe.words import spilling as word_runs
+from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up
 def piece(first):
     numbers = np.arange(first, first + 50_000, dtype=">u8").view(np.uint8)
     return DistinctWords(numbers, np.arange(50_001) * 8, np.ones(50_000, np.int64))
 add_up([piece(0), piece(5)])
-accumulator = word_runs.WordAccumulator(16 << 20)
+accumulator = spilling.WordAccumulator(16 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for first in range(0, 5_000_000, 50_000):
     accumulator.add(piece(first))
@@ -160,7 +160,7 @@ def test_default_memory_is_a_share_of_what_is_free(
     assert default_memory_bytes() > 1 << 20
     info, limit, use = tmp_path / "info", tmp_path / "limit", tmp_path / "use"
     for name, path in (("_MEMORY_INFO", info), ("_GROUP_LIMIT", limit), ("_GROUP_USE", use)):
-        monkeypatch.setattr(word_runs, name, path)
+        monkeypatch.setattr(spilling, name, path)
     assert default_memory_bytes() > 1 << 20
     info.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
     assert default_memory_bytes() == 1000 << 10
