@@ -57,7 +57,7 @@ def test_examples_run_and_print_what_they_show(tmp_path: Path) -> None:
 
 
 def test_numbers_are_those_of_the_recorded_runs() -> None:
-    records = sorted((README.parent / "llmgpu" / "bench" / "recorded").glob("*.json"))
+    records = sorted((README.parent / "docs" / "recorded").glob("*.json"))
     assert len(records) == 2
     results = [
         result
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_recorded_runs() -> None:
 
 
 def test_rates_of_large_texts_are_those_of_the_recorded_runs() -> None:
-    folder = README.parent / "llmgpu" / "bench" / "recorded" / "growth"
+    folder = README.parent / "docs" / "recorded" / "growth"
     record = json.loads((folder / "nvidia-h200-tokenize.json").read_text(encoding="utf-8"))
     results = record["results"]
     assert {r["same_ids_as_gigatoken"] for r in results if "same_ids_as_gigatoken" in r} == {True}
