@@ -8,7 +8,8 @@ root, a division or an exponential.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ Tensors = dict[str, Tensor]
 TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
 STEP_PARAMETERS = ("stats", "hyper")  # a few numbers, which no case counts as moved input
 _PERIOD = 1_000_003  # random numbers that an array repeats
+_OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,50 @@ class Sizes:
         if not self._block:
             self._block.append(np.random.default_rng(2).standard_normal(_PERIOD, np.float32))
         return np.resize(self._block[0], (shape[0] + skip, *shape[1:]))[skip:]
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        """Return a shape that is spelled by the letters of `llmgpu.lm.ops`.
+
+        N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1.
+        """
+        config = self.config
+        letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
+        letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len, "1": 1}
+        return tuple(letter[each] for each in letters)
+
+    def case(
+        self,
+        name: str,
+        operands: str,
+        operations: int,
+        given: Callable[[], Mapping[str, Array]] = dict,
+        **more: Any,
+    ) -> KernelCase:
+        """Return a case of an operation by its operands, in the order of its arguments.
+
+        operands: ``name:SHAPE``, or ``name:SHAPE:h`` in half precision, which are random numbers;
+            ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
+        given: returns content that is not random, of operands that need no shape then.
+        more: other fields of a case; sizes are by default the shape of the first operand.
+        """
+        listed = [_OPERAND.fullmatch(operand) for operand in operands.split()]
+        parts = [match.groups() for match in listed if match is not None]
+
+        def make() -> Arrays:
+            content, arrays = given(), {}
+            for skip, (role, key, letters, half) in enumerate(parts):
+                dtype = np.float16 if half else np.float32
+                if key in content:
+                    arrays[key] = content[key]
+                elif role == "+":
+                    arrays[key] = empty(*self.shape(letters), dtype=dtype)
+                else:
+                    arrays[key] = self.normal(*self.shape(letters), skip=skip).astype(dtype)
+            return arrays
+
+        more.setdefault("sizes", by(*self.shape(parts[0][2] or "1")))
+        outputs = tuple(key for role, key, *_ in parts if role)
+        return KernelCase(name, make=make, operations=operations, **{"outputs": outputs} | more)
 
 
 def empty(*shape: int, dtype: Any = np.float32) -> Array:

@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
-from llmgpu.bench.kernels.layers import (
+from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate, raise_clocks
+from llmgpu.bench.kernels.operations import (
     activation_cases,
+    attention_cases,
+    cache_cases,
     cast_cases,
     embedding_cases,
+    linear_cases,
     loss_cases,
     norm_cases,
 )
-from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate, raise_clocks
-from llmgpu.bench.kernels.products import attention_cases, cache_cases, linear_cases
 from llmgpu.bench.kernels.tokenizers import measure_tokenizer_kernels
 from llmgpu.bench.kernels.updates import (
     adamw_8bit_cases,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,28 +20,24 @@ ADAMW_OPERATIONS = 15  # for each number: clipping 1, moments 7, denominator 3, 
 CODING_OPERATIONS = 20  # for each number: two codes to numbers and back, and the largest of a block
 STATE = ("parameter", "gradient", "first", "second")
 ALL_WEIGHTS = "all weights"
-
-
-def step_parameters() -> Arrays:
-    """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
-    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": _hyper()}
+_STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 
 
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     """Norm of a gradient, and what is made of all of them."""
     size = s.vocabulary * s.config.dim
-    yield KernelCase(
+    partials = {"partials": empty(1, NORM_PARTIALS)}
+    yield s.case(
         "reduce_norm_sq",
-        by(*s.table_shape),
+        "grad:VC +partials",
         2 * size,
-        lambda: {"grad": s.normal(*s.table_shape), "partials": empty(1, NORM_PARTIALS)},
-        ("partials",),
+        lambda: partials,
         more=(0,),
         total=("partials",),
     )
-    yield KernelCase(
+    yield s.case(
         "finalize_grad_stats",
-        f"{TENSORS} tensors",
+        "partials loss_sums *stats +history hyper",
         TENSORS * NORM_PARTIALS + 1,
         lambda: {
             "partials": np.abs(s.normal(TENSORS, NORM_PARTIALS)),
@@ -50,41 +46,40 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
             "history": empty(1, 4),
             "hyper": _hyper(),
         },
-        ("stats", "history"),
+        sizes=f"{TENSORS} tensors",
         uniforms=("hyper",),
     )
 
 
 def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updates in single precision, and with a half-precision copy of the parameter."""
-    size = s.vocabulary * s.config.dim
-    case = KernelCase(
+    return _with_and_without_copy(
+        s,
         "adamw_update",
-        by(*s.table_shape),
-        ADAMW_OPERATIONS * size,
-        lambda: _float_state(s, *s.table_shape) | step_parameters(),
-        ("parameter", "first", "second"),
-        record=_record_adamw,
-        uniforms=("hyper",),
+        _STATE_OPERANDS,
+        ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
+        lambda: step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))},
+        record=_update("adamw_update", (*STATE, "stats", "hyper")),
     )
-    return _with_and_without_copy(s, case)
 
 
 def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
     """Updates whose moments are 8-bit codes."""
-    size = s.vocabulary * s.config.dim
-    case = KernelCase(
+    blocks = -(-s.vocabulary * s.config.dim // BLOCK)
+    codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
+    scales = np.ones(blocks, np.float32)
+    moments = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
+    moments |= {"first_scales": scales, "second_scales": scales}
+    return _with_and_without_copy(
+        s,
         "adamw_8bit_update",
-        by(*s.table_shape),
-        (ADAMW_OPERATIONS + CODING_OPERATIONS) * size,
-        lambda: _coded_state(s) | step_parameters(),
-        ("parameter", "first_scales", "second_scales"),
+        "*parameter:VC gradient:VC first_codes *first_scales second_codes *second_scales",
+        (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
+        lambda: step_parameters() | moments,
         # Codes of numbers half way between two may differ by one.
         uncompared=("first_codes", "second_codes"),
         record=_record_8bit,
-        uniforms=("hyper",),
     )
-    return _with_and_without_copy(s, case)
 
 
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -92,26 +87,27 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
     rows = np.unique(s.tokens())
     sizes = f"{len(rows):,} rows of {by(*s.table_shape)}"
     touched = len(rows) * s.config.dim
-    names = (*STATE, "rows", "stats", "hyper")
-    case = KernelCase(
+    plain, with_copy = _with_and_without_copy(
+        s,
         "adamw_update_rows",
-        sizes,
+        f"{_STATE_OPERANDS} rows",
         ADAMW_OPERATIONS * touched,
-        lambda: _float_state(s, *s.table_shape) | {"rows": rows} | step_parameters(),
-        ("parameter", "first", "second"),
-        record=lambda ops, t: ops.adamw_update_rows(
-            *(t[name] for name in names), decay=True, mirror=t.get("mirror")
+        lambda: (
+            step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3)), "rows": rows}
         ),
-        uniforms=("hyper",),
+        sizes=sizes,
+        record=_update("adamw_update_rows", (*STATE, "rows", "stats", "hyper")),
         bytes=28 * touched + 4 * len(rows),
     )
-    yield from _with_and_without_copy(s, case, copied_bytes=2 * touched)
-    yield KernelCase(
+    yield plain
+    # Rows that are not touched have no copy to compare.
+    yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
+    yield s.case(
         "fill_zero_rows",
-        sizes,
+        "*table:VC rows",
         0,
-        lambda: {"table": s.normal(*s.table_shape), "rows": rows},
-        ("table",),
+        lambda: {"rows": rows},
+        sizes=sizes,
         tolerance=0,
         bytes=4 * touched + 4 * len(rows),
     )
@@ -130,7 +126,8 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     def make() -> Arrays:
         arrays: Arrays = {}
         for k, weight in enumerate(weights):
-            state = _float_state(s, *weight.shape)
+            state: Arrays = {n: s.normal(*weight.shape, skip=i) for i, n in enumerate(STATE)}
+            state["second"] = np.abs(state["second"])
             state["mirror"] = empty(*weight.shape, dtype=np.float16)
             arrays |= {f"{name} {k}": array for name, array in state.items()}
         return arrays | step_parameters()
@@ -161,59 +158,40 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     )
 
 
-def _with_and_without_copy(
-    s: Sizes, case: KernelCase, copied_bytes: int = 0
-) -> Iterator[KernelCase]:
-    """Yield an update without a half-precision copy of the parameter, then with one.
-
-    copied_bytes: of the copy, where a case says what it has to move.
-    """
-    yield case
-    yield replace(
-        case,
-        name=f"{case.name}_f16",
-        make=lambda: case.make() | {"mirror": empty(*s.table_shape, dtype=np.float16)},
-        copies={"mirror": "parameter"} if not case.bytes else {},
-        needs_half=True,
-        bytes=None if case.bytes is None else case.bytes + copied_bytes,
-    )
+def step_parameters() -> Arrays:
+    """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
+    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": _hyper()}
 
 
 def _hyper() -> Array:
     return hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
 
 
-def _float_state(s: Sizes, *shape: int) -> Arrays:
-    state: Arrays = {name: s.normal(*shape, skip=skip) for skip, name in enumerate(STATE)}
-    return state | {"second": np.abs(state["second"])}
+def _with_and_without_copy(
+    s: Sizes, name: str, operands: str, operations: int, given: Callable[[], Arrays], **more: Any
+) -> Iterator[KernelCase]:
+    """Yield an update without a half-precision copy of the parameter, then with one."""
+    more["uniforms"] = ("hyper",)
+    case = s.case(name, f"{operands} stats hyper", operations, given, **more)
+    yield case
+    yield replace(
+        case,
+        name=f"{name}_f16",
+        make=lambda: case.make() | {"mirror": empty(*s.table_shape, dtype=np.float16)},
+        copies={"mirror": "parameter"},
+        needs_half=True,
+    )
 
 
-def _coded_state(s: Sizes) -> Arrays:
-    blocks = -(-s.vocabulary * s.config.dim // BLOCK)
-    codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
-    return {
-        "parameter": s.normal(*s.table_shape),
-        "gradient": s.normal(*s.table_shape, skip=1),
-        "first_codes": codes,
-        "first_scales": np.ones(blocks, np.float32),
-        "second_codes": codes + np.uint8(128),
-        "second_scales": np.ones(blocks, np.float32),
-    }
+def _update(name: str, arguments: Sequence[str]) -> Callable[[Any, Tensors], None]:
+    def record(ops: Any, t: Tensors) -> None:
+        update = getattr(ops, name)
+        update(*(t[key] for key in arguments), decay=True, mirror=t.get("mirror"))
 
-
-def _record_adamw(ops: Any, t: Tensors) -> None:
-    arguments = (t[name] for name in (*STATE, "stats", "hyper"))
-    ops.adamw_update(*arguments, decay=True, mirror=t.get("mirror"))
+    return record
 
 
 def _record_8bit(ops: Any, t: Tensors) -> None:
     moments = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
-    ops.adamw_8bit_update(
-        t["parameter"],
-        t["gradient"],
-        *moments,
-        t["stats"],
-        t["hyper"],
-        decay=True,
-        mirror=t.get("mirror"),
-    )
+    tensors = (t["parameter"], t["gradient"], *moments, t["stats"], t["hyper"])
+    ops.adamw_8bit_update(*tensors, decay=True, mirror=t.get("mirror"))
