@@ -23,10 +23,14 @@ from rich.console import Console
 from llmgpu.backend import NUMPY, list_adapters
 from llmgpu.bench import suite
 from llmgpu.bench.engines import Engine, describe_machine, git_commit, open_engines
-from llmgpu.bench.peers import peer as peers
-from llmgpu.bench.peers.peer import EXPRESSIBLE, pieces
-from llmgpu.bench.peers.tokenizing import TOKENIZING_PEERS, TokenizingPeer
-from llmgpu.bench.peers.training import TRAINING_PEERS
+from llmgpu.bench.peers import tokenizers as peers
+from llmgpu.bench.peers.tokenizers import (
+    EXPRESSIBLE,
+    TOKENIZING_PEERS,
+    TRAINING_PEERS,
+    TokenizingPeer,
+    pieces,
+)
 from llmgpu.bench.results import Record, Result, TextFacts, Times, VocabularyFacts, load_record
 from llmgpu.bench.suite import MODEL_PARTS, PARTS, TEXT_PARTS, Benchmark, BenchOptions
 from llmgpu.bench.tokenizers import bpe_train, tokenize

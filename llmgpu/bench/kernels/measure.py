@@ -122,6 +122,7 @@ class CaseBench:
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
     ) -> Iterator[Result]:
         """Yield a result for each operation, and torch's after those that it has."""
+        self._inputs = None  # engines may take tables in other parts
         listed = list(cases)
         for index, case in enumerate(listed):
             self._progress(f"{self._what}: {engine.name}, {case.variant}", index, len(listed))
@@ -275,6 +276,8 @@ class CaseBench:
         numpy = self._numpy_seconds.get(key, None if case.kind else one_run)
         if numpy is not None and (case.kind or engine.backend is not NUMPY):
             result = replace(result, speed_up=numpy / median)
+        if not case.kind:
+            return result
         cuda, cpu = (self._torch_seconds.get((device, *key)) for device in ("cuda", "cpu"))
         torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
         return result if torch is None else replace(result, speed_up_over_torch=torch / median)

@@ -68,7 +68,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
     blocks = -(-s.vocabulary * s.config.dim // BLOCK)
     codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
     scales = np.ones(blocks, np.float32)
-    moments = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
+    moments: Arrays = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
     moments |= {"first_scales": scales, "second_scales": scales}
     return _with_and_without_copy(
         s,

@@ -17,7 +17,7 @@ import numpy as np
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.peers.training import TRAINING_PEERS, TrainingPeer
+from llmgpu.bench.peers.tokenizers import TRAINING_PEERS, TrainingPeer
 from llmgpu.bench.results import BPE_TRAIN, KernelTimes, Result, Times
 from llmgpu.bench.timing import has_timestamps, time_kernels, timed
 from llmgpu.bench.tokenizers.corpus import Job

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.peers.tokenizing import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
+from llmgpu.bench.peers.tokenizers import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
 from llmgpu.bench.results import TOKENIZE, KernelTimes, Result, Times
 from llmgpu.bench.timing import has_timestamps, time_kernels, timed
 from llmgpu.bench.tokenizers.bpe_train import train_file
