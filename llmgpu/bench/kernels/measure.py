@@ -162,13 +162,13 @@ class CaseBench:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
             compute = partial(case.torch, torch.module, tensors)
             found = compute().detach().cpu().numpy()
-            runs, cold = self._options.runs, self._cold
-            times = torch.times(compute, runs, self._budget, cold=cold)
+            # Before it runs again: some ways add to their output, which `found` may share.
+            (output,) = case.outputs
+            if not same_values(found, expected.read(output), case.tolerance):
+                return replace(begun, correct=False, answer=_wrong_answer(case, [output]))
+            times = torch.times(compute, self._options.runs, self._budget, cold=self._cold)
         except RuntimeError as error:
             return replace(begun, note=first_line(error))
-        (output,) = case.outputs
-        if not same_values(found, expected.read(output), case.tolerance):
-            return replace(begun, correct=False, answer=_wrong_answer(case, [output]))
         result = replace(begun, correct=True, answer=_right_answer(case), **times.fields())
         result = self._add_rates(result, engine, case, arrays)
         key = (case.kind or case.variant, case.sizes)
