@@ -265,8 +265,8 @@ class ResultTable:
     def answers(self) -> str:
         """What answers were compared with and the notes on them, each once."""
         compared = [result for result in self.results if result.correct is not None]
-        said = [text for result in compared for text in (result.answer, result.note) if text]
-        return "; ".join(dict.fromkeys(said))
+        said = [result.answer for result in compared] + [result.note for result in compared]
+        return "; ".join(dict.fromkeys(text for text in said if text))
 
 
 def load_record(path: str) -> Record:

@@ -1,8 +1,8 @@
 """The benchmark as a whole: which engines do which parts and jobs, and the record of it.
 
-The recount trainer takes the whole text through the device once a merge, and a software adapter
-computes on the CPU, so these get smaller jobs, which the trainers they stand beside do too. Every
-result states its sizes.
+The recount trainer passes the whole text through the device for every merge, and a software adapter
+computes on the CPU, so these get smaller jobs, which the trainers that they are compared with do,
+too. Every result states its sizes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
-RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to measure beside one another
+RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to compare
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Out
 
 
 def _check_measures_nothing() -> None:
-    """Raise UsageError for options that say what to measure beside --from."""
+    """Raise UsageError for options that say what to measure, given with --from."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = str(parameter.name)

@@ -34,7 +34,7 @@ _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 class KernelCase:
     """An operation on given inputs.
 
-    name: of the operation. sizes: for people. operations: how many it takes, None if no matter.
+    name: of the operation. sizes: for people. operations: how many, None to leave it out.
     make: returns all tensors' first content by name, NaN for those that are written only; in the
         order of the operation's arguments, unless `record` says how to call it.
     outputs: names of those to compare. uncompared: of other outputs. more: arguments after tensors.

@@ -3,7 +3,7 @@
 Transfers are left out: tables and tokens are in place before, and every way first gives an answer
 that is compared with NumPy's. Bytes a second are those that have to be read and written, each row
 once, over the time; caches that keep rows from one run to the next can lift them above a copy's. A
-laboratory exercise that this follows counts the output alone, which is given beside it.
+laboratory exercise that this follows counts the output alone; that rate is given, too.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def measure_embedding(
 def _measure_torch(
     bench: CaseBench, job: EmbeddingJob, engines: Sequence[Engine]
 ) -> Iterator[Result]:
-    """Yield the result of each of torch's ways on the devices that stand beside engines."""
+    """Yield the result of each of torch's ways on the devices that engines are compared with."""
     try:
         devices = {torch.device: torch for torch in map(Torch.beside, engines)}
     except ImportError:

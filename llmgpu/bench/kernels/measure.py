@@ -21,24 +21,9 @@ from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
 from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate, raise_clocks
-from llmgpu.bench.kernels.operations import (
-    activation_cases,
-    attention_cases,
-    cache_cases,
-    cast_cases,
-    embedding_cases,
-    linear_cases,
-    loss_cases,
-    norm_cases,
-)
+from llmgpu.bench.kernels.operations import LAYERS
 from llmgpu.bench.kernels.tokenizers import measure_tokenizer_kernels
-from llmgpu.bench.kernels.updates import (
-    adamw_8bit_cases,
-    adamw_cases,
-    all_weights_cases,
-    gradient_cases,
-    row_cases,
-)
+from llmgpu.bench.kernels.updates import UPDATES
 from llmgpu.bench.peers.torch import Torch, first_line
 from llmgpu.bench.results import KERNELS, Result, Times
 from llmgpu.bench.timing import PartOptions, ProgramTimes, host_times, time_program, timed
@@ -51,21 +36,7 @@ from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.recording import Program
 from llmgpu.progress import Progress
 
-FAMILIES: tuple[Callable[[Sizes], Iterator[KernelCase]], ...] = (
-    embedding_cases,
-    norm_cases,
-    linear_cases,
-    attention_cases,
-    cache_cases,
-    activation_cases,
-    loss_cases,
-    cast_cases,
-    gradient_cases,
-    adamw_cases,
-    adamw_8bit_cases,
-    row_cases,
-    all_weights_cases,
-)
+FAMILIES = (*LAYERS, *UPDATES)
 CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case begins
 CACHE_BYTES = 256 << 20  # more than any cache holds
 NO_HALF_PRECISION = "no half precision (shader-f16)"
@@ -367,7 +338,7 @@ def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] |
         return None
     size = min(CACHE_BYTES, operations.max_tensor_bytes) // 4
     numbers = operations.tensor("more than a cache", (size,))
-    partials = operations.tensor("what is read", (1, NORM_PARTIALS))
+    partials = operations.tensor("sums", (1, NORM_PARTIALS))
     with operations.record("fill caches") as program:
         operations.reduce_norm_sq(numbers, partials, 0)
     return lambda: operations.run(program)  # type: ignore[arg-type]

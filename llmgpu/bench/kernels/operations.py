@@ -219,3 +219,15 @@ def cast_cases(s: Sizes) -> Iterator[KernelCase]:
     """Conversions between single and half precision."""
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
     yield s.case("cast_f16_to_f32", "x:VC:h +out:VC", 0, needs_half=True, tolerance=0)
+
+
+LAYERS = (
+    embedding_cases,
+    norm_cases,
+    linear_cases,
+    attention_cases,
+    cache_cases,
+    activation_cases,
+    loss_cases,
+    cast_cases,
+)

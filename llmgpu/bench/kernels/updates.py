@@ -195,3 +195,6 @@ def _record_8bit(ops: Any, t: Tensors) -> None:
     moments = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
     tensors = (t["parameter"], t["gradient"], *moments, t["stats"], t["hyper"])
     ops.adamw_8bit_update(*tensors, decay=True, mirror=t.get("mirror"))
+
+
+UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, all_weights_cases)

@@ -34,7 +34,7 @@ ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run b
 
 @dataclass
 class TorchSide:
-    """torch beside an engine: its result, and who takes the steps unless the result says why not.
+    """torch on an engine's job: its result, and its steps unless the result says why not.
 
     losses: of the first steps.
     """

@@ -1,4 +1,4 @@
-"""Who takes training steps in a benchmark: llmgpu on an engine, or torch, both on the same job.
+"""The training steps of a benchmark, taken by llmgpu on an engine and by torch alike.
 
 A job fixes the model, its first weights and the batches, so that losses can be compared. Ids are
 random, but as unevenly frequent as words are.
@@ -30,7 +30,7 @@ CUT_LAYERS, CUT_TOKENS = 2, 64  # of a larger job, for a comparison with NumPy
 
 @dataclass(frozen=True)
 class StepJob:
-    """Training steps: the same weights and the same batches for all who take them.
+    """Training steps: the same weights and the same batches for llmgpu and torch.
 
     name: of the preset. sequences: in a batch, of which a step takes one.
     """
@@ -115,7 +115,7 @@ def choose_job(engine: Engine, *, quick: bool) -> StepJob:
 
 
 class Steps(Protocol):
-    """Someone who takes the steps of a job, beginning with the first weights."""
+    """What takes the steps of a job, beginning with the first weights."""
 
     def losses(self) -> list[float]:
         """Take the first CHECKED_STEPS steps; return their losses."""

@@ -1,4 +1,4 @@
-"""The tokenizers that are measured beside llmgpu, those that are installed.
+"""The tokenizers that llmgpu is compared with, as far as they are installed.
 
 Most peers cut text with a regular expression over characters, as `llmgpu.bpe.interchange.spellings`
 spells it for each engine; on valid UTF-8 it means what the pattern means over bytes.
@@ -61,7 +61,7 @@ EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 @dataclass(frozen=True)
 class Peer:
-    """A package to measure beside llmgpu, and the patterns that it can cut text with.
+    """A package that llmgpu is compared with, and the patterns that it can cut text with.
 
     needs: other packages that it needs.
     """
@@ -118,8 +118,8 @@ class TrainingPeer(Peer):
     tie: the rule by which it orders equally frequent pairs.
     train: learns from a file, under a pattern, a vocabulary of a size.
     learned: returns what can be compared of what `train` returned.
-    expected: returns the same of a vocabulary.
-    compared: what that is, for people.
+    expected: returns the same for a vocabulary of llmgpu.
+    compared: what to call that.
     save: writes what `train` returned to a file, if the peer has vocabulary files.
     """
 

@@ -1,4 +1,4 @@
-"""PyTorch on one of its devices: tensors and times. What it computes is said by its callers."""
+"""PyTorch on one of its devices: tensors and times. Callers say what to compute."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
     if what in _PARTS:
         lines.append(f"<p>{escape_text(_PARTS[what][1])}</p>")
     if what == KERNELS:
-        lines += _beside_peers(tables, record)
+        lines += _next_to_peers(tables, record)
     for table in tables:
         lines.append(f"<h3>{escape_text(table.title)}</h3>")
         lines += _engine_charts(table, record) if what == KERNELS else result_bars(table, record)
@@ -132,7 +132,7 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
     return lines
 
 
-def _beside_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
+def _next_to_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
     """Return a chart for each kernel that another program was measured at."""
     kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
@@ -145,7 +145,7 @@ def _beside_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
         if any(map(record.is_peer, results)):
             lines.append(f"<h4>{escape_text(title)}</h4>")
             lines += result_bars(ResultTable(KERNELS, title, results), record)
-    return ["<h3>Beside other programs</h3>", *lines] if lines else []
+    return ["<h3>Next to other programs</h3>", *lines] if lines else []
 
 
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:

@@ -112,7 +112,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
         tokens = [f"{result.tokens:,}" if result.tokens else NOTHING for result in results]
         columns.append(Column("tokens", "number", tokens))
         columns.append(Column("vs peers", "number", _ratios(results)))
-    # Where there are so many numbers, what answers were compared with is said once, below.
+    # Wide tables say only once, below them, what answers were compared with.
     is_short = not narrow or table.what in NARROW
     answers = [result.verdict if is_short else result.reason for result in results]
     return [*columns, Column("answer", "", answers)]

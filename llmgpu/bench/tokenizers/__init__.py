@@ -1,1 +1,1 @@
-"""Training tokenizers and tokenizing, beside the tools that do the same."""
+"""Training tokenizers and tokenizing, next to the tools that do the same."""

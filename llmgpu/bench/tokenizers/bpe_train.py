@@ -58,7 +58,7 @@ class Trainer:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What it changes of TrainingOptions."""
+        """The options in which it differs from the default trainer."""
         return {"engine": self.kind, "recount_slots": self.recount_slots}
 
 
@@ -169,7 +169,7 @@ class TrainingBench:
 
 
 def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
-    """Train on a job's file as the job says, apart from what is changed of TrainingOptions."""
+    """Train on a job's file with its options, some of which may be changed."""
     options: dict[str, Any] = {"vocab_size": job.vocab_size, "pattern": job.pattern} | changes
     with Corpus([str(job.path)]) as corpus:
         return train_vocabulary(corpus, TrainingOptions(**options), backend)

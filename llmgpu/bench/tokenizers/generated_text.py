@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 BLOCK_WORDS = 1 << 15
 _TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
 _DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
-_SYLLABLES = 4  # of a word at most
+_SYLLABLES = 4  # of the longest word
 _LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which on words have a syllable more
 _CODAS = ("", "", "n", "s", "r", "t", "l", "")
 _ENDS = {" ": 220, ", ": 14, ". ": 11, ".\n": 4, "\n": 2, "? ": 2, "; ": 1, ": ": 1, ".\n\n": 1}
@@ -82,13 +82,13 @@ class _Words:
         return rows.tobytes().translate(None, b"\0")
 
     def _spell(self, ranks: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """Return the rows of words, uint32 (n, _SYLLABLES + 1), with nothing behind them.
+        """Return the rows of words, uint32 (n, _SYLLABLES + 1), with nothing after them.
 
         ranks: uint64 (n,), below 2^32.
         """
         syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
         bits = (8 * syllables).astype(np.uint64)
-        # Both steps map the numbers of so many bits one-to-one.
+        # Both steps map the numbers of this many bits one-to-one.
         numbers = ranks * np.uint64(0x9E3779B97F4A7C15) & ((np.uint64(1) << bits) - np.uint64(1))
         numbers ^= numbers >> (bits >> np.uint64(1))
         mixed = ranks * np.uint64(0xD1B54A32D192ED03)
@@ -128,7 +128,7 @@ def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> N
 
 
 def _cells(texts: list[str]) -> NDArray[np.uint32]:
-    """Return texts of 4 bytes at most as cells, uint32 (n,), the first byte the lowest."""
+    """Return texts of up to 4 bytes as cells, uint32 (n,), the first byte the lowest."""
     return np.array([int.from_bytes(text.encode(), "little") for text in texts], np.uint32)
 
 

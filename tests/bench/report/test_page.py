@@ -252,9 +252,9 @@ def test_no_roofline_without_limits() -> None:
 def test_kernels_stand_beside_other_programs() -> None:
     torch = kernel(engine="torch 2", peer=True)
     page = Page(draw(record(kernel(), torch)))
-    assert "Beside other programs" in page.text
+    assert "Next to other programs" in page.text
     assert len(page.all("rect", "peer")) == 1
-    assert "Beside other programs" not in Page(draw(record(kernel()))).text
+    assert "Next to other programs" not in Page(draw(record(kernel()))).text
 
 
 def test_page_on_standard_output(tmp_path: Path) -> None:
