@@ -1,5 +1,4 @@
-"""Measurements of llmgpu on this machine, and of its peers beside it.
+"""Benchmarks of llmgpu on this machine, next to other programs ("peers").
 
-No time is given for a wrong answer: every engine's result is compared with NumPy's first, and so is
-every peer's.
+A wrong answer gets no time: the answers of every engine and peer are compared with NumPy's first.
 """

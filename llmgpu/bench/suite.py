@@ -1,8 +1,8 @@
 """The benchmark as a whole: which engines do which parts and jobs, and the record of it.
 
-The recount trainer takes the whole text through the device once a merge, and a software adapter
-computes on the CPU, so these get smaller jobs, which the trainers they stand beside do too. Every
-result states its sizes.
+The recount trainer passes the whole text through the device for every merge, and a software adapter
+computes on the CPU, so these get smaller jobs, which the trainers that they are compared with do,
+too. Every result states its sizes.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.measuring.bandwidth import measured_bandwidth, measured_rate
-from llmgpu.bench.measuring.engines import ALL, Engine, Job, make_job, open_engines
-from llmgpu.bench.measuring.machine import describe_machine
-from llmgpu.bench.models.embedding import WHAT as EMBEDDING
-from llmgpu.bench.models.embedding import measure_embedding
-from llmgpu.bench.models.kernels import measure_kernels
-from llmgpu.bench.models.train import WHAT as TRAIN
+from llmgpu.bench.engines import ALL, Engine, describe_machine, open_engines
+from llmgpu.bench.kernels.embedding import measure_embedding
+from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate
+from llmgpu.bench.kernels.measure import measure_kernels
 from llmgpu.bench.models.train import measure_train
-from llmgpu.bench.part import PartOptions
-from llmgpu.bench.record import FORMAT, KERNELS, VERSION
-from llmgpu.bench.text.bpe_train import WHAT as BPE_TRAIN
-from llmgpu.bench.text.bpe_train import Trainer, measure_training
-from llmgpu.bench.text.corpus import BenchText, load_text
-from llmgpu.bench.text.tokenize import WHAT as TOKENIZE
-from llmgpu.bench.text.tokenize import measure_tokenizing
+from llmgpu.bench.results import (
+    BPE_TRAIN,
+    EMBEDDING,
+    KERNELS,
+    TOKENIZE,
+    TRAIN,
+    Limits,
+    Record,
+    Result,
+    VocabularyFacts,
+)
+from llmgpu.bench.timing import PartOptions
+from llmgpu.bench.tokenizers.bpe_train import Trainer, measure_training
+from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
+from llmgpu.bench.tokenizers.tokenize import measure_tokenizing
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -38,7 +42,7 @@ from llmgpu.progress import Progress, no_progress
 
 # Parts about texts, and those about language models, which have their own sizes.
 TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
-MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Iterator[Any]]] = {
+MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Iterator[Result]]] = {
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
     TRAIN: measure_train,
@@ -55,7 +59,7 @@ RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
-RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to measure beside one another
+RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to compare
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,10 @@ class BenchOptions:
     """What to measure.
 
     parts: of PARTS. devices: as ``--device`` takes them, or "all". corpus: sources; none stands for
-    Python's standard library. limit: bytes of text at most. pattern: where text is cut.
-    runs: measurements of each engine. peers: whether to measure other tokenizers.
-    vocabulary: file with which to tokenize, whose size and pattern count then; None trains one.
-    quick: whether to take smaller sizes where no option says any.
+    Python's standard library. limit: the most bytes of text to take. pattern: how text is cut.
+    runs: measurements of each engine. peers: whether to measure other programs.
+    vocabulary: file to tokenize with, whose size and pattern replace those given; None trains one.
+    quick: whether to take smaller sizes where no option gives one.
 
     Raises:
         LlmgpuError: an option is out of range.
@@ -98,111 +102,81 @@ class BenchOptions:
             )
 
 
-def run_benchmark(
-    options: BenchOptions,
-    record: dict[str, Any],
-    progress: Progress = no_progress,
-    on_result: Callable[[dict[str, Any]], None] | None = None,
-) -> None:
-    """Measure, filling `record`, which is fit for JSON at any time.
+class Benchmark:
+    """A benchmark that is ready to run, and the record that its results go to.
 
-    record["results"] gets each result once it is complete, so that what was measured is there
-    even if this is interrupted; record["complete"] becomes True at the end.
-
-    Raises:
-        InputError: the corpus can't be read.
-        VocabularyError: the vocabulary can't be read.
-        DeviceError: a device isn't there or can't be opened.
+    record: has each result once it is complete, so that what was measured is there even if the run
+    is interrupted.
     """
-    record.update({"format": FORMAT, "version": VERSION, "complete": False, "results": []})
-    record["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
-    vocabulary = _load_vocabulary(options, record)
-    text = None
-    if set(options.parts) & set(TEXT_PARTS):
-        text = load_text(options.corpus, options.limit)
-        record["text"] = text.describe()
-    engines, record["not_opened"] = open_engines(options.devices)
-    record["machine"] = describe_machine([engine.backend for engine in engines])
-    with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
-        results = _results(options, text, engines, vocabulary, Path(folder), record, progress)
-        for result in results:
-            record["results"].append(result)
-            _note_missing(record, result)
-            if on_result is not None:
-                on_result(result)
-    record["complete"] = True
+
+    def __init__(self, options: BenchOptions) -> None:
+        """Read the text and the vocabulary, and open devices.
+
+        Raises:
+            InputError: the corpus can't be read.
+            VocabularyError: the vocabulary can't be read.
+            DeviceError: a device isn't there or can't be opened.
+        """
+        self._options = options
+        path = options.vocabulary
+        self._vocabulary = None if path is None else Vocabulary.load(path)
+        is_about_text = bool(set(options.parts) & set(TEXT_PARTS))
+        self._text = load_text(options.corpus, options.limit) if is_about_text else None
+        self._engines, not_opened = open_engines(options.devices)
+        self.record = Record(
+            describe_machine(self._engines),
+            results=[],
+            complete=False,
+            not_opened=not_opened,
+            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        if self._text is not None:
+            self.record.text = self._text.describe()
+        if path is not None and self._vocabulary is not None:
+            self.record.vocabulary = VocabularyFacts(path, self._vocabulary.fingerprint)
+
+    def run(self, progress: Progress = no_progress) -> None:
+        """Measure; the record is marked as complete at the end."""
+        with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
+            for result in self._results(Path(folder), progress):
+                self.record.results.append(result)
+                if result.note is not None and result.note.startswith("not installed"):
+                    self.record.missing_peers[result.engine] = result.note
+        self.record.complete = True
+
+    def _results(self, folder: Path, progress: Progress) -> Iterator[Result]:
+        """Yield the results of all parts; measure engines' limits, for the record, between them."""
+        options, engines = self._options, self._engines
+        if self._text is not None:
+            sizes = (options.vocab_size, options.pattern, options.runs)
+            yield from self._text_results(make_job(self._text, folder, *sizes), progress)
+        parts = [part for part in MODEL_PARTS if part in options.parts]
+        if parts:
+            self.record.limits = _measure_limits(engines, progress)
+        for part in parts:
+            part_options = PartOptions(options.runs, options.peers, options.quick)
+            yield from MODEL_PARTS[part](engines, part_options, progress)
+
+    def _text_results(self, job: Job, progress: Progress) -> Iterator[Result]:
+        options, engines = self._options, self._engines
+        if BPE_TRAIN in options.parts:
+            for own_job, trainers in _training_jobs(job, engines, options.quick):
+                peers = options.peers and own_job == job
+                yield from measure_training(own_job, trainers, peers, progress)
+        if TOKENIZE in options.parts:
+            yield from measure_tokenizing(job, engines, options.peers, progress, self._vocabulary)
 
 
-def all_correct(record: dict[str, Any]) -> bool:
-    """Whether no engine gave a wrong answer."""
-    return all(result["correct"] is not False for result in record["results"])
-
-
-def _load_vocabulary(options: BenchOptions, record: dict[str, Any]) -> Vocabulary | None:
-    given = options.vocabulary
-    if given is None:
-        return None
-    vocabulary = Vocabulary.load(given)
-    record["vocabulary"] = {"source": given, "fingerprint": vocabulary.fingerprint}
-    return vocabulary
-
-
-def _results(
-    options: BenchOptions,
-    text: BenchText | None,
-    engines: list[Engine],
-    vocabulary: Vocabulary | None,
-    folder: Path,
-    record: dict[str, Any],
-    progress: Progress,
-) -> Iterator[dict[str, Any]]:
-    """Yield the results of all parts; measure engines' limits, for the record, between them."""
-    if text is not None:
-        job = make_job(text, folder, options.vocab_size, options.pattern, options.runs)
-        yield from _text_results(options, job, engines, vocabulary, progress)
-    parts = [part for part in MODEL_PARTS if part in options.parts]
-    if parts:
-        record["limits"] = _measure_limits(engines, progress)
-    for part in parts:
-        part_options = PartOptions(options.runs, options.peers, options.quick)
-        yield from MODEL_PARTS[part](engines, part_options, progress)
-
-
-def _text_results(
-    options: BenchOptions,
-    job: Job,
-    engines: list[Engine],
-    vocabulary: Vocabulary | None,
-    progress: Progress,
-) -> Iterator[dict[str, Any]]:
-    if BPE_TRAIN in options.parts:
-        for own_job, trainers in _training_jobs(job, engines, options.quick):
-            peers = options.peers and own_job == job
-            yield from measure_training(own_job, trainers, peers, progress)
-    if TOKENIZE in options.parts:
-        yield from measure_tokenizing(job, engines, options.peers, progress, vocabulary)
-
-
-def _measure_limits(engines: list[Engine], progress: Progress) -> dict[str, dict[str, float]]:
+def _measure_limits(engines: list[Engine], progress: Progress) -> dict[str, Limits]:
     """Return what the memory and the arithmetic of each engine can do, by its name."""
-    limits: dict[str, dict[str, float]] = {}
+    limits = {}
     for number, engine in enumerate(engines):
         progress("limits", number, len(engines))
         try:
-            limits[engine.name] = {
-                "bytes_per_second": float(measured_bandwidth(engine)),
-                "operations_per_second": float(measured_rate(engine)),
-            }
+            limits[engine.name] = Limits(measured_bandwidth(engine), measured_rate(engine))
         except DeviceError:  # no memory for it, as the parts say then
             continue
     return limits
-
-
-def _note_missing(record: dict[str, Any], result: dict[str, Any]) -> None:
-    """Note a peer that is not installed."""
-    note = str(result.get("note"))
-    if note.startswith("not installed"):
-        record.setdefault("missing_peers", {})[result["engine"]] = note
 
 
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:

@@ -1,22 +1,21 @@
-"""``llmgpu bench``: how fast this machine does each part of the work, and its peers beside."""
+"""``llmgpu bench``: how fast this machine does each part of the work, next to other programs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
 from llmgpu.bench import suite
-from llmgpu.bench.measuring.engines import ALL
-from llmgpu.bench.record_file import load_record
-from llmgpu.bench.reports.compare import DEFAULT_THRESHOLD, compare_records
-from llmgpu.bench.reports.page import draw_report
-from llmgpu.bench.text.corpus import text_blocks
+from llmgpu.bench.engines import ALL
+from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, compare_records
+from llmgpu.bench.report.page import draw_report
+from llmgpu.bench.results import Record, load_record
+from llmgpu.bench.tokenizers.corpus import text_blocks
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.cli.bench_table import print_comparison, print_results
 from llmgpu.cli.console import Reporter, print_json
@@ -25,13 +24,13 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 
 ALL_PARTS = "all"
-# Options that say what to do with a record, however it came to be; all others say what to measure.
+# Options that say what to do with a record, measured or read; all others say what to measure.
 _FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a record goes: files of JSON and HTML, JSON on stdout, a table unless it is taken."""
+    """Where a record goes: files of JSON and HTML, JSON and tables on the terminal."""
 
     json_path: str | None
     report_path: str | None
@@ -40,31 +39,32 @@ class Outputs:
 
     @property
     def takes_stdout(self) -> bool:
-        """Whether a file goes to standard output, which has no place for anything else then."""
+        """Whether a file goes to standard output, which then has no place for anything else."""
         return STANDARD_OUTPUT in (self.json_path, self.report_path)
 
     @property
     def shows_tables(self) -> bool:
-        """Whether people are to see tables."""
+        """Whether to print tables for people."""
         return not (self.as_json and self.quiet) and not self.takes_stdout
 
     @property
     def console(self) -> Console:
-        """Where they see them."""
+        """Where the tables go."""
         return Console(stderr=self.as_json, highlight=False)
 
-    def hand_over(self, record: dict[str, Any]) -> None:
-        """Write the files, print the tables, print the JSON: whatever of it is wanted."""
+    def hand_over(self, record: Record) -> None:
+        """Write the files, print the tables and print the JSON, as far as they are wanted."""
+        plain = record.to_json()
         if self.json_path is not None:
             with atomic_output(self.json_path) as file:
-                file.write(json.dumps(record, indent=1).encode() + b"\n")
+                file.write(json.dumps(plain, indent=1).encode() + b"\n")
         if self.report_path is not None:
             with atomic_output(self.report_path) as file:
                 file.write(draw_report(record).encode())
         if self.shows_tables:
             print_results(record, self.console)
         if self.as_json:
-            print_json(record, to_stderr=self.takes_stdout)
+            print_json(plain, to_stderr=self.takes_stdout)
 
 
 @click.command()
@@ -80,61 +80,67 @@ class Outputs:
     multiple=True,
     default=(ALL,),
     metavar="all|cpu|gpu|NAME",
-    help="What to measure; all (the default) is NumPy and every adapter. Repeatable.",
+    help="Device to measure; all (the default) is NumPy and every adapter. Repeatable.",
 )
 @click.option(
     "--corpus",
     multiple=True,
     metavar="PATH",
-    help="Text to measure on; by default the sources of Python's standard library. Repeatable. "
-    '"generated" is text of any size, with as many distinct words as real text of that size has.',
+    help="Text to measure on; by default the source of Python's standard library. Repeatable. "
+    '"generated" makes text of any size, with as many distinct words as real text of that size.',
 )
-@click.option("--limit", type=ByteSize(), metavar="SIZE", help="Text at most.  [default: 20MB]")
-@click.option("--vocab-size", type=int, help=f"Ids at most.  [default: {suite.DEFAULT_VOCAB_SIZE}]")
+@click.option(
+    "--limit", type=ByteSize(), metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
+)
+@click.option(
+    "--vocab-size", type=int, help=f"Size to train to.  [default: {suite.DEFAULT_VOCAB_SIZE}]"
+)
 @click.option(
     "--pattern",
     type=click.Choice(list(PATTERNS)),
     default=suite.DEFAULT_PATTERN,
     show_default=True,
-    help="Where text is cut into pre-tokens.",
+    help="How text is cut into pre-tokens.",
 )
 @click.option(
     "--vocab",
     metavar="FILE",
-    help="Tokenize with this vocabulary, whatever its size and pattern, not with one trained here.",
+    help="Tokenize with this vocabulary, and its pattern, instead of training one.",
 )
-@click.option("--runs", type=int, help=f"Runs of each.  [default: {suite.DEFAULT_RUNS}]")
+@click.option(
+    "--runs", type=int, help=f"Runs of each measurement.  [default: {suite.DEFAULT_RUNS}]"
+)
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other programs.")
 @click.option(
     "--quick",
     is_flag=True,
-    help="Smaller sizes: 1MB, 1024 ids and 2 runs where nothing else is said.",
+    help="Use smaller sizes: 1MB of text, 1024 ids and 2 runs, unless other options set them.",
 )
 @click.option(
     "--write-corpus",
     metavar="FILE",
-    help="Write the text that would be measured on, and measure nothing.",
+    help="Write the text to this file without measuring anything.",
 )
 @click.option(
     "--from",
     "record_path",
     metavar="FILE",
-    help="Measure nothing: take the results that -o has written.",
+    help="Read results that -o has written instead of measuring.",
 )
-@click.option("--output", "-o", metavar="FILE", help="Write all results as JSON.")
-@click.option("--report", metavar="FILE", help="Write a page with charts and tables (HTML).")
+@click.option("--output", "-o", metavar="FILE", help="Write all results to this file as JSON.")
+@click.option("--report", metavar="FILE", help="Write an HTML page with charts and tables.")
 @click.option(
     "--compare",
     metavar="FILE",
-    help="Say what is slower or faster than in results that -o has written; exit code 1 if "
-    "anything of llmgpu's is slower by more than the threshold.",
+    help="Compare with results that -o has written; exit with code 1 if any part of llmgpu is "
+    "slower by more than the threshold.",
 )
 @click.option(
     "--threshold",
     type=Percentage(),
     default=DEFAULT_THRESHOLD,
     metavar="PERCENT",
-    help="By how much a median may grow with --compare.  [default: 10%]",
+    help="How much slower a median may be with --compare.  [default: 10%]",
 )
 @output_options
 def bench(
@@ -158,16 +164,17 @@ def bench(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Measure this machine: median and spread, end to end, by phase and by kernel.
+    """Benchmark this machine: median and spread, end to end, by phase and by kernel.
 
-    WHAT is bpe-train, tokenize, embedding, kernels, train or all, which is the default: training
-    tokenizers, using them, and of language models looking up embeddings, each kernel, and training.
+    WHAT is bpe-train (training a tokenizer), tokenize, embedding (looking up rows), kernels (each
+    kernel of a language model alone), train (training a language model) or all, the default.
 
-    Answers are compared before any time is given. An interrupted run shows what it measured. Peers
-    are Hugging Face's tokenizers, rustbpe, gigatoken, tiktoken and torch, those that are installed.
+    Every answer is checked before its time is shown. An interrupted run shows what it measured.
+    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, as far
+    as they are installed.
 
-    With --compare the exit code is 1 if the median of anything that llmgpu does grew by more than
-    the threshold, else 0; results of other machines or sizes are not compared, which is said.
+    With --compare, the exit code is 1 if the median of any part of llmgpu grew by more than the
+    threshold. Results from another machine, or of other sizes, are listed but not compared.
 
     \b
     Example:
@@ -205,26 +212,24 @@ def bench(
         record = _measure(options, outputs)
     if baseline is not None and compare is not None:
         _compare(baseline, compare, record, threshold, outputs)
-    if not suite.all_correct(record):
+    if not record.is_correct:
         raise LlmgpuError("an engine gave a wrong answer; see the results")
 
 
-def _measure(options: suite.BenchOptions, outputs: Outputs) -> dict[str, Any]:
+def _measure(options: suite.BenchOptions, outputs: Outputs) -> Record:
     """Return the record of a run, handed over even if the run is interrupted."""
-    record: dict[str, Any] = {}
-    report = Reporter(quiet=outputs.quiet)
+    benchmark = suite.Benchmark(options)
+    reporter = Reporter(quiet=outputs.quiet)
     try:
-        suite.run_benchmark(options, record, report)
+        benchmark.run(reporter)
     finally:
-        report.close()
-        if record.get("results"):
-            outputs.hand_over(record)
-    return record
+        reporter.close()
+        if benchmark.record.results:
+            outputs.hand_over(benchmark.record)
+    return benchmark.record
 
 
-def _compare(
-    old: dict[str, Any], path: str, new: dict[str, Any], threshold: float, outputs: Outputs
-) -> None:
+def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Outputs) -> None:
     """Say what changed; LlmgpuError if something got slower."""
     comparison = compare_records(old, new, threshold)
     console = Console(stderr=True, highlight=False) if outputs.takes_stdout else outputs.console
@@ -241,14 +246,16 @@ def _compare(
 
 
 def _check_measures_nothing() -> None:
-    """Raise UsageError for options that say what to measure beside --from."""
+    """Raise UsageError for options that say what to measure, given with --from."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = str(parameter.name)
         given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
         if given and name not in (*_FOR_RECORDS, "as_json", "quiet", "debug"):
             called = parameter.opts[0] if isinstance(parameter, click.Option) else "WHAT"
-            raise click.UsageError(f"{called} is for measuring; --from FILE measures nothing")
+            raise click.UsageError(
+                f"{called} chooses what to measure, but --from FILE measures nothing"
+            )
 
 
 def _parts(what: Sequence[str]) -> tuple[str, ...]:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from llmgpu.bench.suite import PARTS, BenchOptions, run_benchmark
+from llmgpu.bench.results import Record, read_record
+from llmgpu.bench.suite import PARTS, Benchmark, BenchOptions
+
+
+def run(options: BenchOptions) -> Record:
+    """Measure, and return the record."""
+    benchmark = Benchmark(options)
+    benchmark.run()
+    return benchmark.record
+
+
+def assert_is_read_as_it_was(record: Record) -> None:
+    """A record comes through JSON unchanged."""
+    assert read_record(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
 
 
 @pytest.fixture(scope="session")
-def measured() -> dict[str, Any]:
+def measured() -> Record:
     """Measure every part on NumPy, as little as possible."""
-    measured: dict[str, Any] = {}
     sizes: dict[str, Any] = {"limit": 20_000, "vocab_size": 300, "runs": 1, "quick": True}
-    options = BenchOptions(parts=PARTS, devices=("cpu",), peers=False, **sizes)
-    run_benchmark(options, measured)
-    return measured
+    return run(BenchOptions(parts=PARTS, devices=("cpu",), peers=False, **sizes))

@@ -1,1 +1,1 @@
-"""Embedding lookups, kernels and training steps of language models, beside PyTorch."""
+"""Training steps of language models."""

@@ -9,64 +9,70 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.measuring.bandwidth import measured_rate
-from llmgpu.bench.measuring.engines import Engine
-from llmgpu.bench.measuring.gpu_times import has_timestamps
-from llmgpu.bench.measuring.times import summarize
-from llmgpu.bench.models.torch_device import free_torch_memory, torch_device
-from llmgpu.bench.models.training_steps import (
-    OwnSteps,
-    StepJob,
-    Steps,
-    TorchSteps,
-    choose_job,
-)
-from llmgpu.bench.part import PartOptions, begin_part_result
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.kernels.limits import measured_rate
+from llmgpu.bench.models.training_steps import OwnSteps, StepJob, Steps, choose_job
+from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
+from llmgpu.bench.peers.torch_model import TorchSteps
+from llmgpu.bench.results import TRAIN, KernelTimes, Result, Times
+from llmgpu.bench.timing import PartOptions, has_timestamps, time_kernels
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.options import Precision
 from llmgpu.progress import Progress
 
-WHAT = "train"
 TOLERANCE = 1e-3  # of a loss, relative
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "half-precision weights"}
-RUN_SECONDS = 0.5  # that a run takes at least, if a step is shorter
-RUN_STEPS = 10  # of a run at most
+RUN_SECONDS = 0.5  # that a run takes about, if a step is shorter
+RUN_STEPS = 10  # in the longest run
 ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run begins
-
-Result = dict[str, Any]
 
 
 @dataclass
 class TorchSide:
-    """torch beside an engine: its result, and who takes the steps unless the result says why not.
+    """torch on an engine's job: its result, and its steps unless the result says why not.
 
     losses: of the first steps.
     """
 
     result: Result
+    torch: Torch | None = None
     steps: TorchSteps | None = None
     losses: list[float] = field(default_factory=list)
 
+    @classmethod
+    def open(cls, engine: Engine, job: StepJob) -> TorchSide:
+        """Let torch take the first steps of a job; its result says why if it can't."""
+        try:
+            torch = Torch.beside(engine)
+        except ImportError:
+            return cls(missing_torch(TRAIN, str(job)))
+        result = Result(TRAIN, torch.name, peer=True, job=str(job), variant="float32")
+        if not torch.is_cuda and not job.is_small:
+            return cls(replace(result, note="left out: no cuda here, and a CPU takes too long"))
+        try:
+            steps = TorchSteps(job, torch)
+            return cls(result, torch, steps, steps.losses())
+        except RuntimeError as error:
+            return cls(replace(result, note=first_line(error)))
+
     def close(self) -> None:
         """Give the model's memory back."""
-        if self.steps is not None:
-            device = self.steps.device
-            self.steps = None
-            free_torch_memory(device)
+        self.steps = None
+        if self.torch is not None:
+            self.torch.free_memory()
 
 
 @dataclass
 class TrainBench:
     """Engines that take the steps of their jobs, in turns with torch.
 
-    numpy_losses, numpy_seconds: what NumPy found, by the job. reported: whom of torch there is a
-    result of.
+    numpy_losses, numpy_seconds: what NumPy found, by the job. reported: which results of torch,
+    by its name and the job, there are already.
     """
 
     options: PartOptions
@@ -78,39 +84,23 @@ class TrainBench:
     def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
         """Yield an engine's result, and that of torch on the same job if there is none yet."""
         job = choose_job(engine, quick=self.options.quick)
-        result = begin_part_result(WHAT, engine.name, str(job)) | {"variant": VARIANTS[precision]}
-        self.progress(f"{WHAT}: {engine.name}, comparing", 0, 1)
-        torch = self._open_torch(engine, job) if self.options.peers else None
+        begun = Result(TRAIN, engine.name, job=str(job), variant=VARIANTS[precision])
+        self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)
+        torch = TorchSide.open(engine, job) if self.options.peers else None
         try:
             own = OwnSteps(engine, job, precision)
-            result["losses"] = own.losses()
-            self._compare(result, engine, precision, job, torch)
-            if result["correct"]:
-                self._measure(result, engine, job, own, torch)
+            result = replace(begun, losses=tuple(own.losses()))
+            result = self._compare(result, engine, precision, job, torch)
+            if result.correct:
+                result = self._measure(result, engine, job, own, torch)
         except LlmgpuError as error:
-            result["note"] = str(error)
+            result = replace(begun, note=str(error))
         yield result
         if torch is not None:
             torch.close()
-            if (torch.result["engine"], str(job)) not in self.reported:
-                self.reported.add((torch.result["engine"], str(job)))
+            if (torch.result.engine, str(job)) not in self.reported:
+                self.reported.add((torch.result.engine, str(job)))
                 yield torch.result
-
-    def _open_torch(self, engine: Engine, job: StepJob) -> TorchSide:
-        """Let torch take the first steps of a job; its result says why if it can't."""
-        try:
-            device, name = torch_device(engine)
-        except ImportError:
-            result = begin_part_result(WHAT, "torch", str(job)) | {"peer": True}
-            return TorchSide(result | {"note": "not installed: pip install torch"})
-        result = begin_part_result(WHAT, name, str(job)) | {"peer": True, "variant": "float32"}
-        if device == "cpu" and not job.is_small:
-            return TorchSide(result | {"note": "left out: no cuda here, and a CPU takes too long"})
-        try:
-            steps = TorchSteps(job, device)
-            return TorchSide(result, steps, steps.losses())
-        except RuntimeError as error:  # no memory
-            return TorchSide(result | {"note": str(error).partition("\n")[0]})
 
     def _compare(
         self,
@@ -119,10 +109,10 @@ class TrainBench:
         precision: Precision,
         job: StepJob,
         torch: TorchSide | None,
-    ) -> None:
+    ) -> Result:
         """Compare an engine's losses with NumPy's and torch's; say in the result how it went."""
-        losses = result["losses"]
-        compared: list[tuple[str, list[float], list[float]]] = []
+        losses = result.losses
+        compared: list[tuple[str, Sequence[float], Sequence[float]]] = []
         if engine.backend is not NUMPY:
             cut = job.cut()
             found = losses if cut == job else OwnSteps(engine, cut, precision).losses()
@@ -132,13 +122,11 @@ class TrainBench:
             compared.append(("torch", losses, torch.losses))
         wrong = [name for name, found, wanted in compared if not losses_agree(found, wanted)]
         names = " and ".join(wrong or [name for name, _, _ in compared])
-        result["correct"] = not wrong and bool(np.isfinite(losses).all())
+        correct = not wrong and bool(np.isfinite(losses).all())
         if wrong:
-            result["answer"] = f"NOT the losses of {names}"
-        elif compared:
-            result["answer"] = f"the losses of {names}, within {TOLERANCE:g}"
-        else:
-            result["answer"] = "the reference"
+            return replace(result, correct=False, answer=f"NOT the losses of {names}")
+        answer = f"the losses of {names}, within {TOLERANCE:g}" if compared else "the reference"
+        return replace(result, correct=correct, answer=answer)
 
     def _numpy_losses(self, job: StepJob) -> list[float]:
         if str(job) not in self.numpy_losses:
@@ -148,21 +136,21 @@ class TrainBench:
 
     def _measure(
         self, result: Result, engine: Engine, job: StepJob, own: OwnSteps, torch: TorchSide | None
-    ) -> None:
+    ) -> Result:
         theirs = None if torch is None else torch.steps
         seconds, torch_seconds = self._take_turns(engine.name, own, theirs)
-        _add_times(result, job, seconds)
-        median = result["seconds"]["median"]
+        result = _add_times(result, job, seconds)
         if engine.backend is NUMPY:
-            self.numpy_seconds[str(job)] = median
+            self.numpy_seconds[str(job)] = result.median
         elif str(job) in self.numpy_seconds:
-            result["speed_up"] = self.numpy_seconds[str(job)] / median
-        result["share_of_floor"] = result["operations_per_second"] / float(measured_rate(engine))
-        result["kernels"] = _time_kernels(engine, own)
-        if torch is not None and torch_seconds:
-            torch.result |= {"correct": True, "answer": f"the losses of {engine.name}"}
-            _add_times(torch.result, job, torch_seconds)
-            result["speed_up_over_torch"] = torch.result["seconds"]["median"] / median
+            result = replace(result, speed_up=self.numpy_seconds[str(job)] / result.median)
+        share = job.operations / result.median / measured_rate(engine)
+        result = replace(result, share_of_floor=share, kernels=_time_kernels(engine, own))
+        if torch is None or not torch_seconds:
+            return result
+        right = replace(torch.result, correct=True, answer=f"the losses of {engine.name}")
+        torch.result = _add_times(right, job, torch_seconds)
+        return replace(result, speed_up_over_torch=torch.result.median / result.median)
 
     def _take_turns(
         self, name: str, own: Steps, peer: Steps | None
@@ -176,7 +164,7 @@ class TrainBench:
         for run in range(self.options.runs):
             if run and time.perf_counter() > end:
                 break
-            self.progress(f"{WHAT}: {name}", run, self.options.runs)
+            self.progress(f"{TRAIN}: {name}", run, self.options.runs)
             for steps, count, times in zip(both, counts, seconds, strict=True):
                 times.append(steps.time(count))
         return seconds[0], seconds[1] if peer is not None else []
@@ -207,26 +195,21 @@ def _has_half_precision(engine: Engine) -> bool:
     return device is not None and "shader-f16" in device.features
 
 
-def _add_times(result: Result, job: StepJob, seconds: list[float]) -> None:
-    result["seconds"] = times = summarize(seconds)
-    result["clock"] = "host"
-    result["tokens"] = job.tokens
-    result["operations"] = job.operations
-    result["tokens_per_second"] = job.tokens / times["median"]
-    result["operations_per_second"] = job.operations / times["median"]
+def _add_times(result: Result, job: StepJob, seconds: list[float]) -> Result:
+    result = replace(result, clock="host", seconds=Times.of(seconds))
+    return replace(
+        result,
+        tokens=job.tokens,
+        operations=job.operations,
+        tokens_per_second=job.tokens / result.median,
+        operations_per_second=job.operations / result.median,
+    )
 
 
-def _time_kernels(engine: Engine, own: OwnSteps) -> dict[str, Any] | None:
+def _time_kernels(engine: Engine, own: OwnSteps) -> KernelTimes | None:
     """Return the seconds that each kernel takes of a step; None where they can't be told."""
     device = engine.backend.device
     if device is None or not has_timestamps(device):
         return None
-    device.gpu_seconds.clear()
-    device.timing = True
-    try:
-        own.time(1)
-    finally:
-        device.timing = False
-    longest_first = sorted(device.gpu_seconds.items(), key=lambda item: -item[1])
-    seconds = {label: float(spent) for label, spent in longest_first}
-    return {"seconds": seconds, "total": sum(seconds.values())}
+    seconds = time_kernels(device, lambda: own.time(1))
+    return KernelTimes(seconds, sum(seconds.values()))

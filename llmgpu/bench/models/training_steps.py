@@ -1,4 +1,4 @@
-"""Who takes training steps in a benchmark: llmgpu on an engine, or torch, both on the same job.
+"""The training steps of a benchmark, taken by llmgpu on an engine and by torch alike.
 
 A job fixes the model, its first weights and the batches, so that losses can be compared. Ids are
 random, but as unevenly frequent as words are.
@@ -6,16 +6,14 @@ random, but as unevenly frequent as words are.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bench.measuring.engines import Engine
-from llmgpu.bench.measuring.times import timed
-from llmgpu.bench.models.peers_torch import TorchLlama
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.timing import timed
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.model import initial_values
@@ -32,7 +30,7 @@ CUT_LAYERS, CUT_TOKENS = 2, 64  # of a larger job, for a comparison with NumPy
 
 @dataclass(frozen=True)
 class StepJob:
-    """Training steps: the same weights and the same batches for all who take them.
+    """Training steps: the same weights and the same batches for llmgpu and torch.
 
     name: of the preset. sequences: in a batch, of which a step takes one.
     """
@@ -117,7 +115,7 @@ def choose_job(engine: Engine, *, quick: bool) -> StepJob:
 
 
 class Steps(Protocol):
-    """Someone who takes the steps of a job, beginning with the first weights."""
+    """What takes the steps of a job, beginning with the first weights."""
 
     def losses(self) -> list[float]:
         """Take the first CHECKED_STEPS steps; return their losses."""
@@ -156,42 +154,3 @@ class OwnSteps:
             batch = self._batches[self._trainer.step % len(self._batches)]
             self._trainer.take_step([batch], LEARNING_RATE)
         self._operations.wait_for_runs(0)
-
-
-class TorchSteps:
-    """torch, eagerly in float32 without tf32.
-
-    device: of torch's, "cpu" or "cuda".
-    """
-
-    def __init__(self, job: StepJob, device: str) -> None:
-        """Make the model on a device."""
-        self._torch = importlib.import_module("torch")
-        self._torch.set_float32_matmul_precision("highest")
-        self._torch.backends.cudnn.allow_tf32 = False
-        self._options = job.options("f32")
-        self._model = TorchLlama(job.config, job.weights(), device=device)
-        self._optimizer = self._model.optimizer(self._options, fused=device == "cuda")
-        self.device = device
-        self._batches = job.batches()
-        self._step = 0
-
-    def losses(self) -> list[float]:
-        """Take the first CHECKED_STEPS steps; return their losses."""
-        return [float(self._take()) for _ in range(CHECKED_STEPS)]
-
-    def time(self, count: int) -> float:
-        """Take `count` more steps; return the seconds for each."""
-
-        def take_all() -> None:
-            for _ in range(count):
-                self._take()
-            if self.device == "cuda":
-                self._torch.cuda.synchronize()
-
-        return timed(take_all)[0] / count
-
-    def _take(self) -> Any:
-        batch = self._batches[self._step % len(self._batches)]
-        self._step += 1
-        return self._model.train_step(self._optimizer, self._options, [batch], LEARNING_RATE)

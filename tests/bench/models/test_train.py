@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import sys
 
 import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench.measuring.engines import Engine
+from llmgpu.bench.engines import Engine
 from llmgpu.bench.models import train, training_steps
 from llmgpu.bench.models.train import losses_agree, measure_train
 from llmgpu.bench.models.training_steps import OwnSteps, StepJob, choose_job, uneven_ids
-from llmgpu.bench.part import PartOptions
+from llmgpu.bench.timing import PartOptions
 from llmgpu.gpu import Device
 from llmgpu.lm.config import preset
 from llmgpu.progress import no_progress
@@ -38,49 +37,45 @@ def engines_with(device: Device) -> list[Engine]:
 
 def test_engines_are_compared_and_measured(device: Device) -> None:
     results = list(measure_train(engines_with(device), QUICK, no_progress))
-    assert json.loads(json.dumps(results, allow_nan=False)) == results
-    assert [r["engine"] for r in results if r["variant"] == "float32"] == ["NumPy", device.name]
+    assert [r.engine for r in results if r.variant == "float32"] == ["NumPy", device.name]
     for result in results:
-        assert result["what"] == "train"
-        assert result["correct"] is True
-        assert len(result["seconds"]["runs"]) == 2
-        assert result["tokens_per_second"] > 0
-        assert result["operations"] == SMALL.config.training_operations(2 * 16)
-    assert results[0]["answer"] == "the reference"
-    assert results[1]["answer"] == "the losses of NumPy, within 0.001"
+        assert result.what == "train"
+        assert result.correct is True
+        assert len(result.seconds.runs) == 2
+        assert result.tokens_per_second > 0
+        assert result.operations == SMALL.config.training_operations(2 * 16)
+    assert results[0].answer == "the reference"
+    assert results[1].answer == "the losses of NumPy, within 0.001"
     if "timestamp-query" in device.features:
-        assert results[1]["kernels"]["seconds"].keys() >= {"linear", "attention", "adamw_update"}
+        assert results[1].kernels.seconds.keys() >= {"linear", "attention", "adamw_update"}
 
 
 def test_torch_takes_the_same_steps() -> None:
     pytest.importorskip("torch")
     engines = [NUMPY_ENGINE, NUMPY_ENGINE]
     results = list(measure_train(engines, PartOptions(runs=1, quick=True), no_progress))
-    assert [result["engine"].split()[0] for result in results] == ["NumPy", "torch", "NumPy"]
-    assert [result["correct"] for result in results] == [True] * 3
-    assert results[0]["answer"] == "the losses of torch, within 0.001"
-    assert results[1]["peer"]
-    assert results[1]["tokens_per_second"] > 0
-    assert results[0]["speed_up_over_torch"] > 0
+    assert [result.engine.split()[0] for result in results] == ["NumPy", "torch", "NumPy"]
+    assert [result.correct for result in results] == [True] * 3
+    assert results[0].answer == "the losses of torch, within 0.001"
+    assert results[1].peer
+    assert results[1].tokens_per_second > 0
+    assert results[0].speed_up_over_torch > 0
 
 
 def test_torch_that_is_missing_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(engine: Engine) -> Any:
-        raise ImportError
-
-    monkeypatch.setattr(train, "torch_device", missing)
+    monkeypatch.setitem(sys.modules, "torch", None)
     ours, torch = measure_train([NUMPY_ENGINE], PartOptions(runs=1, quick=True), no_progress)
-    assert ours["correct"] is True
-    assert torch["note"] == "not installed: pip install torch"
-    assert "seconds" not in torch
+    assert ours.correct is True
+    assert torch.note == "not installed: pip install torch"
+    assert torch.seconds is None
 
 
 def test_wrong_losses_have_no_times(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train.TrainBench, "_numpy_losses", lambda self, job: [0.0, 0.0, 0.0])
     result = next(measure_train(engines_with(device)[1:], QUICK, no_progress))
-    assert result["correct"] is False
-    assert result["answer"] == "NOT the losses of NumPy"
-    assert "seconds" not in result
+    assert result.correct is False
+    assert result.answer == "NOT the losses of NumPy"
+    assert result.seconds is None
 
 
 def test_losses_agree_within_the_tolerance() -> None:

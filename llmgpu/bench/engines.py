@@ -1,0 +1,128 @@
+"""What is measured, NumPy and opened adapters, and the machine that it is measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import llmgpu
+from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
+from llmgpu.bench.results import Adapter, Machine
+from llmgpu.bench.timing import timed
+from llmgpu.errors import DeviceError
+from llmgpu.processors import usable_processors
+
+if TYPE_CHECKING:
+    from llmgpu.gpu import Device
+
+ALL = "all"
+_PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A backend, and the seconds that opening its device took (importing wgpu included)."""
+
+    backend: Backend
+    open_seconds: float
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        device = self.backend.device
+        return "NumPy" if device is None else device.name
+
+    @property
+    def is_software_adapter(self) -> bool:
+        """Whether a driver computes on the CPU in the place of a GPU."""
+        return self.backend.device is not None and self.backend.is_software
+
+
+def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
+    """Open what ``--device`` values name; ``all`` is NumPy and every adapter. No engine twice.
+
+    Returns the engines and, by name, why adapters that only ``all`` names could not be opened.
+
+    Raises:
+        DeviceError: a name matches nothing, or its adapter can't be opened.
+    """
+    named = [device for device in devices if device != ALL]
+    others = ["cpu", *(adapter.name for adapter in list_adapters())] if ALL in devices else []
+    engines: dict[str, Engine] = {}
+    failures: dict[str, str] = {}
+    for device in dict.fromkeys([*others, *named]):
+        try:
+            engine = _open(device)
+        except DeviceError as error:
+            if device in named:
+                raise
+            failures[device] = str(error)
+        else:
+            engines.setdefault(engine.name, engine)
+    return list(engines.values()), failures
+
+
+def _open(device: str) -> Engine:
+    seconds, backend = timed(lambda: select_backend(device, "tokenize"))
+    return Engine(backend, 0.0 if backend is NUMPY else seconds)
+
+
+def describe_machine(engines: Sequence[Engine]) -> Machine:
+    """Return what this machine is, with the adapters among `engines`."""
+    return Machine(
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu=_cpu_name(),
+        cpus=usable_processors(),
+        adapters=tuple(_describe(e.backend.device) for e in engines if e.backend.device),
+        python=platform.python_version(),
+        llmgpu=llmgpu.__version__,
+        commit=git_commit(Path(llmgpu.__file__).resolve().parents[1]),
+        **{name: package_version(name) for name in _PACKAGES},
+    )
+
+
+def package_version(name: str) -> str | None:
+    """Return an installed package's version, None if there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit(root: Path) -> str | None:
+    """Return the commit of the checkout at `root` (with "+changes" if it has any), else None."""
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return commit + "+changes" if commit and changes else commit or None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _describe(device: Device) -> Adapter:
+    adapter = device.adapter
+    facts = (adapter.name, adapter.kind, adapter.driver, adapter.backend)
+    return Adapter(*facts, device.subgroup_size)

@@ -1,0 +1,210 @@
+"""Operations one at a time: what a case is, and the sizes from which all take theirs.
+
+What has to be moved follows from the arrays of a case: every input is read once and every output
+written once; what is added to or changed in place is both. Where it depends on what is in a table
+or a list, the case says it. Operations are additions, multiplications, comparisons, and one for a
+root, a division or an exponential.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bench.models.training_steps import uneven_ids
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.operations import AttentionShape
+from llmgpu.lm.ops.tensor import Tensor
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Tensors = dict[str, Tensor]
+TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
+STEP_PARAMETERS = ("stats", "hyper")  # a few numbers, which no case counts as moved input
+_PERIOD = 1_000_003  # random numbers that an array repeats
+_OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """An operation on given inputs.
+
+    name: of the operation. sizes: for people. operations: how many, None to leave it out.
+    make: returns all tensors' first content by name, NaN for those that are written only; in the
+        order of the operation's arguments, unless `record` says how to call it.
+    outputs: names of those to compare. uncompared: of other outputs. more: arguments after tensors.
+    copies: outputs that are the half-precision copy of another one, by name.
+    separate: the same by more operations, which must give the same and are timed too.
+    where: tells cases of one operation apart. uniforms: names of those that a kernel takes as a
+    uniform. needs_half: whether it takes half precision. total: names of those outputs of which
+    only the sum is the same everywhere. torch: the same in torch, in place or returned.
+    bytes: to move, if that does not follow from the arrays.
+    kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
+    on NumPy; without a reference NumPy's own way is it. answer: what outputs are called together.
+    note: for people. why_not: why it can't be measured.
+    table_bytes, output_bytes, tokens: of a lookup.
+    """
+
+    name: str
+    sizes: str
+    operations: int | None
+    make: Callable[[], Arrays]
+    outputs: tuple[str, ...]
+    more: tuple[Any, ...] = ()
+    record: Callable[[Any, Tensors], None] | None = None
+    separate: Callable[[Any, Tensors], None] | None = None
+    where: str = ""
+    uniforms: tuple[str, ...] = ()
+    needs_half: bool = False
+    tolerance: float = TOLERANCE
+    total: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
+    copies: dict[str, str] = field(default_factory=dict)
+    torch: Callable[[Any, dict[str, Any]], Any] | None = None
+    bytes: int | None = None
+    kind: str = ""
+    reference: Callable[[Any, Tensors], None] | None = None
+    answer: str = "numbers"
+    note: str | None = None
+    why_not: str | None = None
+    table_bytes: int | None = None
+    output_bytes: int | None = None
+    tokens: int | None = None
+
+    @property
+    def variant(self) -> str:
+        """What tables call it."""
+        return f"{self.name}, {self.where}" if self.where else self.name
+
+    def record_on(self, operations: Any, tensors: Tensors) -> None:
+        """Append the operation to the program being recorded."""
+        if self.record is not None:
+            self.record(operations, tensors)
+        else:
+            getattr(operations, self.name)(*tensors.values(), *self.more)
+
+    def moved_bytes(self, arrays: Arrays) -> int:
+        """Return the bytes that have to be read and written."""
+        if self.bytes is not None:
+            return self.bytes
+        outputs = {*self.outputs, *self.uncompared, *self.copies}
+        moved = 0
+        for name, array in arrays.items():
+            if name in outputs:
+                # Content to begin with means that it is read, too.
+                moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
+            elif name not in self.uniforms and name not in STEP_PARAMETERS:
+                moved += array.nbytes
+        return moved
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model and the sequences of a batch, from which all cases take their shapes.
+
+    updated: the model all of whose weights are updated in one case, by default the same.
+    """
+
+    config: ModelConfig
+    sequences: int
+    updated: ModelConfig | None = None
+    _block: list[NDArray[np.float32]] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a batch (N)."""
+        return self.sequences * self.config.seq_len
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the table (V)."""
+        return self.config.padded_vocab_size
+
+    @property
+    def table_shape(self) -> tuple[int, int]:
+        """Shape of the table (V, C)."""
+        return self.vocabulary, self.config.dim
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """Sizes of attention."""
+        config = self.config
+        heads = (config.heads, config.kv_heads, config.head_dim)
+        return AttentionShape(self.sequences, config.seq_len, *heads)
+
+    def tokens(self) -> NDArray[np.uint32]:
+        """Return ids (N,), as uneven as in a text."""
+        generator = np.random.default_rng(1)
+        return uneven_ids(generator, self.config.vocab_size, (self.rows,))
+
+    def positions(self) -> NDArray[np.uint32]:
+        """Return where in its sequence each row is, (N,)."""
+        return np.tile(np.arange(self.config.seq_len, dtype=np.uint32), self.sequences)
+
+    def normal(self, *shape: int, skip: int = 0) -> NDArray[np.float32]:
+        """Return normal random numbers; large arrays repeat them.
+
+        skip: rows to leave out at the beginning, so that arrays of one shape differ.
+        """
+        if not self._block:
+            self._block.append(np.random.default_rng(2).standard_normal(_PERIOD, np.float32))
+        return np.resize(self._block[0], (shape[0] + skip, *shape[1:]))[skip:]
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        """Return a shape that is spelled by the letters of `llmgpu.lm.ops`.
+
+        N rows, V table, C width, K width of keys, F feed-forward, H heads, T positions; 1 is 1.
+        """
+        config = self.config
+        letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
+        letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len, "1": 1}
+        return tuple(letter[each] for each in letters)
+
+    def case(
+        self,
+        name: str,
+        operands: str,
+        operations: int,
+        given: Callable[[], Mapping[str, Array]] = dict,
+        **more: Any,
+    ) -> KernelCase:
+        """Return a case of an operation by its operands, in the order of its arguments.
+
+        operands: ``name:SHAPE``, or ``name:SHAPE:h`` in half precision, which are random numbers;
+            ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
+        given: returns content that is not random, of operands that need no shape then.
+        more: other fields of a case; sizes are by default the shape of the first operand.
+        """
+        listed = [_OPERAND.fullmatch(operand) for operand in operands.split()]
+        parts = [match.groups() for match in listed if match is not None]
+
+        def make() -> Arrays:
+            content, arrays = given(), {}
+            for skip, (role, key, letters, half) in enumerate(parts):
+                dtype = np.float16 if half else np.float32
+                if key in content:
+                    arrays[key] = content[key]
+                elif role == "+":
+                    arrays[key] = empty(*self.shape(letters), dtype=dtype)
+                else:
+                    arrays[key] = self.normal(*self.shape(letters), skip=skip).astype(dtype)
+            return arrays
+
+        more.setdefault("sizes", by(*self.shape(parts[0][2] or "1")))
+        outputs = tuple(key for role, key, *_ in parts if role)
+        return KernelCase(name, make=make, operations=operations, **{"outputs": outputs} | more)
+
+
+def empty(*shape: int, dtype: Any = np.float32) -> Array:
+    """Return an array for outputs, which shows what is left unwritten."""
+    return np.full(shape, np.nan, dtype)
+
+
+def by(*sizes: int) -> str:
+    """Spell a shape."""
+    return " x ".join(f"{size:,}" for size in sizes)

@@ -1,0 +1,381 @@
+"""Measuring embedding lookups and their gradient, at the sizes of three models.
+
+Transfers are left out: tables and tokens are in place before, and every way first gives an answer
+that is compared with NumPy's. Bytes a second are those that have to be read and written, each row
+once, over the time; caches that keep rows from one run to the next can lift them above a copy's. A
+laboratory exercise that this follows counts the output alone; that rate is given, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.kernels import embedding_kernels
+from llmgpu.bench.kernels.cases import Arrays, KernelCase, Tensors, by, empty
+from llmgpu.bench.kernels.measure import CaseBench
+from llmgpu.bench.peers.torch import Torch, missing_torch
+from llmgpu.bench.results import EMBEDDING, Result
+from llmgpu.bench.timing import PartOptions
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.runs.memory import free_memory
+from llmgpu.progress import Progress
+
+LOOKUP = "lookup"
+HALF = "lookup, f16 table"
+POSITIONS = "token plus position"
+BACKWARD = "backward"
+REPEATED = "backward, 2 % of the tokens the same"
+KINDS = (LOOKUP, HALF, POSITIONS, BACKWARD, REPEATED)
+GRADIENTS = (BACKWARD, REPEATED)
+REPEATED_SHARE = 50  # one token in 50 is the same as others
+BLOCK = 1_000_003  # random numbers; prime, so that no two rows made of them are the same
+TABLE_COPIES = 8  # for which the host needs memory, if not more
+SOFTWARE_TABLE_BYTES = 32 << 20
+QUICK_TABLE_BYTES = 64 << 20
+QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
+BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds for a way
+
+Record = Callable[[Any, Tensors], None]
+Way = tuple[str, Record]  # its name, and what it appends to the program being recorded
+
+
+@dataclass(frozen=True)
+class EmbeddingJob:
+    """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
+
+    scale: what a model's vocabulary and tokens were divided by.
+    """
+
+    model: str
+    vocab_size: int
+    width: int
+    batch: int
+    seq_len: int
+    scale: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens (N)."""
+        return self.batch * self.seq_len
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the table."""
+        return self.vocab_size * self.width * 4
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the rows that a lookup writes."""
+        return self.tokens * self.width * 4
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        table = by(self.vocab_size, self.width)
+        return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
+
+    def scaled_to(self, table_bytes: int) -> EmbeddingJob:
+        """Return the job with a table of at most this size, and proportionally fewer tokens.
+
+        Rows stay as long as they are, and tokens repeat as often as they do.
+        """
+        scale = 1
+        while self.table_bytes > table_bytes * scale:
+            scale *= 2
+        batch = max(self.batch // scale, 1)
+        return replace(
+            self,
+            vocab_size=max(self.vocab_size // scale, 1),
+            batch=batch,
+            seq_len=max(self.tokens // scale // batch, 1),
+            scale=self.scale * scale,
+        )
+
+    def token_ids(self, kind: str) -> NDArray[np.uint32]:
+        """Return the tokens of one of `KINDS`, (N,)."""
+        _, generator = self._numbers()
+        ids = generator.integers(0, self.vocab_size, self.tokens).astype(np.uint32)
+        if kind == REPEATED:
+            same = max(self.tokens // REPEATED_SHARE, 1)
+            ids[generator.choice(self.tokens, same, replace=False)] = ids[0]
+        return ids
+
+    def _numbers(self) -> tuple[NDArray[np.float32], np.random.Generator]:
+        """Return the numbers that tables repeat, from 0 to 1, and a generator for ids."""
+        generator = np.random.default_rng(self.tokens)
+        return generator.random(BLOCK, np.float32), generator
+
+    def arrays(self, kind: str, largest: int) -> Arrays:
+        """Return what a kind of work is given, by name.
+
+        Tables are in parts of whole rows, of at most `largest` bytes: "table 0" and so on. Numbers
+        are not negative, so that sums of gradients lose nothing by cancellation.
+        """
+        block, _ = self._numbers()
+        tokens = self.token_ids(kind)
+        arrays: Arrays = {"tokens": tokens}
+        if kind in GRADIENTS:
+            arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
+            arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
+            return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
+        values = block.astype(np.float16) if kind == HALF else block
+        table = np.resize(values, (self.vocab_size, self.width))
+        rows = min(max(largest // table[:1].nbytes, 1), len(table))
+        for part, first in enumerate(range(0, len(table), rows)):
+            arrays[f"table {part}"] = table[first : first + rows]
+        if kind == POSITIONS:
+            arrays["positions"] = np.tile(np.arange(self.seq_len, dtype=np.uint32), self.batch)
+            arrays["position_table"] = np.resize(block[::-1], (self.seq_len, self.width))
+        return arrays | {"out": empty(self.tokens, self.width)}
+
+    def moved_bytes(self, kind: str) -> int:
+        """Return the bytes that have to be read and written, rows of several tokens once."""
+        row = self.width * 4
+        rows = len(np.unique(self.token_ids(kind))) * row
+        moved = {
+            HALF: rows // 2,
+            POSITIONS: rows + self.tokens * 4 + self.seq_len * row,
+            BACKWARD: 2 * rows,
+            REPEATED: 2 * rows,
+        }.get(kind, rows)
+        return self.tokens * 4 + moved + self.output_bytes
+
+
+JOBS = (
+    EmbeddingJob("GPT-2 Small", 50_257, 768, 32, 512),
+    EmbeddingJob("Llama-2-7B", 32_000, 4096, 8, 1024),
+    EmbeddingJob("Llama-3-8B", 128_256, 4096, 8, 2048),
+)
+
+
+def _parts(t: Tensors) -> list[Any]:
+    return [tensor for name, tensor in t.items() if name.startswith("table ")]
+
+
+def _call(name: str, *arguments: str) -> Record:
+    """Return the call of an operation on tensors; "table" stands for all parts of the table."""
+
+    def record(ops: Any, t: Tensors) -> None:
+        given = (_parts(t) if key == "table" else t[key] for key in arguments)
+        if hasattr(embedding_kernels, name):
+            getattr(embedding_kernels, name)(ops, *given)
+        else:
+            getattr(ops, name)(*given)
+
+    return record
+
+
+def _index(ops: Any, t: Tensors) -> None:
+    """Make new rows, as ``table[tokens]`` does."""
+    tokens, table = t["tokens"].array, t["table 0"].array
+
+    def step() -> None:
+        t["out"] = replace(t["out"], data=table[tokens])
+
+    ops.append(step)
+
+
+def _add_row_after_row(ops: Any, t: Tensors) -> None:
+    tokens, grad_out, grad_table = (t[name].array for name in _GRADIENT)
+
+    def step() -> None:
+        for s, token in enumerate(tokens):
+            grad_table[token] += grad_out[s]
+
+    ops.append(step)
+
+
+def _add_at(ops: Any, t: Tensors) -> None:
+    tokens, grad_out, grad_table = (t[name].array for name in _GRADIENT)
+    ops.append(lambda: np.add.at(grad_table, tokens, grad_out))
+
+
+_LOOKUP, _GRADIENT = ("tokens", "table", "out"), ("tokens", "grad_out", "grad_table")
+_IN_ONE = ("tokens", "table 0", "out")
+_lookup = _call("embed_lookup", *_LOOKUP)
+_elements = _call("embed_lookup_elements", *_LOOKUP)
+_positions = _call(
+    "embed_lookup_positions", "tokens", "table 0", "positions", "position_table", "out"
+)
+_grouped = _call("embed_backward_grouped", "order", "starts", "rows", "grad_out", "grad_table")
+REFERENCES = {LOOKUP: _lookup, HALF: _lookup, POSITIONS: _positions} | dict.fromkeys(
+    GRADIENTS, _grouped
+)
+IN_PARTS = (_lookup, _elements)  # which take tables of several parts
+# The first way of each kind is what others are compared with.
+_NUMPY_GRADIENTS = (
+    ("row after row", _add_row_after_row),
+    ("np.add.at", _add_at),
+    ("grouped", _grouped),
+)
+NUMPY_WAYS: dict[str, tuple[Way, ...]] = {
+    LOOKUP: (("np.take into memory that is there", _lookup), ("table[tokens]", _index)),
+    HALF: (("np.take", _lookup),),
+    POSITIONS: (("np.take, added", _positions),),
+    BACKWARD: _NUMPY_GRADIENTS,
+    REPEATED: _NUMPY_GRADIENTS,
+}
+_GPU_GRADIENTS = (
+    ("atomic, one thread an element", _call("embed_backward", *_GRADIENT)),
+    ("atomic, one workgroup a token", _call("embed_backward_rows", *_GRADIENT)),
+    ("grouped", _grouped),
+)
+GPU_WAYS: dict[str, tuple[Way, ...]] = {
+    LOOKUP: (
+        ("one thread a token", _call("embed_lookup_token", *_IN_ONE)),
+        ("one thread an element", _elements),
+        ("8 tokens x 32 columns a workgroup", _call("embed_lookup_2d", *_IN_ONE)),
+        ("one workgroup a token", _call("embed_lookup_rows_scalar", *_IN_ONE)),
+        ("16-byte loads", _lookup),
+    ),
+    HALF: (("16-byte loads", _lookup), ("one thread an element", _elements)),
+    POSITIONS: (("one thread an element", _positions),),
+    BACKWARD: _GPU_GRADIENTS,
+    REPEATED: _GPU_GRADIENTS,
+}
+
+
+def _torch_rows(torch: Any, t: dict[str, Any]) -> Any:
+    return torch.nn.functional.embedding(t["tokens"], t["table 0"])
+
+
+def _torch_sum(torch: Any, t: dict[str, Any]) -> Any:
+    positions = torch.nn.functional.embedding(t["positions"], t["position_table"])
+    return _torch_rows(torch, t) + positions
+
+
+def _torch_backward(torch: Any, t: dict[str, Any]) -> Any:
+    backward, rows = torch.ops.aten.embedding_dense_backward, len(t["grad_table"])
+    return backward(t["grad_out"], t["tokens"], rows, -1, False)
+
+
+_TORCH_GRADIENTS = (
+    ("index_add_", lambda _, t: t["grad_table"].index_add_(0, t["tokens"], t["grad_out"])),
+    ("of nn.Embedding, zeros included", _torch_backward),
+)
+TORCH_WAYS: dict[str, tuple[Way, ...]] = {
+    LOOKUP: (("nn.Embedding", _torch_rows),),
+    HALF: (("nn.Embedding, then float", lambda torch, t: _torch_rows(torch, t).float()),),
+    POSITIONS: (("two nn.Embedding, added", _torch_sum),),
+    BACKWARD: _TORCH_GRADIENTS,
+    REPEATED: _TORCH_GRADIENTS,
+}
+
+
+def measure_embedding(
+    engines: Sequence[Engine], options: PartOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield the result of each engine's ways on each job, NumPy's and torch's before others'."""
+    budget = QUICK_BUDGET if options.quick else BUDGET
+    for job, own_engines in _jobs(engines, options):
+        bench = CaseBench(EMBEDDING, options, progress, budget)
+        for engine in own_engines:
+            if engine.backend.device is None:
+                yield from bench.measure_cases(engine, _cases(job, engine, NUMPY_WAYS))
+        if options.peers:
+            yield from _measure_torch(bench, job, own_engines)
+        for engine in own_engines:
+            if engine.backend.device is not None:
+                yield from bench.measure_cases(engine, _cases(job, engine, GPU_WAYS))
+
+
+def _measure_torch(
+    bench: CaseBench, job: EmbeddingJob, engines: Sequence[Engine]
+) -> Iterator[Result]:
+    """Yield the result of each of torch's ways on the devices that engines are compared with."""
+    try:
+        devices = {torch.device: torch for torch in map(Torch.beside, engines)}
+    except ImportError:
+        yield missing_torch(EMBEDDING, job.describe())
+        return
+    for torch in devices.values():
+        for kind, ways in TORCH_WAYS.items():
+            for way, compute in ways:
+                case = _case(job, kind, way, REFERENCES[kind], sys.maxsize)
+                yield bench.measure_torch(torch, replace(case, torch=compute))
+        torch.free_memory()
+
+
+def _cases(
+    job: EmbeddingJob, engine: Engine, ways: dict[str, tuple[Way, ...]]
+) -> Iterator[KernelCase]:
+    operations = open_operations(engine.backend.device)
+    for kind in KINDS:
+        for way, record in ways[kind]:
+            case = _case(job, kind, way, record, operations.max_tensor_bytes)
+            yield replace(case, why_not=_why_not(job, kind, record, operations))
+
+
+def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) -> KernelCase:
+    """Return a way as a case; largest: bytes of a part of a table."""
+    note = f"scaled down: 1/{job.scale} of the model's vocabulary and tokens"
+    return KernelCase(
+        f"{kind}: {way}",
+        job.describe(),
+        None,
+        partial(job.arrays, kind, largest),
+        ("grad_table",) if kind in GRADIENTS else ("out",),
+        record=record,
+        reference=REFERENCES[kind],
+        kind=kind,
+        note=note if job.scale > 1 else None,
+        answer="rows",
+        tolerance=0 if kind not in GRADIENTS else 3e-5,
+        bytes=job.moved_bytes(kind),
+        table_bytes=job.table_bytes,
+        output_bytes=job.output_bytes,
+        tokens=job.tokens,
+    )
+
+
+def _why_not(job: EmbeddingJob, kind: str, record: Record, operations: Operations) -> str | None:
+    """Return why a way can't be measured, None if it can."""
+    largest = operations.max_tensor_bytes
+    in_parts = record in IN_PARTS
+    if not in_parts and job.table_bytes > largest:
+        return f"takes no table in parts, and a binding has at most {largest:,} bytes"
+    if kind == HALF and not operations.has_half_precision:
+        return "the device has no half precision"
+    return None
+
+
+def _jobs(
+    engines: Sequence[Engine], options: PartOptions
+) -> list[tuple[EmbeddingJob, list[Engine]]]:
+    """Return jobs with the engines that do each; NumPy does them all."""
+    free = free_memory()
+    host = sys.maxsize if free is None else free // TABLE_COPIES
+    jobs: dict[EmbeddingJob, list[Engine]] = {}
+    for job in JOBS[:1] if options.quick else JOBS:
+        for engine in engines:
+            for own in _suited(job, engine, host, options.quick):
+                jobs.setdefault(own, []).append(engine)
+    for doing in jobs.values():
+        doing += [e for e in engines if e.backend.device is None and e not in doing]
+    return list(jobs.items())
+
+
+def _suited(job: EmbeddingJob, engine: Engine, host: int, quick: bool) -> list[EmbeddingJob]:
+    """Return a job as large as suits an engine, and one for ways that take no table in parts.
+
+    host: bytes of a table that the host has memory for.
+    """
+    largest = host
+    if engine.is_software_adapter:
+        largest = min(host, QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES)
+    elif quick:
+        largest = min(host, QUICK_TABLE_BYTES)
+    own = job.scaled_to(largest)
+    device = engine.backend.device
+    if device is None or own.table_bytes <= device.max_binding_bytes:
+        return [own]
+    return [own, job.scaled_to(device.max_binding_bytes)]

@@ -1,0 +1,162 @@
+"""What an engine's memory and arithmetic can do, measured: what kernels' rates are a share of.
+
+The fastest of several runs counts, since these are meant as bounds. Each is measured once for an
+engine, while its backend is open. The kernel that does nothing but multiply and add also keeps a
+GPU busy, so that it does not clock down before something short is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import Backend
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.timing import time_program
+from llmgpu.errors import DeviceError
+from llmgpu.lm.ops.backends import GpuOperations, open_operations
+from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.recording import dims
+from llmgpu.lm.ops.tensor import Tensor
+
+COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
+WORKGROUP_SIZE = 256
+VECTORS_A_THREAD = 8
+HARDWARE_COPY_BYTES = 1 << 30  # far beyond caches
+CPU_COPY_BYTES = 128 << 20
+SMALLEST_COPY_BYTES = 1 << 20
+HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024
+SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
+OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
+FACTORS = (0.999, 0.001)  # values stay between 0 and what they begin as
+PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
+RUNS, BUDGET = 10, 1.0
+BUSY_SECONDS = 0.3
+QUEUED_RUNS = 4  # so that there is no pause between two
+
+_measured: WeakKeyDictionary[Backend, dict[str, float]] = WeakKeyDictionary()
+
+
+def measured_bandwidth(engine: Engine) -> float:
+    """Return the bytes a second, read and written, that a copy reaches on an engine.
+
+    Raises:
+        DeviceError: the device has no memory even for a small copy.
+    """
+    return _once(engine, "bandwidth", lambda: _copy_rate(open_operations(engine.backend.device)))
+
+
+def measured_rate(engine: Engine) -> float:
+    """Return the float32 operations a second that an engine reaches, a multiply-add being two.
+
+    On NumPy it is a matrix product's, the only multiply-adds that NumPy has.
+    """
+    return _once(engine, "rate", lambda: _arithmetic_rate(engine))
+
+
+def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:
+    """Target = source, any shape of a multiple of 16 bytes."""
+    vectors = source.nbytes // 16
+    operations.dispatch(
+        COPY,
+        -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD)),
+        source=source,
+        target_vectors=target,
+        copy_dims=dims(vectors),
+    )
+
+
+def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
+    """Replace values by what the kernel's header says; float32, (N,)."""
+    operations.dispatch(
+        MULTIPLY_ADD,
+        -(-values.size // WORKGROUP_SIZE),
+        {"ROUNDS": rounds},
+        values=values,
+        factors=np.array([*FACTORS, 0, 0], np.float32),
+    )
+
+
+def raise_clocks(engine: Engine) -> None:
+    """Keep a GPU busy for a moment so that it does not clock down; do nothing on a CPU."""
+    device = engine.backend.device
+    if device is not None and not engine.backend.is_software:
+        keep_busy(GpuOperations(device), HARDWARE_THREADS, HARDWARE_ROUNDS, BUSY_SECONDS)
+
+
+def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: float) -> None:
+    """Queue runs of the arithmetic kernel until the time is over, and wait for them."""
+    values = operations.tensor("busy", (threads,))
+    with operations.record("keep busy") as program:
+        multiply_add_kernel(operations, values, rounds)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        operations.run(program)
+        operations.wait_for_runs(QUEUED_RUNS)
+    operations.wait_for_runs(0)
+
+
+def _once(engine: Engine, what: str, measure: Callable[[], float]) -> float:
+    figures = _measured.setdefault(engine.backend, {})
+    if what not in figures:
+        raise_clocks(engine)
+        figures[what] = measure()
+    return figures[what]
+
+
+def _copy_rate(operations: Operations) -> float:
+    """Copy as much as there is memory for, and no more than it takes."""
+    on_cpu = not isinstance(operations, GpuOperations) or operations.device.is_software
+    wanted = CPU_COPY_BYTES if on_cpu else HARDWARE_COPY_BYTES
+    nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
+    while True:
+        try:
+            source, target = (
+                operations.tensor(f"copy {name}", (nbytes // 4,)) for name in ("from", "to")
+            )
+            break
+        except DeviceError:
+            if nbytes <= SMALLEST_COPY_BYTES:
+                raise
+            nbytes //= 2
+    with operations.record("copy") as program:
+        if isinstance(operations, GpuOperations):
+            copy_kernel(operations, source, target)
+        else:
+            # Untouched pages are one and the same page, which a cache would hold.
+            source.array[...] = target.array[...] = 1.0
+            operations.append(lambda: np.copyto(target.array, source.array))
+    return 2 * source.nbytes / _fastest(operations, program)
+
+
+def _arithmetic_rate(engine: Engine) -> float:
+    operations = open_operations(engine.backend.device)
+    if not isinstance(operations, GpuOperations):
+        return _product_rate(operations)
+    software = engine.is_software_adapter
+    threads = SOFTWARE_THREADS if software else HARDWARE_THREADS
+    rounds = SOFTWARE_ROUNDS if software else HARDWARE_ROUNDS
+    values = operations.tensor("multiply-add values", (threads,))
+    with operations.record("multiply-add") as program:
+        multiply_add_kernel(operations, values, rounds)
+    return threads * rounds * OPERATIONS_A_ROUND / _fastest(operations, program)
+
+
+def _product_rate(operations: Operations) -> float:
+    left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
+    out: NDArray[np.float32] = np.empty_like(left)
+
+    def multiply() -> None:
+        np.matmul(left, left, out=out)
+
+    with operations.record("matrix product") as program:
+        operations.append(multiply)
+    return 2 * PRODUCT_SIZE**3 / _fastest(operations, program)
+
+
+def _fastest(operations: Operations, program: Program) -> float:
+    return min(time_program(operations, program, RUNS, BUDGET).seconds)

@@ -1,0 +1,233 @@
+"""The operations of a model's layers, forward and backward: cases of them, one at a time.
+
+Kernels that only the embedding's comparison uses are left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, by
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import AttentionShape
+from llmgpu.lm.ops.rotary import rotary_tables
+
+SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
+
+
+def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Lookup, its gradient, and zeros."""
+    rows, width, tokens = s.rows, s.config.dim, s.tokens()
+    distinct = len(np.unique(tokens))
+    sizes = f"table {by(*s.table_shape)}, {rows:,} ids, {distinct:,} of them different"
+    ids_and_out = 4 * rows + 4 * rows * width
+    given = {"tokens": tokens, "positions": s.positions()}
+    given |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
+
+    def case(name: str, operands: str, operations: int, nbytes: int, **more: object) -> KernelCase:
+        return s.case(name, operands, operations, lambda: given, sizes=sizes, bytes=nbytes, **more)
+
+    yield case(
+        "embed_lookup",
+        "tokens table:VC +out:NC",
+        0,
+        ids_and_out + 4 * distinct * width,
+        tolerance=0,
+    )
+    yield case(
+        "embed_lookup",
+        "tokens table:VC:h +out:NC",
+        0,
+        ids_and_out + 2 * distinct * width,
+        where="half-precision table",
+        needs_half=True,
+        tolerance=0,
+    )
+    yield case(
+        "embed_lookup_positions",
+        "tokens table:VC positions position_table:TC +out:NC",
+        rows * width,
+        ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
+    )
+    groups = 4 * rows + 8 * distinct
+    yield case(
+        "embed_backward_grouped",
+        "order starts rows grad_out:NC *table:VC",
+        rows * width,
+        groups + 4 * width * (rows + 2 * distinct),
+    )
+    yield case(
+        "embed_gradient_rows",
+        "order starts rows grad_out:NC +out:NC",
+        rows * width,
+        groups + 4 * width * (rows + rows),
+    )
+    yield s.case("fill_zero", "+x:VC", 0, tolerance=0)
+
+
+def norm_cases(s: Sizes) -> Iterator[KernelCase]:
+    """RMS norm and its gradients."""
+    rows, width = s.rows, s.config.dim
+    operands = "x:NC weight:C +out:NC +inverse_rms:N"
+    yield s.case("rms_norm", operands, rows * (4 * width + 3), more=(1e-5,))
+
+    def given() -> dict[str, Array]:
+        x = s.normal(rows, width)
+        return {"x": x, "inverse_rms": 1 / np.sqrt(np.square(x).mean(axis=1) + np.float32(1e-5))}
+
+    operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
+    yield s.case("rms_norm_backward", operands, 9 * rows * width, given)
+
+
+def linear_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Matrix products of the feed-forward network and of the output layer, and of one row."""
+    yield from _products(s, "F", "feed-forward")
+    yield from _products(s, "V", "output layer")
+    half = "half-precision weights"
+    yield _product(s, "N", "F", f"feed-forward, {half}", half=True)
+    yield _product(s, "1", "F", "one row")
+    yield _product(s, "1", "F", f"one row, {half}", half=True)
+
+
+def _product(s: Sizes, rows: str, outputs: str, where: str, *, half: bool = False) -> KernelCase:
+    n, m, k = s.shape(f"{rows}{outputs}C")
+    return s.case(
+        "linear",
+        f"x:{rows}C weight:{outputs}C{':h' if half else ''} +out:{rows}{outputs}",
+        2 * n * m * k,
+        sizes=f"{by(n, k)} to {by(n, m)}",
+        where=where,
+        needs_half=half,
+        torch=None if half else lambda torch, t: torch.matmul(t["x"], t["weight"].T),
+    )
+
+
+def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
+    rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
+    yield _product(s, "N", outputs, where)
+    yield s.case(
+        "linear_backward_input",
+        f"grad_out:N{outputs} weight:{outputs}C +grad_x:NC",
+        2 * rows * width * m,
+        sizes=f"{by(rows, m)} to {by(rows, width)}",
+        record=lambda ops, t: ops.linear_backward_input(*t.values(), accumulate=False),
+        where=where,
+        torch=lambda torch, t: torch.matmul(t["grad_out"], t["weight"]),
+    )
+    yield s.case(
+        "linear_backward_weight",
+        f"grad_out:N{outputs} x:NC *grad_weight:{outputs}C",
+        2 * rows * width * m,
+        sizes=f"{by(m, rows)} times {by(rows, width)}",
+        where=where,
+        torch=lambda torch, t: t["grad_weight"].addmm_(t["grad_out"].T, t["x"]),
+    )
+
+
+def attention_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Rotation and attention, forward and backward."""
+    config, shape = s.config, s.attention_shape
+    sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
+    # How many keys all queries of all heads see together: a query sees those up to its own.
+    pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
+
+    def angles() -> dict[str, Array]:
+        cosines, sines = rotary_tables(config.seq_len, config.head_dim, config.rope_theta)
+        return {"cosines": cosines, "sines": sines, "positions": s.positions()}
+
+    yield s.case(
+        "rotary",
+        "*x:NC cosines sines positions",
+        3 * s.rows * config.dim,
+        angles,
+        sizes=sizes,
+        more=(config.head_dim,),
+    )
+    yield s.case(
+        "attention",
+        "q:NC k:NK v:NK +out:NC +log_sum_exp:NH",
+        pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS),  # two products
+        sizes=sizes,
+        more=(shape,),
+    )
+    # `out` and `log_sum_exp` are what the backward pass was given: any numbers make the same work,
+    # if probabilities stay below one.
+    yield s.case(
+        "attention_backward",
+        "q:NC k:NK v:NK out:NC log_sum_exp grad_out:NC +grad_q:NC +grad_k:NK +grad_v:NK",
+        pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS),  # five products
+        lambda: {"log_sum_exp": np.full(s.shape("NH"), 12, np.float32)},
+        sizes=sizes,
+        more=(shape,),
+    )
+
+
+def cache_cases(s: Sizes) -> Iterator[KernelCase]:
+    """What generating takes of attention: a cache, and one query to all of it."""
+    config, length = s.config, s.config.seq_len
+    yield s.case(
+        "cache_append",
+        "x:TK +cache:TK positions",
+        0,
+        lambda: {"positions": np.arange(length, dtype=np.uint32)},
+        tolerance=0,
+    )
+    yield s.case(
+        "attention_cached",
+        "q:1C keys:TK values:TK positions +out:1C",
+        length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
+        lambda: {"positions": np.array([length - 1], np.uint32)},
+        sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
+        more=(AttentionShape(1, 1, config.heads, config.kv_heads, config.head_dim),),
+        bytes=8 * length * config.kv_dim + 8 * config.dim,
+    )
+
+
+def activation_cases(s: Sizes) -> Iterator[KernelCase]:
+    """The functions inside the feed-forward network."""
+    size = s.rows * s.config.ffn_dim
+    yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size)
+    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF +grad_up:NF"
+    yield s.case("swiglu_backward", operands, 11 * size)
+    yield s.case("gelu", "x:NF +out:NF", 9 * size)
+    yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
+
+
+def loss_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Cross-entropy and the sum of the losses."""
+    rows, width = s.rows, s.vocabulary
+    params = np.array([1 / rows, 0.1, 1e-4, 1 / width], np.float32)
+    yield s.case(
+        "cross_entropy",
+        "*logits:NV targets +losses:N params",  # gradients take the place of the logits
+        7 * rows * width,
+        lambda: {"targets": s.tokens(), "params": params},
+        uniforms=("params",),
+    )
+    yield s.case(
+        "sum_losses",
+        "losses +sum:1",
+        rows,
+        lambda: {"losses": np.abs(s.normal(rows))},
+        sizes=f"{rows:,} losses",
+    )
+
+
+def cast_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Conversions between single and half precision."""
+    yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
+    yield s.case("cast_f16_to_f32", "x:VC:h +out:VC", 0, needs_half=True, tolerance=0)
+
+
+LAYERS = (
+    embedding_cases,
+    norm_cases,
+    linear_cases,
+    attention_cases,
+    cache_cases,
+    activation_cases,
+    loss_cases,
+    cast_cases,
+)

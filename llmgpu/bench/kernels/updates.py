@@ -1,0 +1,200 @@
+"""The operations of an optimizer: on a tensor of the embedding table's size, and on all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.lm.ops.block_codes import BLOCK, BlockCodes
+from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
+from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+
+TENSORS = 110  # of a model with 12 layers
+LEARNING_RATE = 0.1  # large, so that an update changes what is compared
+STEP = 10
+ADAMW_OPERATIONS = 15  # for each number: clipping 1, moments 7, denominator 3, decay 1, step 3
+CODING_OPERATIONS = 20  # for each number: two codes to numbers and back, and the largest of a block
+STATE = ("parameter", "gradient", "first", "second")
+ALL_WEIGHTS = "all weights"
+_STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
+
+
+def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Norm of a gradient, and what is made of all of them."""
+    size = s.vocabulary * s.config.dim
+    partials = {"partials": empty(1, NORM_PARTIALS)}
+    yield s.case(
+        "reduce_norm_sq",
+        "grad:VC +partials",
+        2 * size,
+        lambda: partials,
+        more=(0,),
+        total=("partials",),
+    )
+    yield s.case(
+        "finalize_grad_stats",
+        "partials loss_sums *stats +history hyper",
+        TENSORS * NORM_PARTIALS + 1,
+        lambda: {
+            "partials": np.abs(s.normal(TENSORS, NORM_PARTIALS)),
+            "loss_sums": np.ones(1, np.float32),
+            "stats": np.zeros(4, np.float32),
+            "history": empty(1, 4),
+            "hyper": _hyper(),
+        },
+        sizes=f"{TENSORS} tensors",
+        uniforms=("hyper",),
+    )
+
+
+def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Updates in single precision, and with a half-precision copy of the parameter."""
+    return _with_and_without_copy(
+        s,
+        "adamw_update",
+        _STATE_OPERANDS,
+        ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
+        lambda: step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))},
+        record=_update("adamw_update", (*STATE, "stats", "hyper")),
+    )
+
+
+def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Updates whose moments are 8-bit codes."""
+    blocks = -(-s.vocabulary * s.config.dim // BLOCK)
+    codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
+    scales = np.ones(blocks, np.float32)
+    moments: Arrays = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
+    moments |= {"first_scales": scales, "second_scales": scales}
+    return _with_and_without_copy(
+        s,
+        "adamw_8bit_update",
+        "*parameter:VC gradient:VC first_codes *first_scales second_codes *second_scales",
+        (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
+        lambda: step_parameters() | moments,
+        # Codes of numbers half way between two may differ by one.
+        uncompared=("first_codes", "second_codes"),
+        record=_record_8bit,
+    )
+
+
+def row_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Updates and zeros of the rows that a batch has touched."""
+    rows = np.unique(s.tokens())
+    sizes = f"{len(rows):,} rows of {by(*s.table_shape)}"
+    touched = len(rows) * s.config.dim
+    plain, with_copy = _with_and_without_copy(
+        s,
+        "adamw_update_rows",
+        f"{_STATE_OPERANDS} rows",
+        ADAMW_OPERATIONS * touched,
+        lambda: (
+            step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3)), "rows": rows}
+        ),
+        sizes=sizes,
+        record=_update("adamw_update_rows", (*STATE, "rows", "stats", "hyper")),
+        bytes=28 * touched + 4 * len(rows),
+    )
+    yield plain
+    # Rows that are not touched have no copy to compare.
+    yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
+    yield s.case(
+        "fill_zero_rows",
+        "*table:VC rows",
+        0,
+        lambda: {"rows": rows},
+        sizes=sizes,
+        tolerance=0,
+        bytes=4 * touched + 4 * len(rows),
+    )
+
+
+def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Updating all weights of a model and their half-precision copies, in two ways.
+
+    In one kernel a tensor, which writes the copy of a number that it has just computed; or in two,
+    where another dispatch for each of the 110 tensors of 12 layers reads it again.
+    """
+    config = s.updated or s.config
+    weights = list(config.weights())
+    numbers = range(len(weights))
+
+    def make() -> Arrays:
+        arrays: Arrays = {}
+        for k, weight in enumerate(weights):
+            state: Arrays = {n: s.normal(*weight.shape, skip=i) for i, n in enumerate(STATE)}
+            state["second"] = np.abs(state["second"])
+            state["mirror"] = empty(*weight.shape, dtype=np.float16)
+            arrays |= {f"{name} {k}": array for name, array in state.items()}
+        return arrays | step_parameters()
+
+    def record(ops: Any, t: Tensors, *, fused: bool) -> None:
+        for k, weight in enumerate(weights):
+            state = (t[f"{name} {k}"] for name in STATE)
+            copy = t[f"mirror {k}"]
+            mirror = copy if fused else None
+            ops.adamw_update(*state, t["stats"], t["hyper"], decay=weight.decays, mirror=mirror)
+            if not fused:
+                ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
+
+    millions = f"{config.parameters / 1e6:,.1f} M parameters"
+    yield KernelCase(
+        "adamw_update_f16",
+        f"{config.layers} layers, {len(weights)} tensors, {millions}",
+        ADAMW_OPERATIONS * config.parameters,
+        make,
+        tuple(f"parameter {k}" for k in numbers),
+        uncompared=tuple(f"{name} {k}" for name in ("first", "second") for k in numbers),
+        copies={f"mirror {k}": f"parameter {k}" for k in numbers},
+        record=lambda ops, t: record(ops, t, fused=True),
+        separate=lambda ops, t: record(ops, t, fused=False),
+        where=ALL_WEIGHTS,
+        uniforms=("hyper",),
+        needs_half=True,
+    )
+
+
+def step_parameters() -> Arrays:
+    """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
+    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": _hyper()}
+
+
+def _hyper() -> Array:
+    return hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
+
+
+def _with_and_without_copy(
+    s: Sizes, name: str, operands: str, operations: int, given: Callable[[], Arrays], **more: Any
+) -> Iterator[KernelCase]:
+    """Yield an update without a half-precision copy of the parameter, then with one."""
+    more["uniforms"] = ("hyper",)
+    case = s.case(name, f"{operands} stats hyper", operations, given, **more)
+    yield case
+    yield replace(
+        case,
+        name=f"{name}_f16",
+        make=lambda: case.make() | {"mirror": empty(*s.table_shape, dtype=np.float16)},
+        copies={"mirror": "parameter"},
+        needs_half=True,
+    )
+
+
+def _update(name: str, arguments: Sequence[str]) -> Callable[[Any, Tensors], None]:
+    def record(ops: Any, t: Tensors) -> None:
+        update = getattr(ops, name)
+        update(*(t[key] for key in arguments), decay=True, mirror=t.get("mirror"))
+
+    return record
+
+
+def _record_8bit(ops: Any, t: Tensors) -> None:
+    moments = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
+    tensors = (t["parameter"], t["gradient"], *moments, t["stats"], t["hyper"])
+    ops.adamw_8bit_update(*tensors, decay=True, mirror=t.get("mirror"))
+
+
+UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, all_weights_cases)

@@ -1,0 +1,1 @@
+"""What becomes of a record: tables, a page with charts, a comparison with another record."""

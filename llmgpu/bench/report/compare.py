@@ -1,0 +1,160 @@
+"""What got faster or slower between two records: medians of what both measured alike.
+
+Times are compared only on the same machine, and of the same job: a part, its sizes, the engine and
+the variant. What only one record has is said, with the reason. Other programs are compared too,
+since they show whether the machine was as fast as before, but only llmgpu's times decide whether
+something `is_slower`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmgpu.bench.results import TOKENIZE, Machine, Record, Result
+
+DEFAULT_THRESHOLD = 0.1
+_VERSIONS = ("llmgpu", "commit", "python", "numpy", "wgpu")
+_Key = tuple[str, str, str, str | None]  # part, sizes, engine, variant
+
+
+@dataclass(frozen=True)
+class Change:
+    """Two medians of the same: seconds, before and now."""
+
+    what: str
+    job: str
+    name: str
+    is_peer: bool
+    old: float
+    new: float
+
+    @property
+    def relative(self) -> float:
+        """By what part of the old time it is slower: 0.25 for a quarter, negative if faster."""
+        return self.new / self.old - 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing two records gave.
+
+    changes: in the order of the new record. not_compared: lines, each with its reason. notes:
+    lines on what differs although times are compared. threshold: part of the old time by which a
+    time may grow.
+    """
+
+    changes: list[Change]
+    not_compared: list[str]
+    notes: list[str]
+    threshold: float
+
+    def is_slower(self, change: Change) -> bool:
+        """Whether a time of llmgpu's grew by more than the threshold."""
+        return not change.is_peer and change.relative > self.threshold
+
+    @property
+    def slower(self) -> list[Change]:
+        """The changes that are slower, most of all first."""
+        return sorted(filter(self.is_slower, self.changes), key=lambda change: -change.relative)
+
+
+def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
+    """Compare two records as `load_record` returns them."""
+    differences = _machine_differences(old.machine, new.machine)
+    if differences:
+        return Comparison([], [f"another machine: {line}" for line in differences], [], threshold)
+    changes: list[Change] = []
+    not_compared = list(_parts_of_one(old, new))
+    old_results, new_results = _by_key(old), _by_key(new)
+    both = {key[0] for key in old_results} & {key[0] for key in new_results}
+    for key, result in new_results.items():
+        if key[0] not in both:
+            continue
+        reason = _why_not(key, result, old, new, old_results)
+        if reason is not None:
+            not_compared.append(f"{_line(result)}: {reason}")
+        elif result.seconds is not None:
+            before = old_results[key].median
+            names = (result.what, result.sizes, result.name)
+            changes.append(Change(*names, new.is_peer(result), before, result.median))
+    for key, result in old_results.items():
+        is_lost = key[0] in both and key not in new_results and result.seconds is not None
+        if is_lost and _other_sizes(key, new_results) is None:
+            not_compared.append(f"{_line(result)}: only the old record has it")
+    return Comparison(changes, not_compared, list(_notes(old, new)), threshold)
+
+
+def _by_key(record: Record) -> dict[_Key, Result]:
+    results: dict[_Key, Result] = {}
+    for result in record.results:
+        results.setdefault((result.what, result.sizes, result.engine, result.variant), result)
+    return results
+
+
+def _parts_of_one(old: Record, new: Record) -> Iterator[str]:
+    """Yield a line for each part that one of the records doesn't have."""
+    before, now = (dict.fromkeys(r.what for r in record.results) for record in (old, new))
+    yield from (f"{what}: only the new record has it" for what in now if what not in before)
+    yield from (f"{what}: only the old record has it" for what in before if what not in now)
+
+
+def _why_not(
+    key: _Key, result: Result, old: Record, new: Record, old_results: dict[_Key, Result]
+) -> str | None:
+    """Return why a new result is not compared, None if it is (or has nothing to compare)."""
+    before = old_results.get(key)
+    if before is None:
+        sizes = _other_sizes(key, old_results)
+        if sizes is not None:
+            return f"the sizes differ, they were {sizes}"
+        return "only the new record has it" if result.seconds is not None else None
+    if result.seconds is not None and before.seconds is None:
+        return "the old record has no time of it"
+    if before.seconds is not None and result.seconds is None:
+        return f"no time of it now: {result.note or result.answer or 'unknown why'}"
+    if result.text_bytes is not None and _digest(old) != _digest(new):
+        return "the text differs"
+    if result.what == TOKENIZE and old.vocabulary != new.vocabulary:
+        return "the vocabulary differs"
+    return None
+
+
+def _other_sizes(key: _Key, results: dict[_Key, Result]) -> str | None:
+    """Return the sizes of a result that differs in nothing else."""
+    what, _, engine, variant = key
+    same = (k[1] for k in results if (k[0], k[2], k[3]) == (what, engine, variant))
+    return next(same, None)
+
+
+def _line(result: Result) -> str:
+    return f"{result.what}: {result.name}, {result.sizes}"
+
+
+def _digest(record: Record) -> str | None:
+    return None if record.text is None else record.text.sha256
+
+
+def _machine_differences(old: Machine, new: Machine) -> list[str]:
+    names = {"platform": "platform", "cpu": "CPU", "cpus": "number of CPUs"}
+    return [
+        f"its {name} was {getattr(old, key)}, here it is {getattr(new, key)}"
+        for key, name in names.items()
+        if getattr(old, key) != getattr(new, key)
+    ]
+
+
+def _notes(old: Record, new: Record) -> Iterator[str]:
+    """Yield what may be the cause of changes."""
+    for name in _VERSIONS:
+        before, now = (getattr(record.machine, name) for record in (old, new))
+        if before != now:
+            yield f"{name}: {before} then, {now} now"
+    drivers = {adapter.name: adapter.driver for adapter in old.machine.adapters}
+    for adapter in new.machine.adapters:
+        driver = drivers.get(adapter.name, adapter.driver)
+        if driver != adapter.driver:
+            yield f"driver of {adapter.name}: {driver} then, {adapter.driver} now"
+    for record, when in ((old, "old"), (new, "new")):
+        if not record.complete:
+            yield f"the {when} record was interrupted, so it doesn't have everything"

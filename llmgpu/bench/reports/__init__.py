@@ -1,1 +1,0 @@
-"""What becomes of a record: a page with charts, a comparison with another record."""

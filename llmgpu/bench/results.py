@@ -1,0 +1,370 @@
+"""What a benchmark finds: results, the record that holds them, and the JSON file of a record.
+
+Times are in seconds, rates in units a second. In JSON a field that has nothing to say is left out.
+Version 1 has results about texts only (`text_bytes`, `vocab_size` and `pattern` say the job);
+results of version 2 may have a `job`, a line for people that states the sizes, and a `variant`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from llmgpu.bench.units import quantity
+from llmgpu.errors import InputError
+
+FORMAT = "llmgpu-bench"
+VERSION = 2
+BPE_TRAIN, TOKENIZE = "bpe-train", "tokenize"
+EMBEDDING, KERNELS, TRAIN = "embedding", "kernels", "train"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of several runs; `runs` are all of them, in order."""
+
+    median: float
+    min: float
+    max: float
+    runs: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Times:
+        """Summarize runs, of which there is at least one."""
+        runs = tuple(map(float, seconds))
+        return cls(statistics.median(runs), min(runs), max(runs), runs)
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Seconds in each kernel by its name; merges: of how many merges of a training, if of one."""
+
+    seconds: dict[str, float]
+    total: float
+    merges: int | None = None
+    mb_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one engine or peer did in one job, in one way.
+
+    what: the part. engine: NumPy, an adapter or a peer by its name. peer: whether it is another
+    program. correct: whether the answer was right, None where none was compared. answer: what it
+    was compared with. note: why something is missing or differs. clock: "gpu" or "host".
+    job, variant: lines for people on the sizes and on the way of doing it.
+    text_bytes, vocab_size, pattern: the job where it is about text.
+    bytes, operations: what had to be moved and computed, from which rates and shares follow.
+    """
+
+    what: str
+    engine: str
+    correct: bool | None = None
+    peer: bool = False
+    job: str | None = None
+    variant: str | None = None
+    text_bytes: int | None = None
+    vocab_size: int | None = None
+    pattern: str | None = None
+    answer: str | None = None
+    note: str | None = None
+    clock: str | None = None
+    seconds: Times | None = None
+    start_up: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, Times] = field(default_factory=dict)
+    kernels: KernelTimes | None = None
+    losses: tuple[float, ...] = ()
+    tokens: int | None = None
+    merges: int | None = None
+    table_bytes: int | None = None
+    output_bytes: int | None = None
+    bytes: int | None = None
+    operations: int | None = None
+    mb_per_second: float | None = None
+    merges_per_second: float | None = None
+    tokens_per_second: float | None = None
+    bytes_per_second: float | None = None
+    output_bytes_per_second: float | None = None
+    operations_per_second: float | None = None
+    share_of_copy: float | None = None
+    share_of_floor: float | None = None
+    share_of_kernels: float | None = None
+    speed_up: float | None = None
+    speed_up_over_torch: float | None = None
+    # An operation that takes one dispatch or, separately, two.
+    host_seconds: Times | None = None
+    separate_seconds: Times | None = None
+    separate_host_seconds: Times | None = None
+    speed_up_over_separate: float | None = None
+
+    @property
+    def median(self) -> float:
+        """Median of the runs of a result that has times."""
+        assert self.seconds is not None
+        return self.seconds.median
+
+    @property
+    def sizes(self) -> str:
+        """A line for people that says what was to be done."""
+        if self.job is not None:
+            return self.job
+        line = f"{quantity(self.text_bytes or 0, 'B')} of text, {self.vocab_size:,} ids"
+        return line if self.pattern is None else f"{line}, pattern {self.pattern}"
+
+    @property
+    def name(self) -> str:
+        """The engine with the variant, if there is one."""
+        return f"{self.engine}, {self.variant}" if self.variant else self.engine
+
+    @property
+    def kind_and_way(self) -> tuple[str, str]:
+        """The variant in two: what an embedding does, which its variant begins with; and how."""
+        if self.what != EMBEDDING:
+            return "", self.variant or ""
+        kind, _, way = (self.variant or "").partition(": ")
+        return kind, way
+
+    @property
+    def reason(self) -> str:
+        """What the answer was compared with, otherwise why there is none."""
+        return self.answer or self.note or "-"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the answer is right in a word, otherwise why there is none."""
+        return self.reason if self.correct is None else "right" if self.correct else "WRONG"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that was opened."""
+
+    name: str
+    kind: str
+    driver: str
+    backend: str | None = None
+    subgroup_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured on, with the versions of the software; None for what is not installed."""
+
+    platform: str
+    cpu: str
+    cpus: int
+    adapters: tuple[Adapter, ...]
+    python: str
+    llmgpu: str
+    commit: str | None = None
+    numpy: str | None = None
+    wgpu: str | None = None
+    tokenizers: str | None = None
+    rustbpe: str | None = None
+    gigatoken: str | None = None
+    tiktoken: str | None = None
+    torch: str | None = None
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """The text that was measured on."""
+
+    source: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class VocabularyFacts:
+    """The vocabulary that was given to tokenize with."""
+
+    source: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine's memory and arithmetic can do, measured."""
+
+    bytes_per_second: float
+    operations_per_second: float
+
+
+@dataclass
+class Record:
+    """All results of a benchmark, to which results are added while it runs.
+
+    measured: when, in UTC. not_opened: why adapters could not be opened, by name. missing_peers:
+    what to install, by peer. limits: by engine. complete: whether it ran to its end.
+    """
+
+    machine: Machine
+    results: list[Result]
+    complete: bool
+    not_opened: dict[str, str]
+    measured: str | None = None
+    text: TextFacts | None = None
+    vocabulary: VocabularyFacts | None = None
+    missing_peers: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, Limits] = field(default_factory=dict)
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether no engine gave a wrong answer."""
+        return all(result.correct is not False for result in self.results)
+
+    def is_peer(self, result: Result) -> bool:
+        """Whether a result is another program's; early records do not mark all of them."""
+        own = {"NumPy", *(adapter.name for adapter in self.machine.adapters)}
+        return result.peer or result.engine.removeprefix("recount on ") not in own
+
+    def tables(self) -> list[ResultTable]:
+        """Return all results as tables, in the order in which they were measured."""
+        tables: dict[tuple[str, str], ResultTable] = {}
+        for result in self.results:
+            kind, _ = result.kind_and_way
+            title = result.engine if result.what == KERNELS else result.sizes
+            title = f"{title}: {kind}" if kind else title
+            empty = ResultTable(result.what, title, [])
+            tables.setdefault((result.what, title), empty).results.append(result)
+        return list(tables.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON's types."""
+        plain = {name: value for name, value in asdict(self).items() if value is not None}
+        results = [{"correct": None} | _stated(result) for result in plain["results"]]
+        return {"format": FORMAT, "version": VERSION} | plain | {"results": results}
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Results that stand together: of one job, or all kernels of one engine.
+
+    what: the part. title: the job, or the engine. results: in the order of measuring.
+    """
+
+    what: str
+    title: str
+    results: list[Result]
+
+    def row_name(self, result: Result) -> str:
+        """Return what tells a result apart from the others, for people."""
+        if self.what == KERNELS:
+            return f"{result.variant or 'kernel'}: {result.sizes}"
+        _, way = result.kind_and_way
+        return f"{result.engine}, {way}" if way else result.engine
+
+    @property
+    def answers(self) -> str:
+        """What answers were compared with and the notes on them, each once."""
+        compared = [result for result in self.results if result.correct is not None]
+        said = [result.answer for result in compared] + [result.note for result in compared]
+        return "; ".join(dict.fromkeys(text for text in said if text))
+
+
+def load_record(path: str) -> Record:
+    """Read a record that ``llmgpu bench -o`` has written.
+
+    Raises:
+        InputError: the file can't be read, is not such a record, is of a newer version, or is
+            damaged.
+    """
+    try:
+        plain = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a record of llmgpu bench: it is not JSON") from error
+    try:
+        return read_record(plain)
+    except ValueError as error:
+        raise InputError(f"{path} {error}") from error
+
+
+def read_record(plain: Any) -> Record:
+    """Return the record that JSON's types stand for; unknown fields are ignored.
+
+    Raises:
+        ValueError: it is not a record; the message continues a sentence that begins with a name.
+    """
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+        raise ValueError("is not a record of llmgpu bench: make one with -o FILE")
+    if plain.get("version") not in range(1, VERSION + 1):
+        version = plain.get("version")
+        raise ValueError(f"is a record of version {version!r}; this llmgpu reads 1 to {VERSION}")
+    try:
+        record: Record = _read(Record, plain, "")
+        for fault in _faults(record):
+            raise ValueError(fault)
+    except ValueError as error:
+        raise ValueError(f"is damaged: {error}") from error
+    return record
+
+
+def _faults(record: Record) -> Iterator[str]:
+    """Yield what is missing, and numbers that can't be divided by."""
+    for k, result in enumerate(record.results):
+        if result.job is None and None in (result.text_bytes, result.vocab_size):
+            yield f"results[{k}].job is missing"
+        times = result.seconds
+        if times is not None and min(times.median, times.min, times.max) <= 0:
+            yield f"results[{k}].seconds has a number that is not above 0"
+    for name, limits in record.limits.items():
+        if min(limits.bytes_per_second, limits.operations_per_second) <= 0:
+            yield f"limits.{name} has a number that is not above 0"
+
+
+def _read(kind: Any, value: Any, place: str) -> Any:
+    """Return a value of JSON as a type; ValueError says what is wrong with it, and where."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is types.UnionType:  # always "... | None"
+        return None if value is None else _read(arguments[0], value, place)
+    if is_dataclass(kind):
+        return _read_fields(kind, _checked(value, dict, "an object", place), place)
+    if origin is dict:
+        items = _checked(value, dict, "an object", place).items()
+        return {name: _read(arguments[1], item, f"{place}.{name}") for name, item in items}
+    if origin in (list, tuple):
+        items = enumerate(_checked(value, list, "a list", place))
+        return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
+    if kind in (int, float):
+        # Not all integers of JSON are numbers that can be calculated with.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) < 1e30 or not math.isfinite(value):
+            raise ValueError(f"{place} is not a number")
+        return value
+    return _checked(value, kind, f"of type {kind.__name__}", place)
+
+
+def _read_fields(kind: Any, plain: dict[str, Any], place: str) -> Any:
+    hints = get_type_hints(kind)
+    values = {}
+    for of_kind in fields(kind):
+        inner = f"{place}.{of_kind.name}".lstrip(".")
+        if of_kind.name in plain:
+            values[of_kind.name] = _read(hints[of_kind.name], plain[of_kind.name], inner)
+        elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
+            raise ValueError(f"{inner} is missing")
+    return kind(**values)
+
+
+def _checked(value: Any, kind: type, called: str, place: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{place or 'it'} is not {called}")
+    return value
+
+
+def _stated(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a result without fields that have nothing to say."""
+    return {
+        name: _stated(value) if isinstance(value, dict) else value
+        for name, value in plain.items()
+        if value not in (None, {}, ()) and (name, value) != ("peer", False)
+    }

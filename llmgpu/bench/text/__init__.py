@@ -1,1 +1,0 @@
-"""Training tokenizers and tokenizing, beside the tools that do the same."""

@@ -1,0 +1,1 @@
+"""Training tokenizers and tokenizing, next to the tools that do the same."""

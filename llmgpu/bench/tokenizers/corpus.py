@@ -1,0 +1,163 @@
+"""The text that is measured on.
+
+By default the sources of Python's standard library, which every machine has: .py files in the order
+of their paths, without the few that are not UTF-8, because peers can't read those. Different
+versions of Python have different sources, so the text's hash is recorded. The source "generated" is
+text of any size, see `llmgpu.bench.tokenizers.generated_text`; name a file like that ./generated.
+All files are one document, end to end, and the text ends with a line where its length is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from llmgpu.bench.results import Result, TextFacts
+from llmgpu.bench.tokenizers.generated_text import generate_text
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import Corpus, CorpusOptions
+
+GENERATED = "generated"
+_READ_BYTES = 1 << 20
+_NOT_STANDARD = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class BenchText:
+    """A text and where it is from."""
+
+    source: str
+    data: bytes
+
+    @cached_property
+    def is_utf8(self) -> bool:
+        """Whether peers, which take text and not bytes, can read it."""
+        return _is_utf8(self.data)
+
+    def first(self, limit: int) -> BenchText:
+        """Return the first `limit` bytes at most, up to the end of a line if there is one."""
+        return BenchText(self.source, _cut(self.data, limit))
+
+    def describe(self) -> TextFacts:
+        """Return what the text is."""
+        return TextFacts(self.source, len(self.data), hashlib.sha256(self.data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every engine is measured on.
+
+    path: a file with the bytes of `text`. folder: for output files. runs: how often to measure.
+    """
+
+    text: BenchText
+    path: Path
+    folder: Path
+    vocab_size: int
+    pattern: str
+    runs: int
+
+    def begin(self, what: str, engine: str) -> Result:
+        """Return a result without measurements: what was asked of which engine."""
+        return Result(
+            what,
+            engine,
+            text_bytes=len(self.text.data),
+            vocab_size=self.vocab_size,
+            pattern=self.pattern,
+        )
+
+
+def make_job(text: BenchText, folder: Path, vocab_size: int, pattern: str, runs: int) -> Job:
+    """Write a text to a file, which puts it into the page cache, and return the job on it."""
+    path = folder / f"corpus-{len(text.data)}.txt"
+    path.write_bytes(text.data)
+    return Job(text, path, folder, vocab_size, pattern, runs)
+
+
+def load_text(sources: Sequence[str], limit: int) -> BenchText:
+    """Read `limit` bytes of `sources` at most, of the standard library if there are none.
+
+    Raises:
+        InputError: a source can't be read, or there is no text.
+    """
+    if not sources:
+        text = BenchText("Python's standard library", _standard_library(limit))
+    elif GENERATED in sources:
+        text = BenchText("generated", b"".join(_generated(sources, limit)))
+    else:
+        text = BenchText(", ".join(sources), _cut(_read(sources, limit + 1), limit))
+    if not text.data:
+        raise InputError(f"there is no text to measure on in {text.source}")
+    return text
+
+
+def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
+    """Yield the text of `load_text`, which is not all in memory if it is generated.
+
+    Raises:
+        InputError: as `load_text`.
+    """
+    if GENERATED in sources:
+        yield from _generated(sources, limit)
+    else:
+        yield load_text(sources, limit).data
+
+
+def standard_library_files() -> list[Path]:
+    """Return the .py files of Python's standard library, sorted by path."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [path for path in root.rglob("*.py") if path.is_file()]
+    return sorted(path for path in files if not _NOT_STANDARD & set(path.relative_to(root).parts))
+
+
+def _generated(sources: Sequence[str], limit: int) -> Iterator[bytes]:
+    if len(sources) > 1:
+        raise InputError("generated text is of any size by itself: give no other sources with it")
+    return generate_text(limit)
+
+
+def _standard_library(limit: int) -> bytes:
+    pieces: list[bytes] = []
+    length = 0
+    for path in standard_library_files():
+        data = path.read_bytes()
+        if not _is_utf8(data):
+            continue
+        pieces.append(data)
+        length += len(data)
+        if length > limit:
+            break
+    return _cut(b"".join(pieces), limit)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read(sources: Sequence[str], limit: int) -> bytes:
+    pieces: list[bytes] = []
+    buffer = np.empty(_READ_BYTES, np.uint8)
+    with Corpus(sources, CorpusOptions(limit=limit)) as corpus:
+        ended = False
+        while not ended:
+            fill = corpus.read_into(buffer)
+            pieces.append(buffer[: fill.length].tobytes())
+            ended = fill.end
+    return b"".join(pieces)
+
+
+def _cut(data: bytes, limit: int) -> bytes:
+    if len(data) <= limit:
+        return data
+    return data[: data.rfind(b"\n", 0, limit) + 1 or limit]

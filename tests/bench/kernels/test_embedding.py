@@ -1,0 +1,264 @@
+"""The embedding part at tiny sizes: its data, its results, and that answers come before times."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench import timing
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.kernels import embedding, limits
+from llmgpu.bench.kernels.embedding import (
+    BACKWARD,
+    GPU_WAYS,
+    GRADIENTS,
+    HALF,
+    JOBS,
+    KINDS,
+    LOOKUP,
+    NUMPY_WAYS,
+    POSITIONS,
+    REFERENCES,
+    REPEATED,
+    TORCH_WAYS,
+    EmbeddingJob,
+    measure_embedding,
+)
+from llmgpu.bench.kernels.measure import prepare, same_values
+from llmgpu.bench.results import Result
+from llmgpu.bench.timing import PartOptions
+from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.progress import no_progress
+from tests.conftest import require_adapter
+
+TINY = EmbeddingJob("Tiny", 300, 64, 2, 75)
+OPTIONS = PartOptions(runs=2, peers=False)
+NUMPY_ENGINE = Engine(NUMPY, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "JOBS", (TINY,))
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "HARDWARE_COPY_BYTES", 1 << 20)
+
+
+def measure(*engines: Engine, **changes: Any) -> list[Result]:
+    return list(measure_embedding(engines, replace(OPTIONS, **changes), no_progress))
+
+
+def own(device: Device) -> Engine:
+    return Engine(Backend(device, "under test"), 0.0)
+
+
+@pytest.fixture(scope="module")
+def small_bindings() -> Iterator[Device]:
+    require_adapter()
+    limits = {**WEBGPU_DEFAULT_LIMITS, "max-storage-buffer-binding-size": 48 << 10}
+    yield Device(limits=limits)
+
+
+def test_the_models_are_those_of_the_exercise() -> None:
+    assert [(job.vocab_size, job.width, job.batch, job.seq_len) for job in JOBS] == [
+        (50_257, 768, 32, 512),
+        (32_000, 4096, 8, 1024),
+        (128_256, 4096, 8, 2048),
+    ]
+    assert JOBS[0].describe() == "GPT-2 Small: table 50,257 x 768, 32 x 512 tokens"
+    assert (JOBS[2].table_bytes, JOBS[2].output_bytes) == (2_101_346_304, 268_435_456)
+
+
+@pytest.mark.parametrize("limit", [10, 3000, 1 << 20, 100 << 20, 1 << 32])
+@pytest.mark.parametrize("job", JOBS)
+def test_scaling(job: EmbeddingJob, limit: int) -> None:
+    scaled = job.scaled_to(limit)
+    assert scaled.table_bytes <= limit or scaled.vocab_size == 1
+    assert scaled.tokens == max(job.tokens // scaled.scale, 1)
+    assert scaled.width == job.width
+    assert scaled.scaled_to(limit) == scaled or scaled.vocab_size == 1
+    if job.table_bytes <= limit:
+        assert scaled == job
+
+
+def names(ways: dict[str, tuple[Any, ...]]) -> list[str]:
+    return [f"{kind}: {way}" for kind in KINDS for way, _ in ways[kind]]
+
+
+def expected(arrays: dict[str, Any], kind: str) -> np.ndarray[Any, Any]:
+    """What a kind of work gives, one row after another in float64."""
+    tokens = arrays["tokens"]
+    if kind in GRADIENTS:
+        table = np.zeros(arrays["grad_table"].shape)
+        for s, token in enumerate(tokens):
+            table[token] += arrays["grad_out"][s]
+        return table
+    rows = np.array([arrays["table 0"][t] for t in tokens]).astype(np.float32)
+    if kind == POSITIONS:
+        table = arrays["position_table"]
+        rows = rows + np.array([table[s % TINY.seq_len] for s in range(TINY.tokens)])
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_references_are_right_and_told_from_wrong_answers(kind: str) -> None:
+    case = embedding._case(TINY, kind, "a way", REFERENCES[kind], sys.maxsize)
+    arrays = case.make()
+    prepared = prepare(open_operations(None), case, arrays)
+    prepared.run()
+    (output,) = case.outputs
+    answer, right = prepared.read(output), expected(arrays, kind).astype(np.float32)
+    assert same_values(answer, right, case.tolerance)
+    for s in (0, len(answer) - 1):
+        wrong = answer.copy()
+        wrong[s, -1] += 0.001
+        assert not same_values(wrong, right, case.tolerance)
+    assert not same_values(np.full_like(answer, np.nan), right, case.tolerance)
+
+
+def test_data() -> None:
+    arrays = TINY.arrays(POSITIONS, sys.maxsize)
+    assert len(np.unique(arrays["table 0"], axis=0)) == TINY.vocab_size
+    assert TINY.token_ids(LOOKUP).max() < TINY.vocab_size
+    repeated = TINY.token_ids(REPEATED)
+    assert np.count_nonzero(repeated == repeated[0]) >= TINY.tokens // 50
+    np.testing.assert_array_equal(arrays["positions"], [*range(75), *range(75)])
+    parts = [array for name, array in TINY.arrays(HALF, 1000).items() if "table" in name]
+    assert max(part.nbytes for part in parts) <= 1000
+    whole = TINY.arrays(HALF, sys.maxsize)["table 0"]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_moved_bytes() -> None:
+    pair = EmbeddingJob("Pair", 1, 8, 1, 2)  # both tokens are the only one
+    assert pair.moved_bytes(LOOKUP) == 8 + 32 + 64
+    assert pair.moved_bytes(HALF) == 8 + 16 + 64
+    assert pair.moved_bytes(POSITIONS) == 8 + 32 + 8 + 64 + 64
+    assert pair.moved_bytes(BACKWARD) == pair.moved_bytes(REPEATED) == 8 + 64 + 2 * 32
+
+
+def test_numpy() -> None:
+    results = measure(NUMPY_ENGINE)
+    assert [r.variant for r in results] == names(NUMPY_WAYS)
+    for result in results:
+        assert (result.what, result.engine) == ("embedding", "NumPy")
+        assert result.job == "Tiny: table 300 x 64, 2 x 75 tokens"
+        assert (result.correct, result.clock) == (True, "host")
+        assert result.answer.startswith("the rows of NumPy")
+        assert len(result.seconds.runs) == 2
+        assert result.share_of_copy > 0
+    assert results[0].speed_up == 1
+
+
+def test_a_device(any_device: Device) -> None:
+    results = [r for r in measure(own(any_device), NUMPY_ENGINE) if r.engine != "NumPy"]
+    assert [r.variant for r in results] == names(GPU_WAYS)
+    for result in results:
+        if HALF in result.variant and "shader-f16" not in any_device.features:
+            assert result.note == "the device has no half precision"
+            continue
+        assert result.correct is True
+        seconds = result.seconds.median
+        assert result.bytes_per_second == result.bytes / seconds
+        assert result.output_bytes_per_second == 4 * 64 * 150 / seconds
+        assert result.tokens_per_second == 150 / seconds
+        assert result.speed_up > 0
+        assert result.share_of_copy > 0
+        assert result.speed_up_over_torch is None
+
+
+def test_tables_larger_than_a_binding_come_in_parts(small_bindings: Device) -> None:
+    assert TINY.table_bytes > small_bindings.max_binding_bytes
+    results = measure(own(small_bindings))
+    smaller = [r for r in results if r.job == "Tiny: table 150 x 64, 1 x 75 tokens"]
+    assert len(smaller) == len(names(GPU_WAYS)) == len(results) / 2
+    assert all(r.correct and r.note.startswith("scaled down: 1/2") for r in smaller)
+    for result in results[: len(smaller)]:
+        way = result.variant.partition(": ")[2]
+        is_lookup = result.variant.startswith(LOOKUP)
+        if is_lookup and way in ("16-byte loads", "one thread an element"):
+            assert result.correct is True
+            assert result.seconds is not None
+        else:
+            assert result.note == "takes no table in parts, and a binding has at most 49,152 bytes"
+            assert result.seconds is None
+
+
+def test_outputs_larger_than_a_binding_are_a_note(
+    small_bindings: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "JOBS", (replace(TINY, vocab_size=100, batch=9),))
+    for result in measure(own(small_bindings)):
+        assert "binds at most 49152" in result.note
+        assert result.seconds is None
+
+
+def test_a_wrong_answer_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(ops: Any, t: Any) -> None:
+        ops.append(lambda: t["out"].array.fill(0))
+
+    monkeypatch.setitem(embedding.NUMPY_WAYS, LOOKUP, (("nothing", nothing),))
+    result = measure(NUMPY_ENGINE)[0]
+    assert result.correct is False
+    assert result.answer == "NOT the rows of NumPy"
+    assert result.seconds is result.speed_up is result.bytes_per_second is None
+
+
+def test_quick_is_the_first_model_scaled_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "JOBS", (TINY, replace(TINY, model="Second")))
+    monkeypatch.setattr(embedding, "QUICK_TABLE_BYTES", TINY.table_bytes // 2)
+    results = measure(NUMPY_ENGINE, quick=True)
+    assert {r.job for r in results} == {"Tiny: table 150 x 64, 1 x 75 tokens"}
+    assert {r.note for r in results} == {"scaled down: 1/2 of the model's vocabulary and tokens"}
+    assert len({r.job for r in measure(NUMPY_ENGINE)}) == 2
+
+
+def test_software_adapters_do_a_smaller_job(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "SOFTWARE_TABLE_BYTES", TINY.table_bytes // 2)
+    jobs = {(r.engine, r.job.partition(", ")[2]) for r in measure(NUMPY_ENGINE, own(device))}
+    own_job = "1 x 75 tokens" if device.is_software else "2 x 75 tokens"
+    assert (device.name, own_job) in jobs
+    assert ("NumPy", own_job) in jobs
+    assert ("NumPy", "2 x 75 tokens") in jobs
+
+
+def test_torch() -> None:
+    pytest.importorskip("torch")
+    results = measure(NUMPY_ENGINE, peers=True)
+    peers = [r for r in results if r.peer]
+    assert [r.variant for r in peers] == names(TORCH_WAYS)
+    for result in peers:
+        assert result.engine.startswith("torch ")
+        assert result.engine.endswith(" (cpu)")
+        assert result.correct is True
+        assert result.speed_up > 0
+
+
+def test_a_device_beside_torch(device: Device) -> None:
+    pytest.importorskip("torch")
+    results = [r for r in measure(own(device), peers=True) if not r.peer]
+    assert len(results) == len(names(GPU_WAYS))
+    for result in results:
+        assert result.speed_up_over_torch > 0
+        assert result.speed_up is None  # NumPy was not measured
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    peers = [r for r in measure(NUMPY_ENGINE, peers=True) if r.peer]
+    assert [(r.engine, r.note) for r in peers] == [("torch", "not installed: pip install torch")]
+
+
+def test_each_kind_is_measured_everywhere() -> None:
+    for ways in (NUMPY_WAYS, GPU_WAYS, TORCH_WAYS):
+        assert list(ways) == list(KINDS)
+        assert all(ways.values())

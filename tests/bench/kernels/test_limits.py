@@ -1,0 +1,118 @@
+"""What others are a share of: that the kernels do the work they are timed for, and the timing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import Backend
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.kernels import limits
+from llmgpu.bench.kernels.limits import (
+    FACTORS,
+    copy_kernel,
+    measured_bandwidth,
+    measured_rate,
+    multiply_add_kernel,
+)
+from llmgpu.bench.timing import host_times, time_program
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import Device
+from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "HARDWARE_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(limits, "SOFTWARE_THREADS", 256)
+    monkeypatch.setattr(limits, "RUNS", 2)
+
+
+@pytest.mark.parametrize("vectors", [1, 255, 2048, 2049, 5000])
+def test_copy(any_device: Device, vectors: int) -> None:
+    operations = GpuOperations(any_device)
+    values = np.random.default_rng(vectors).standard_normal((vectors, 4)).astype(np.float32)
+    source, target = (operations.tensor(name, (vectors, 4)) for name in ("source", "target"))
+    operations.write(source, values)
+    with operations.record("copy") as program:
+        copy_kernel(operations, source, target)
+    operations.run(program)
+    np.testing.assert_array_equal(operations.read(target), values)
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(1, 1), (300, 7), (64, 100)])
+def test_multiply_add(any_device: Device, count: int, rounds: int) -> None:
+    operations = GpuOperations(any_device)
+    start = np.random.default_rng(count).random(count)
+    values = operations.tensor("values", (count,))
+    operations.write(values, start)
+    with operations.record("multiply-add") as program:
+        multiply_add_kernel(operations, values, rounds)
+    operations.run(program)
+    chains = start[:, np.newaxis] + np.arange(16)
+    factor, summand = (float(np.float32(value)) for value in FACTORS)
+    for _ in range(4 * rounds):
+        chains = chains * factor + summand
+    np.testing.assert_allclose(operations.read(values), chains.sum(axis=1), rtol=3e-5)
+
+
+def test_figures_of_numpy(small: None) -> None:
+    engine = Engine(Backend(None, "small"), 0.0)
+    assert measured_bandwidth(engine) > 0
+    assert measured_rate(engine) > 0
+
+
+def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) -> None:
+    engine = Engine(Backend(any_device, "small"), 0.0)
+    assert measured_bandwidth(engine) == measured_bandwidth(engine) > 0
+    assert measured_rate(engine) == measured_rate(engine) > 0
+    assert measured_rate(engine) != measured_bandwidth(engine)
+
+
+def test_a_copy_takes_what_memory_there_is(
+    device: Device, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SMALLEST_COPY_BYTES", 1 << 18)
+    create, made = device.create_buffer, []
+
+    def create_few(label: str, nbytes: int) -> Any:
+        if nbytes > 1 << 18:
+            raise DeviceError("no memory")
+        made.append(nbytes)
+        return create(label, nbytes)
+
+    monkeypatch.setattr(device, "create_buffer", create_few)
+    assert measured_bandwidth(Engine(Backend(device, "little memory"), 0.0)) > 0
+    assert made == [1 << 18, 1 << 18]
+    monkeypatch.setattr(limits, "SMALLEST_COPY_BYTES", 1 << 19)
+    with pytest.raises(DeviceError, match="no memory"):
+        measured_bandwidth(Engine(Backend(device, "less memory"), 0.0))
+
+
+def test_times_of_a_program(any_device: Device) -> None:
+    operations = GpuOperations(any_device)
+    tensor = operations.tensor("zeros", (1000,))
+    with operations.record("zeros") as program:
+        operations.fill_zero(tensor)
+        operations.fill_zero(tensor)
+    times = time_program(operations, program, runs=3, budget=10)
+    assert len(times.seconds) == 3
+    assert not any_device.timing
+    timestamps = "timestamp-query" in any_device.features
+    assert times.clock == ("gpu" if timestamps else "host")
+    assert times.by_kernel == ({"fill_zero": times.seconds} if timestamps else {})
+
+
+def test_one_run_at_least_and_none_beyond_the_budget() -> None:
+    calls: list[int] = []
+    assert len(host_times(lambda: calls.append(1), runs=5, budget=-1)) == 1
+    operations = NumpyOperations()
+    with operations.record("nothing") as program:
+        operations.append(lambda: calls.append(2))
+    times = time_program(operations, program, runs=5, budget=-1)
+    assert (len(times.seconds), times.clock, times.by_kernel) == (1, "host", {})
+    assert calls.count(2) > 1  # the warm-up's

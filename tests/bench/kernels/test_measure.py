@@ -1,0 +1,264 @@
+"""Kernels as a benchmark: answers before times, and the formulas of what they cost."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench import timing
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.kernels import measure, tokenizers
+from llmgpu.bench.kernels.cases import KernelCase, Sizes
+from llmgpu.bench.kernels.limits import keep_busy, raise_clocks
+from llmgpu.bench.kernels.measure import (
+    FAMILIES,
+    CaseBench,
+    choose_sizes,
+    measure_kernels,
+    prepare,
+    same_values,
+    wrong_outputs,
+)
+from llmgpu.bench.peers.torch import Torch
+from llmgpu.bench.results import Result, load_record
+from llmgpu.bench.timing import PartOptions, has_timestamps
+from llmgpu.gpu import Device
+from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.progress import no_progress
+
+RECORDED = Path(__file__).parents[3] / "docs" / "recorded"
+CONFIG = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
+SIZES = Sizes(CONFIG, 3)
+QUICK = PartOptions(runs=2, peers=False, quick=True)
+CASES = {case.variant: case for family in FAMILIES for case in family(SIZES)}
+ALL_WEIGHTS = "adamw_update_f16, all weights"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make everything small, and the figures of engines such that nothing need be measured."""
+    monkeypatch.setattr(measure, "choose_sizes", lambda engine, quick: (SIZES, "small"))
+    monkeypatch.setattr(tokenizers, "text_bytes", lambda engine, quick: 3000)
+    monkeypatch.setattr(tokenizers, "VOCAB_SIZE", 270)
+    monkeypatch.setattr(measure, "measured_bandwidth", lambda engine: 1e9)
+    monkeypatch.setattr(measure, "measured_rate", lambda engine: 1e10)
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+
+
+def engine_of(device: Device | None) -> Engine:
+    return Engine(NUMPY if device is None else Backend(device, device.name), 0.0)
+
+
+def bench() -> CaseBench:
+    return CaseBench("kernels", QUICK, no_progress, 0.05, cold=True)
+
+
+@pytest.fixture(scope="module")
+def results(device: Device) -> Iterator[list[Result]]:
+    """The results of NumPy and of the best adapter."""
+    with pytest.MonkeyPatch.context() as patch:
+        small.__wrapped__(patch)  # type: ignore[attr-defined]
+        yield list(measure_kernels([engine_of(None), engine_of(device)], QUICK, no_progress))
+
+
+def test_every_kernel_is_compared_and_measured(results: list[Result], device: Device) -> None:
+    done = Counter((r.engine, r.job, r.variant) for r in results)
+    assert set(done.values()) == {1}
+    for engine in ("NumPy", device.name):
+        variants = {r.variant for r in results if r.engine == engine}
+        assert variants >= CASES.keys()
+    for result in results:
+        if result.seconds is None:
+            assert "shader-f16" in result.note
+            assert "shader-f16" not in device.features
+            continue
+        assert result.correct is True
+        assert result.seconds.median >= 0
+        assert result.clock in ("gpu", "host")
+
+
+def test_results_say_how_near_the_floor_they_are(results: list[Result]) -> None:
+    found = next(r for r in results if r.variant == "linear, feed-forward")
+    case, median = CASES["linear, feed-forward"], found.seconds.median
+    moved = 4 * (SIZES.rows * 32 + 48 * 32 + SIZES.rows * 48)
+    assert found.bytes == moved
+    assert found.bytes_per_second == moved / median
+    assert found.share_of_copy == pytest.approx(moved / 1e9 / median)
+    assert case.operations is not None
+    floor = max(moved / 1e9, case.operations / 1e10)
+    assert found.share_of_floor == pytest.approx(floor / median)
+
+
+def test_kernels_of_tokenizers(results: list[Result], device: Device) -> None:
+    if not has_timestamps(device):
+        pytest.skip("no timestamps")
+    variants = {r.variant: r.answer for r in results if r.share_of_kernels is not None}
+    assert variants["batched_select_batch"] == "the merges of NumPy"
+    assert variants["encode_merge"] == "the ids of NumPy"
+
+
+def test_every_kernel_of_a_model_is_there(results: list[Result], device: Device) -> None:
+    if not has_timestamps(device) or "shader-f16" not in device.features:
+        pytest.skip("kernels are not told apart, or not all there")
+    timed = {label for r in results if r.kernels is not None for label in r.kernels.seconds}
+    folder = Path(__file__).parents[3] / "wgsl" / "lm"
+    texts = "\n".join(path.read_text() for path in folder.glob("*.wgsl"))
+    written = set(re.findall(r"@compute\s+@workgroup_size\([^)]*\)\s*fn (\w+)", texts))
+    assert len(written) == 40
+    # The embedding's own comparison has these; partial sums are for products of other shapes.
+    elsewhere = {"embed_lookup", "embed_lookup_w16", "embed_backward", "embed_backward_rows"}
+    assert written - timed - elsewhere - {"add_partials"} == set()
+
+
+def test_both_ways_to_update_mirrors(results: list[Result]) -> None:
+    for result in results:
+        if result.variant == ALL_WEIGHTS and result.seconds is not None:
+            assert len(result.separate_seconds.runs) == 2
+            assert result.bytes == 30 * CONFIG.parameters
+
+
+def test_the_seed_of_a_mirror_update_is_a_model_of_110_tensors() -> None:
+    config = ModelConfig(90, dim=32, layers=12, heads=4, kv_heads=2, ffn_dim=48)
+    assert len(list(config.weights())) == 110
+
+
+def test_a_device_without_features(portable_device: Device) -> None:
+    found = list(measure_kernels([engine_of(portable_device)], QUICK, no_progress))
+    assert {r.variant for r in found if r.correct is None} == {
+        variant for variant, case in CASES.items() if case.needs_half
+    }
+    assert {r.clock for r in found if r.correct} == {"host"}
+
+
+def test_wrong_answers_have_no_times(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["rms_norm"]
+
+    def broken(operations: Any, prepared: KernelCase, arrays: dict[str, Any]) -> Any:
+        if operations.__class__.__name__ == "NumpyOperations":
+            arrays = arrays | {"x": arrays["x"] * 1.001}
+        return prepare(operations, prepared, arrays)
+
+    monkeypatch.setattr(measure, "prepare", broken)
+    result = bench().measure_case(engine_of(device), case)
+    assert result.correct is False
+    assert result.answer == "NOT the inverse_rms of NumPy"
+    assert result.seconds is None
+
+
+@pytest.mark.parametrize("variant", CASES)
+def test_outputs_are_written(variant: str) -> None:
+    case = CASES[variant]
+    arrays = case.make()
+    prepared = prepare(open_operations(None), case, arrays)
+    prepared.run()
+    for name in case.outputs:
+        after = prepared.operations.read(prepared.tensors[name])
+        assert np.isfinite(after).all()
+        assert not np.array_equal(after, arrays[name])
+
+
+def test_costs_are_those_of_a_recorded_run() -> None:
+    """Bytes and operations, which a formula for each gave when the run was recorded."""
+    recorded = {
+        (result.variant, result.job): (result.bytes, result.operations)
+        for result in load_record(str(RECORDED / "two-cpu-cores.json")).results
+        if result.what == "kernels" and result.bytes is not None
+    }
+    sizes, _ = choose_sizes(engine_of(None), quick=False)
+    found = {}
+    for case in (case for family in FAMILIES for case in family(sizes)):
+        found[case.variant, case.sizes] = (case.moved_bytes(case.make()), case.operations)
+    assert len(recorded) > 30
+    assert recorded.items() <= found.items()
+
+
+def test_operations_of_products() -> None:
+    rows, pairs = SIZES.rows, 3 * 4 * (12 * 13 // 2)
+    assert CASES["linear, feed-forward"].operations == 2 * rows * 32 * 48
+    assert CASES["attention"].operations == pairs * (2 * 8 * 2 + 4)
+    assert CASES["attention_backward"].operations == pairs * (5 * 8 * 2 + 4)
+
+
+def test_a_copy_that_is_no_copy_is_wrong() -> None:
+    case = CASES["adamw_update_f16"]
+    prepared, expected = (prepare(open_operations(None), case, case.make()) for _ in range(2))
+    prepared.run()
+    expected.run()
+    assert wrong_outputs(case, prepared, expected) == []
+    prepared.tensors["mirror"].array[0, 0] += 1
+    assert wrong_outputs(case, prepared, expected) == ["mirror"]
+
+
+def test_two_ways_that_differ_are_wrong(device: Device) -> None:
+    case = CASES[ALL_WEIGHTS]
+
+    def differs(ops: Any, tensors: Any) -> None:
+        case.record(ops, tensors)  # type: ignore[misc]
+        ops.fill_zero(tensors["parameter 0"])
+
+    if not open_operations(device).has_half_precision:
+        pytest.skip("no half precision")
+    result = bench().measure_case(engine_of(device), replace(case, separate=differs))
+    assert (result.correct, result.answer) == (False, "NOT the parameter 0 of NumPy")
+
+
+def test_same_values() -> None:
+    wanted = np.array([[1.0, -1.0], [100.0, 100.0]], np.float32)
+    assert same_values(wanted, wanted, 0)
+    assert same_values(wanted * np.float32(1.00001), wanted, 1e-5)
+    assert not same_values(wanted + np.float32(1e-3), wanted, 1e-5)
+    assert not same_values(np.where(wanted < 0, np.nan, wanted), wanted, 1e-5)
+    assert not same_values(wanted[:1], wanted, 1e-5)
+    assert same_values(wanted[:, ::-1], wanted, 1e-5, only_total=True)
+    long = np.ones(measure.BLOCK_ELEMENTS + 5, np.float32)
+    spoilt = long.copy()
+    spoilt[-1] = 2
+    assert same_values(long, long, 1e-5)
+    assert not same_values(spoilt.reshape(-1, 1), long.reshape(-1, 1), 1e-5)
+
+
+def test_sizes_where_a_cpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, note = choose_sizes(engine_of(None), quick=False)
+    assert sizes.rows == 512
+    assert note
+
+
+def test_a_device_is_kept_busy_until_the_time_is_over(device: Device) -> None:
+    operations = open_operations(device)
+    device.timing = True
+    device.gpu_seconds.clear()
+    try:
+        keep_busy(operations, threads=256, rounds=4, seconds=0.01)
+        raise_clocks(engine_of(None))
+    finally:
+        device.timing = False
+    if has_timestamps(device):
+        assert device.gpu_seconds["multiply_add"] > 0
+
+
+def test_torch_is_for_nvidia_only(device: Device) -> None:
+    assert Torch.on_gpu(engine_of(None)) is None
+    if "NVIDIA" not in device.name:
+        assert Torch.on_gpu(engine_of(device)) is None
+
+
+@pytest.mark.parametrize("variant", [case.variant for case in CASES.values() if case.torch])
+def test_products_in_torch_are_the_same(variant: str) -> None:
+    torch = pytest.importorskip("torch")
+    case = CASES[variant]
+    arrays = case.make()
+    prepared = prepare(open_operations(None), case, arrays)
+    prepared.run()
+    assert case.torch is not None
+    found = case.torch(torch, {name: torch.tensor(array) for name, array in arrays.items()})
+    wanted = prepared.operations.read(prepared.tensors[case.outputs[0]])
+    assert same_values(found.numpy(), wanted, case.tolerance)

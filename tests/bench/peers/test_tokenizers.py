@@ -1,0 +1,148 @@
+"""The peers: the same merges and ids as NumPy, on text beyond ASCII, and what they can't do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY
+from llmgpu.bench.engines import Engine
+from llmgpu.bench.peers import tokenizers as peers
+from llmgpu.bench.peers.tokenizers import (
+    EXPRESSIBLE,
+    TOKENIZING_PEERS,
+    TRAINING_PEERS,
+    TokenizingPeer,
+    pieces,
+)
+from llmgpu.bench.tokenizers import bpe_train, tokenize
+from llmgpu.bench.tokenizers.corpus import load_text, make_job
+from llmgpu.bpe.encoding.encoder import open_encoder
+from llmgpu.bpe.interchange.formats import WRITERS
+from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
+from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.progress import no_progress
+from llmgpu.text.corpus import corpus_from_bytes
+
+VOCAB_SIZE = 300
+NUMPY_ENGINE = Engine(NUMPY, 0.0)
+LIMIT = 20_000
+BEYOND_ASCII = "Grüße, 東京 42!\n  naïve\u00a0Größe\tτί  x\n\n/a\nb\u2003\nc's\n" * 40
+# What some pattern tells apart, and newlines more often than the rest.
+APART = [*" \t\r/.!'_eS1", "'s", "'\u017f", "'lL", "'Ve", "'r", "\u00a0", "\u3000", "\x1c", "\x85"]
+APART += ["\u01c5", "\u02b0", "漢", "\u0301", "\u093e", "\u0663", "½", "\U0001d7ce", "👍"]
+ADVERSARIAL = "".join(random.Random(5).choices([*APART, *"\n" * 8, *"ab" * 6], k=20_000))
+ENDS = ["a", "\n", "  ", "\n\n", "\n  ", " \n ", "\r\n  ", "1\n", "\u3000\n\u2003", "'S\n\r", ""]
+
+
+def crossing_vocabulary(pattern: str, special_tokens: tuple[str, ...] = ()) -> Vocabulary:
+    """A vocabulary that gives other ids wherever a text is cut otherwise.
+
+    Its tokens are those of text that is not cut at all.
+    """
+    text = BEYOND_ASCII + ADVERSARIAL + " \n  \n\r\n  " * 50
+    options = TrainingOptions(2000, "none", special_tokens=special_tokens)
+    trained = train_vocabulary(corpus_from_bytes(text.encode()), options, NUMPY).vocabulary
+    return replace(trained, pattern=pattern, expression=PATTERNS[pattern].expression)
+
+
+def require(peer: TokenizingPeer) -> None:
+    for package in (peer.package, *peer.needs):
+        pytest.importorskip(package)
+
+
+def assert_ids_are_those_of_numpy(
+    peer: TokenizingPeer, vocabulary: Vocabulary, texts: list[str], folder: Path
+) -> None:
+    WRITERS[peer.format](vocabulary, folder / "vocabulary")
+    encode = peer.open(folder / "vocabulary", vocabulary.pattern)
+    for text in texts:
+        path = folder / "text"
+        path.write_bytes(text.encode())
+        expected = tokenize.encode_all(
+            open_encoder(vocabulary, NUMPY), corpus_from_bytes(text.encode())
+        )
+        np.testing.assert_array_equal(encode(path), expected, repr(text[-9:]))
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIBLE)
+@pytest.mark.parametrize("peer", TOKENIZING_PEERS, ids=lambda peer: peer.package)
+def test_peers_agree_on_text_beyond_ascii(
+    peer: TokenizingPeer, pattern: str, tmp_path: Path
+) -> None:
+    require(peer)
+    if pattern not in peer.patterns:
+        pytest.skip(f"it doesn't know pattern {pattern}")
+    texts = [ADVERSARIAL, *(BEYOND_ASCII + end for end in ENDS)]
+    assert_ids_are_those_of_numpy(peer, crossing_vocabulary(pattern), texts, tmp_path)
+
+
+@pytest.mark.parametrize("peer", TOKENIZING_PEERS, ids=lambda peer: peer.package)
+def test_special_tokens_are_text_to_peers(peer: TokenizingPeer, tmp_path: Path) -> None:
+    require(peer)
+    vocabulary = crossing_vocabulary("gpt2", ("<|end|>",))
+    assert_ids_are_those_of_numpy(peer, vocabulary, ["a<|end|>b <|end|>\n"], tmp_path)
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIBLE)
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, 2000])
+def test_training_peers_beyond_ascii(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], pattern: str, vocab_size: int
+) -> None:
+    path = tmp_path / "text"
+    path.write_bytes((BEYOND_ASCII + ADVERSARIAL).encode())
+    job = make_job(load_text([str(path)], 100_000), tmp_path, vocab_size, pattern, 1)
+    results = list(bpe_train.measure_training(job, [], True, no_progress))
+    packages = [result.engine.split()[0] for result in results]
+    assert packages == [peer.package for peer in TRAINING_PEERS]
+    for result in results:
+        assert result.correct is True or result.note is not None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "none", 1)
+    results = list(bpe_train.measure_training(job, [], True, no_progress))
+    results += list(tokenize.measure_tokenizing(job, [], True, no_progress))
+    assert len(results) == len(TRAINING_PEERS) + len(TOKENIZING_PEERS)
+    for result in results:
+        assert result.note.startswith(("left out: it doesn't know pattern none", "not inst"))
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIBLE)
+def test_pieces_end_where_pre_tokens_do(pattern: str) -> None:
+    regex = pytest.importorskip("regex")
+    text = BEYOND_ASCII + ADVERSARIAL + load_text([], LIMIT).data.decode()
+    cut = pieces(text, 1)
+    assert "".join(cut) == text
+    assert len(cut) > 1000
+    expression = regex.compile(expression_of(pattern, TIKTOKEN))
+    of_pieces = [word for piece in cut for word in expression.findall(piece)]
+    assert of_pieces == expression.findall(text)
+
+
+def test_awkward_is_needed_for_tokenizing_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "package_version", lambda name: None if name == "awkward" else "1")
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
+    assert all(peer.why_not(job) is None for peer in TRAINING_PEERS)
+    reasons = {peer.package: peer.why_not(job) for peer in TOKENIZING_PEERS}
+    assert reasons.pop("gigatoken") == "not installed: pip install gigatoken awkward"
+    assert set(reasons.values()) == {None}
+
+
+def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
+    job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
+    greedy = crossing_vocabulary("gpt2").with_match("greedy")
+    results = list(tokenize.measure_tokenizing(job, [NUMPY_ENGINE], True, no_progress, greedy))
+    assert results[0].correct is True
+    for result in results[1:]:
+        assert result.note.startswith(("left out: a vocabulary that matches greedily", "not in"))

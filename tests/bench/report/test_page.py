@@ -1,0 +1,340 @@
+"""The page of a record: whole, valid, escaped, and readable in a browser at any width."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from llmgpu.bench.report import charts
+from llmgpu.bench.report.charts import MOST_KERNELS
+from llmgpu.bench.report.page import draw_report
+from llmgpu.bench.results import Record, load_record, read_record
+from llmgpu.bench.suite import PARTS
+from llmgpu.cli.bench import bench
+from tests.bench.report.test_compare import record, result
+
+HTML = "{http://www.w3.org/1999/xhtml}"
+RECORDED = sorted((Path(__file__).parents[3] / "docs" / "recorded").glob("*.json"))
+NASTY = "</style><script>alert('1')</script>&amp;\"\0\ud800\N{SNOWMAN} " + "long" * 60
+WIDTHS = (380, 760, 1020, 1280)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def draw(plain: dict[str, Any]) -> str:
+    return draw_report(read_record(plain))
+
+
+class Page:
+    """A page that was parsed, as XML."""
+
+    def __init__(self, drawn: str) -> None:
+        self.root = ElementTree.fromstring(drawn.encode())
+        self.text = " ".join("".join(self.root.itertext()).split())
+
+    def all(self, name: str, kind: str | None = None) -> list[ElementTree.Element]:
+        found = self.root.iter(f"{HTML}{name}")
+        return [node for node in found if kind is None or kind in str(node.get("class")).split()]
+
+
+class Tags(HTMLParser):
+    """Finds what is loaded from elsewhere, or runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [str(value) for name, value in attrs if name in ("src", "href")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+
+
+def kernel(number: int = 1, **more: Any) -> Any:
+    median = 0.001 * number
+    rates = {"bytes_per_second": 1e6 * number / median, "share_of_floor": 0.5 / number}
+    rates |= {"bytes": 1e6 * number, "operations": 4e6, "operations_per_second": 4e6 / median}
+    sizes = {"job": f"{number} x 10", "variant": f"kernel {number}"}
+    return result("kernels", median=median, **sizes) | rates | more
+
+
+LIMITS = {"NumPy": {"bytes_per_second": 2e9, "operations_per_second": 8e9}}
+
+
+def test_page_of_a_run_is_valid_and_whole(measured: Record) -> None:
+    page = Page(draw_report(measured))
+    assert [node.get("id") for node in page.all("h2")] == list(PARTS)
+    assert [len(node.findall(f"{HTML}title")) for node in page.all("head")] == [1]
+    rows = [row for table in page.all("table") for row in table.iter(f"{HTML}tr")]
+    assert len(rows) > len(measured.results)
+    for name in ("cpu", "python", "numpy", "llmgpu"):
+        assert str(getattr(measured.machine, name)) in page.text
+    assert measured.measured in page.text
+    assert "FLOP per byte" in page.text
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_runs_have_pages(path: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    answered = CliRunner().invoke(bench, ["--from", str(path), "--report", str(output)])
+    assert answered.exit_code == 0, answered.output
+    page = Page(output.read_text())
+    record = load_record(str(path))
+    timed = [found for found in record.results if found.seconds is not None]
+    assert all(found.engine in page.text for found in timed)
+    # Bars of kernels are shares of what was measured as limits, which a record may be without.
+    others = [found for found in timed if found.what != "kernels"]
+    peers = [found for found in others if record.is_peer(found)]
+    assert len(page.all("rect", "own")) >= len(others) - len(peers) > 0
+    assert len(page.all("rect", "peer")) >= len(peers) > 0
+
+
+def test_page_needs_nothing_else(measured: Record) -> None:
+    drawn = draw_report(measured)
+    tags = Tags()
+    tags.feed(drawn)
+    assert not tags.tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert all(address.startswith("#") for address in tags.addresses)
+    assert "url(" not in drawn
+    assert "@import" not in drawn
+    assert set(re.findall(r"\w+://[^\s\"<]*", drawn)) == {"http://www.w3.org/1999/xhtml"}
+
+
+def nasty() -> dict[str, Any]:
+    """A record of which every text is hostile."""
+    machine = dict.fromkeys(("platform", "cpu", "python", "llmgpu", "commit", "numpy"), NASTY)
+    adapter = dict.fromkeys(("name", "kind", "driver"), NASTY)
+    texts: dict[str, Any] = dict.fromkeys(("job", "variant", "answer", "note"), NASTY)
+    spent = {"kernels": {"seconds": {NASTY: 1.0, "b": 2.0}, "total": 3.0}, "phases": {}}
+    results = [
+        result(what, NASTY, start_up={NASTY: 1.0}, **spent, **texts) for what in (*PARTS, NASTY)
+    ]
+    return record(
+        *results,
+        kernel(engine=NASTY, answer=NASTY, note=NASTY, variant=NASTY),
+        machine=machine | {"cpus": 1, "adapters": [adapter]},
+        not_opened={NASTY: NASTY},
+        missing_peers={NASTY: NASTY},
+        limits={NASTY: LIMITS["NumPy"]},
+        measured=NASTY,
+        text={"source": NASTY, "bytes": 1, "sha256": NASTY},
+        vocabulary={"source": NASTY, "fingerprint": NASTY},
+    )
+
+
+def test_all_text_is_escaped() -> None:
+    drawn = draw(nasty())
+    page = Page(drawn)
+    assert "<script" not in drawn
+    assert drawn.count("</style>") == 1
+    assert page.text.count("</style><script>alert('1')</script>&amp;\"\ufffd\ufffd") > 20
+
+
+def test_hostile_records_that_are_valid_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(nasty()))
+    Page(draw_report(load_record(str(path))))
+
+
+def test_bars_are_as_long_as_rates() -> None:
+    times = {"NumPy": 25.0, "a GPU": 100.0, "tiktoken 1": 50.0}
+    results = [result("tokenize", name, mb_per_second=rate) for name, rate in times.items()]
+    page = Page(draw(record(*results)))
+    own = [node.get("width") for node in page.all("rect", "own")]
+    assert own == ["25.00%", "100.00%"]
+    assert [node.get("width") for node in page.all("rect", "peer")] == ["50.00%"]
+    assert "25 MB/s" in page.text
+    assert "more is better" in page.text
+
+
+def test_bars_of_what_arithmetic_limits_are_operations() -> None:
+    rates = {"bytes_per_second": 1e9, "operations_per_second": 2e12}
+    own = result("tokenize", "a GPU", **rates, share_of_copy=0.1, share_of_floor=0.5)
+    other = result("tokenize", "tiktoken 1", **rates | {"operations_per_second": 1e12})
+    page = Page(draw(record(own, other)))
+    assert "arithmetic a second: more is better" in page.text
+    assert [node.get("width") for node in page.all("rect", "peer")] == ["50.00%"]
+    own["share_of_copy"] = own["share_of_floor"] * (1 - 1e-15)
+    assert "memory a second: more is better" in Page(draw(record(own, other))).text
+
+
+def test_bars_are_times_without_a_common_rate() -> None:
+    results = [result(median=0.5, tokens_per_second=10), result(variant="other")]
+    page = Page(draw(record(*results)))
+    assert [node.get("width") for node in page.all("rect", "own")] == ["50.00%", "100.00%"]
+    assert "less is better" in page.text
+
+
+def test_what_has_no_time_says_why() -> None:
+    missing = result(engine="torch", note="not installed: pip install torch", correct=None)
+    del missing["seconds"]
+    wrong = result(engine="a GPU", correct=False, answer="NOT the losses of NumPy")
+    del wrong["seconds"]
+    page = Page(draw(record(result(), missing, wrong)))
+    assert "not installed: pip install torch" in page.text
+    assert len(page.all("tr", "wrong")) == 1
+    assert "An engine gave a wrong answer" in page.text
+    assert "Interrupted" not in page.text
+    assert "Interrupted" in Page(draw(record(complete=False))).text
+
+
+def test_kernels_beyond_the_longest_are_added_up() -> None:
+    seconds = {f"kernel {k}": 0.001 * (k + 1) for k in range(MOST_KERNELS + 3)}
+    kernels = {"seconds": seconds, "total": sum(seconds.values())}
+    page = Page(draw(record(result(kernels=kernels))))
+    names = ["".join(node.itertext()) for node in page.all("div", "name")]
+    assert names[1:] == [f"kernel {k}" for k in range(MOST_KERNELS + 2, 2, -1)] + ["3 others"]
+    assert "6 ms, 5 %" in page.text
+
+
+def places(page: Page) -> list[tuple[float, float]]:
+    return [
+        (float(str(node.get("cx")).rstrip("%")), float(str(node.get("cy"))))
+        for node in page.all("circle")
+    ]
+
+
+def test_roofline_has_a_dot_for_each_kernel_under_its_roof() -> None:
+    kernels = [kernel(number) for number in range(1, 7)]
+    page = Page(draw(record(*kernels, limits=LIMITS)))
+    dots = places(page)
+    assert len(dots) == len(kernels)
+    assert all(0 <= x <= 100 and 0 <= y <= charts.HEIGHT for x, y in dots)
+    assert [x for x, _ in dots] == sorted((x for x, _ in dots), reverse=True)  # fewer FLOP a byte
+    roofs = page.all("line", "roof")
+    assert len(roofs) == 2
+    level = [float(str(roofs[1].get(name))) for name in ("y1", "y2")]
+    assert level[0] == level[1]
+    assert roofs[0].get("x2") == roofs[1].get("x1")
+
+
+def test_dots_are_on_the_roof_when_kernels_reach_the_limit() -> None:
+    rate = LIMITS["NumPy"]["operations_per_second"]
+    best = kernel(operations=1e9, bytes=1e6, operations_per_second=rate)
+    page = Page(draw(record(best, limits=LIMITS)))
+    (dot,) = places(page)
+    assert dot[1] == pytest.approx(float(str(page.all("line", "roof")[1].get("y1"))), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"operations": 0},
+        {"bytes": None},
+        {"operations_per_second": None},
+        {"operations": 1e29, "bytes": 1e-29},
+        {"operations_per_second": 1e-29},
+    ],
+    ids=str,
+)
+def test_roofline_of_odd_numbers(more: dict[str, Any]) -> None:
+    page = Page(draw(record(kernel(**more), limits=LIMITS)))
+    assert "nan" not in page.text.split()
+    for x, y in places(page):
+        assert 0 <= x <= 100
+        assert 0 <= y <= charts.HEIGHT
+
+
+def test_no_roofline_without_limits() -> None:
+    assert not places(Page(draw(record(kernel()))))
+
+
+def test_kernels_stand_beside_other_programs() -> None:
+    torch = kernel(engine="torch 2", peer=True)
+    page = Page(draw(record(kernel(), torch)))
+    assert "Next to other programs" in page.text
+    assert len(page.all("rect", "peer")) == 1
+    assert "Next to other programs" not in Page(draw(record(kernel()))).text
+
+
+def test_page_on_standard_output(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record(result())))
+    answered = CliRunner().invoke(bench, ["--from", str(path), "--report", "-"])
+    assert answered.exit_code == 0
+    assert len(Page(answered.stdout).all("table")) == 1
+
+
+def open_in_browser(page: Path, profile: Path, scheme: int) -> str:
+    """Return the page's text after scripts have run; scheme: 0 for dark, 1 for light."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)}")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    options += [f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={scheme}"]
+    done = subprocess.run(
+        [browser, *options, "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+MEASURE = """
+const found = [];
+for (const frame of document.querySelectorAll("iframe")) {
+  const inner = frame.contentDocument, root = inner.documentElement;
+  const style = frame.contentWindow.getComputedStyle(inner.body);
+  found.push({
+    width: frame.clientWidth, needed: root.scrollWidth, height: root.scrollHeight,
+    surface: style.backgroundColor, ink: style.color, text: inner.body.innerText,
+    fonts: [...inner.querySelectorAll("text, td, div, p")].map(
+      node => parseFloat(frame.contentWindow.getComputedStyle(node).fontSize)),
+  });
+}
+document.body.textContent = "";
+const answer = document.createElement("pre");
+answer.textContent = JSON.stringify(found);
+document.body.append(answer);
+"""
+
+
+def seen(drawn: str, folder: Path, scheme: int) -> list[dict[str, Any]]:
+    """Return what a browser makes of a page in frames of WIDTHS."""
+    frames = "".join(
+        f'<iframe srcdoc="{html.escape(drawn)}" style="width:{width}px;height:900px;border:0">'
+        "</iframe>"
+        for width in WIDTHS
+    )
+    script = f"addEventListener('load', () => {{{MEASURE}}})"
+    page = folder / f"frames-{scheme}.html"
+    page.write_text(f'<meta charset="utf-8"><body>{frames}<script>{script}</script>')
+    dumped = open_in_browser(page, folder / "profile", scheme)
+    answer = re.search(r"<pre>(.*)</pre>", dumped, re.DOTALL)
+    assert answer, dumped[-500:]
+    found: list[dict[str, Any]] = json.loads(html.unescape(answer[1]))
+    return found
+
+
+def test_browser_shows_it_at_any_width_in_light_and_dark(measured: Record, tmp_path: Path) -> None:
+    both = [seen(draw_report(measured), tmp_path, scheme) for scheme in (0, 1)]
+    for frames in both:
+        assert [frame["width"] for frame in frames] == list(WIDTHS)
+        for frame in frames:
+            assert frame["needed"] <= frame["width"]
+            assert frame["height"] > 1000
+            assert measured.machine.cpu in frame["text"]
+            assert "Training a language model" in frame["text"]
+            assert min(frame["fonts"]) >= 10
+    (dark, light) = (frames[0] for frames in both)
+    assert dark["surface"] == "rgb(26, 26, 25)"
+    assert light["surface"] == "rgb(252, 252, 251)"
+    assert dark["ink"] != light["ink"]
+
+
+def test_browser_shows_long_names_without_overflow(tmp_path: Path) -> None:
+    for frame in seen(draw(nasty()), tmp_path, 1):
+        assert frame["needed"] <= frame["width"]
+        assert "alert('1')" in frame["text"]
