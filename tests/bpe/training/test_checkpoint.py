@@ -152,7 +152,7 @@ def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], mess
         (b'{"format": "x"}', "is not a checkpoint of training"),
         (
             b'{"format": "llmgpu training checkpoint", "version": 99, "run": {}}',
-            "version 99 of the format, this llmgpu reads version 1",
+            "version 99 of the format, but this llmgpu reads version 1",
         ),
     ],
 )
@@ -166,9 +166,9 @@ def test_what_is_no_checkpoint(tmp_path: Path, content: bytes, message: str) -> 
 
 def test_a_folder_with_other_files_is_no_checkpoint_and_is_kept(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_bytes(b"abc")
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="not a checkpoint"):
         Checkpoint.resume(tmp_path, RUN)
-    with pytest.raises(InputError, match="no checkpoint"):
+    with pytest.raises(InputError, match="not a checkpoint"):
         Checkpoint.resume(tmp_path / "letters.txt", RUN)
     checkpoint = Checkpoint.begin(tmp_path / "run", RUN)
     (tmp_path / "run" / "mine.txt").write_bytes(b"abc")

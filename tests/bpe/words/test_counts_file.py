@@ -157,7 +157,7 @@ def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
 
 HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"format": "other"}, "not a file of llmgpu word counts"),
-    ({"version": 2}, "version 2 of the format, this llmgpu reads version 1"),
+    ({"version": 2}, "version 2 of the format, but this llmgpu reads version 1"),
     ({"version": True}, "damaged: version is a bool"),
     ({"documents": -1}, "damaged: documents is -1"),
     ({"documents": 1.0}, "damaged: documents is a float"),
