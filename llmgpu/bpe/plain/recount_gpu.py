@@ -22,7 +22,6 @@ from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import (
-    BoundKernel,
     Buffer,
     Commands,
     Device,
@@ -177,7 +176,7 @@ class _RecountLoop:
         state["min_frequency"] = min_frequency
         device.write(self._buffers["state"], state)
         text_buffer = device.upload("text", text)
-        boundary = self._kernels["bpe_word_boundary"].bind(
+        boundary = self._kernels.pop("bpe_word_boundary").bind(
             text=text_buffer,
             start_bits=self._mark_starts(text, document_starts, text_buffer),
             byte_ranks=device.upload("byte ranks", byte_ranks),
@@ -187,8 +186,7 @@ class _RecountLoop:
         commands = device.record()
         commands.dispatch(boundary, -(-self._size // self._wg))
         device.submit(commands)
-        self._bind_text()
-        self._bind_table(self._table_slots)
+        self._make_table(self._table_slots)
 
     def _mark_starts(
         self, text: NDArray[np.uint8], document_starts: NDArray[np.int64], text_buffer: Buffer
@@ -204,59 +202,43 @@ class _RecountLoop:
             pretokenizer.mark_on_host(whole, text)
         return pretokenizer.start_bits
 
-    def _bind_text(self) -> None:
-        """Bind what does not depend on the pair table, for even and odd iterations."""
-        kernels, buffers = self._kernels, self._buffers
-        self._setup = kernels["bpe_setup_merge"].bind_from(buffers)
-        self._run_scan = kernels["bpe_run_scan"].bind_from(buffers)
-        self._scan1 = kernels["bpe_scan_pass1"].bind_from(buffers)
-        self._scan2 = kernels["bpe_scan_pass2"].bind_from(buffers)
-        self._scan3 = kernels["bpe_scan_pass3"].bind_from(buffers)
-        self._run_reduce: list[BoundKernel] = []
-        self._merge: list[BoundKernel] = []
-        self._finalize: list[BoundKernel] = []
-        for source, target in (self._symbols, self._symbols[::-1]):
-            named = buffers | {"symbols": source, "input_symbols": source, "output_symbols": target}
-            self._run_reduce.append(kernels["bpe_run_reduce"].bind_from(named))
-            self._merge.append(kernels["bpe_merge_reduce_b"].bind_from(named))
-            self._finalize.append(kernels["bpe_finalize_compact_b"].bind_from(named))
-
-    def _bind_table(self, slots: int) -> None:
-        """Make the pair table with this many slots and bind its kernels."""
+    def _make_table(self, slots: int) -> None:
+        """Make the pair table with this many slots and bind all kernels to it."""
         self._table_slots = slots
-        kernels, create = self._kernels, self._device.create_buffer
-        table = self._buffers | {
-            "pair_counts": create("pair counts", 4 * slots),
-            "pair_ids": create("pair ids", 4 * slots),
-            "candidates": create("candidates", 8 * -(-slots // (4 * self._wg))),
-        }
-        self._clear = kernels["bpe_clear_table"].bind_from(table)
-        self._count = [
-            kernels["bpe_pair_count_b"].bind_from(table | {"symbols": symbols})
-            for symbols in self._symbols
+        create = self._device.create_buffer
+        self._buffers["pair_counts"] = create("pair counts", 4 * slots)
+        self._buffers["pair_ids"] = create("pair ids", 4 * slots)
+        self._buffers["candidates"] = create("candidates", 8 * -(-slots // (4 * self._wg)))
+        self._bound = [  # for even and odd iterations
+            {
+                label: kernel.bind_from(
+                    self._buffers
+                    | {"symbols": source, "input_symbols": source, "output_symbols": target}
+                )
+                for label, kernel in self._kernels.items()
+            }
+            for source, target in (self._symbols, self._symbols[::-1])
         ]
-        self._find = kernels["bpe_find_max4"].bind_from(table)
-        self._find_final = kernels["bpe_find_max_final_det"].bind_from(table)
 
     def _record_iteration(self, commands: Commands) -> None:
         slots, args = self._table_slots, self._buffers["dispatch_args"]
-        parity = self._recorded & 1
+        bound = self._bound[self._recorded & 1]
         self._recorded += 1
         # Count all pairs and find the most frequent one.
-        commands.dispatch(self._clear, -(-slots // self._wg))
-        commands.dispatch_indirect(self._count[parity], args, ARGS_COUNT)
-        commands.dispatch(self._find, -(-slots // (4 * self._wg)))
-        commands.dispatch(self._find_final, 1)
+        commands.dispatch(bound["bpe_clear_table"], -(-slots // self._wg))
+        commands.dispatch_indirect(bound["bpe_pair_count_b"], args, ARGS_COUNT)
+        commands.dispatch(bound["bpe_find_max4"], -(-slots // (4 * self._wg)))
+        commands.dispatch(bound["bpe_find_max_final_det"], 1)
         # Choose it as the merge; a run of equal symbols needs to know where it begins.
-        commands.dispatch(self._setup, 1)
-        commands.dispatch_indirect(self._run_reduce[parity], args, ARGS_RUNS)
-        commands.dispatch_indirect(self._run_scan, args, ARGS_RUN_SCAN)
+        commands.dispatch(bound["bpe_setup_merge"], 1)
+        commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
+        commands.dispatch_indirect(bound["bpe_run_scan"], args, ARGS_RUN_SCAN)
         # Merge, and scan what is left of each block, so that the text can be compacted.
-        commands.dispatch_indirect(self._merge[parity], args, ARGS_BLOCKS)
-        commands.dispatch_indirect(self._scan1, args, ARGS_SCAN)
-        commands.dispatch_indirect(self._scan2, args, ARGS_SINGLE)
-        commands.dispatch_indirect(self._scan3, args, ARGS_SCAN)
-        commands.dispatch_indirect(self._finalize[parity], args, ARGS_BLOCKS)
+        commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
+        commands.dispatch_indirect(bound["bpe_scan_pass1"], args, ARGS_SCAN)
+        commands.dispatch_indirect(bound["bpe_scan_pass2"], args, ARGS_SINGLE)
+        commands.dispatch_indirect(bound["bpe_scan_pass3"], args, ARGS_SCAN)
+        commands.dispatch_indirect(bound["bpe_finalize_compact_b"], args, ARGS_BLOCKS)
 
     def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> Merges:
         """Iterate until all merges are made or no pair is frequent enough."""
@@ -274,7 +256,7 @@ class _RecountLoop:
             progress("merging", done, merges)
             # Later submissions leave the same state, so wait until they are all done.
             if state["status"][0] == TABLE_FULL and is_idle:
-                self._bind_table(self._table_slots * TABLE_GROWTH)
+                self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
                 self._recorded = done  # what was recorded since did not swap the symbols
