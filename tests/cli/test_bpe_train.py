@@ -12,18 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from tests.cli.conftest import Run, environment
-
-
-def fails(done: subprocess.CompletedProcess[bytes], code: int, message: str) -> None:
-    """Check that a command failed with one line and left no result behind."""
-    assert done.returncode == code, done.stderr
-    stderr = done.stderr.decode()
-    assert message in stderr and "Traceback" not in stderr
-    if code == 1:
-        assert [line for line in stderr.splitlines() if line.startswith("error: ")] == [
-            stderr.splitlines()[-1]
-        ]
+from tests.cli.conftest import Run, environment, fails
 
 
 def test_devices_write_the_same_file(llmgpu: Run, corpus: Path, device_name: str) -> None:

@@ -10,8 +10,7 @@ import pytest
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import console
 from llmgpu.cli.console import Reporter, human_time, progress_text
-from tests.cli.conftest import Run
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu")
 

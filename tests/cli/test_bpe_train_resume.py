@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 OPTIONS = ("--device", "cpu", "--vocab-size", "700,6000", "--special-token", "<|end|>")
 

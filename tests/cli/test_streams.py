@@ -16,8 +16,7 @@ import pytest
 from llmgpu.backend import list_adapters
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.writers import FORMATS
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 COMMAND = (sys.executable, "-m", "llmgpu")
 TRAIN = ("bpe-train", "--device", "cpu", "--vocab-size", "300", "--quiet", "--json", "-o", "-")

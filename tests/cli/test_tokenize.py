@@ -13,8 +13,7 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.writers import FORMATS
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 
 @pytest.mark.parametrize("name", FORMATS)

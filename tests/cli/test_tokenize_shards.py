@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 OPTIONS = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
 

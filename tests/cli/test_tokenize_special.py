@@ -16,8 +16,7 @@ import pytest
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.writers import FORMATS
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 END, BEGIN = "<|end|>", "<|begin|>"
 

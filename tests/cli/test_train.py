@@ -17,8 +17,7 @@ import pytest
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run_folder import open_run_folder
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
 STEPS = ("--batch-size", "4", "--log-interval", "2", "--eval-interval", "4", "--eval-batches", "2")
