@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -60,6 +61,7 @@ def run_here(
         patch.delenv("LLMGPU_DEVICE", raising=False)
         patch.setenv("NO_COLOR", "1")
         patch.setattr(sys, "argv", ["llmgpu", *arguments])
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # so argv names the program
         patch.setattr(sys, "stdin", reading)
         streams = [io.TextIOWrapper(memory, encoding="utf-8") for memory in (output, errors)]
         patch.setattr(sys, "stdout", streams[0])
@@ -75,6 +77,34 @@ def run_here(
         for stream in streams:
             stream.flush()
         return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+# Runs a command that kills itself when the nth file or folder is about to get a name like this.
+KILLED_BEFORE = """
+import fnmatch, os, signal, sys
+from llmgpu.cli import main
+
+name, left = sys.argv.pop(1), int(sys.argv.pop(1))
+
+def watch(event, arguments):
+    global left
+    if event == "os.rename" and fnmatch.fnmatch(os.path.basename(arguments[1]), name):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+main()
+"""
+
+
+def killed_before(name: str, nth: int, folder: Path, *arguments: str) -> None:
+    """Run the command until it puts the nth file or folder in place whose name is like `name`."""
+    command = [sys.executable, "-c", KILLED_BEFORE, name, str(nth), *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run_folder import open_run_folder
-from tests.cli.conftest import Run, environment, fails
+from tests.cli.conftest import Run, environment, fails, killed_before
 
 SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
 STEPS = ("--batch-size", "4", "--log-interval", "2", "--eval-interval", "4", "--eval-batches", "2")
@@ -64,16 +63,8 @@ def test_a_killed_run_goes_on_bit_by_bit(
     assert whole.returncode == 0, whole.stderr
     folder = corpus.parent
     shutil.move(folder / "run", folder / "whole")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "llmgpu", *command],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(folder / "run" / "step-00000003", child)
-    child.kill()
-    child.wait()
+    killed_before("step-00000006", 1, folder, *command)
+    assert (folder / "run" / "step-00000003").is_dir()
     gone_on = llmgpu(*command, "--resume")
     assert gone_on.returncode == 0, gone_on.stderr
     assert_same_weights(folder / "run", folder / "whole")
@@ -81,15 +72,6 @@ def test_a_killed_run_goes_on_bit_by_bit(
     assert [(r.step, r.loss, r.validation_loss) for r in one] == [
         (r.step, r.loss, r.validation_loss) for r in other
     ]
-
-
-def wait_for(path: Path, child: subprocess.Popen[bytes]) -> None:
-    for _ in range(1200):
-        if path.exists() or child.poll() is not None:
-            return
-        time.sleep(0.05)
-    child.kill()
-    raise AssertionError(f"{path} did not come")
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
