@@ -251,6 +251,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("device", ["auto", "cpu", "gpu"])
 def test_child_processes(tmp_path: Path, device: str, method: str) -> None:

@@ -45,6 +45,7 @@ def kill_while_it_merges(folder: Path, *arguments: str) -> None:
         assert child.wait(timeout=30) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     folder = long_words.parent
     arguments = ("long.txt", "-o", "v.bin", *OPTIONS, "--checkpoint", "kept")

@@ -111,6 +111,7 @@ def hostile_text(seed: int, size: int) -> bytes:
     return letters.tobytes() + runs + bytes(range(256)) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_bytes", [5000, 70_000, 1 << 20])
 def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
     text = hostile_text(1, 200_000)
