@@ -30,6 +30,7 @@ from llmgpu.backend import list_adapters
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 
 ROOT = Path(__file__).parents[1]
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
 MAX_WORKERS = 16  # each of them opens the adapter
 NO_ADAPTER = "no adapter; install a Vulkan driver"

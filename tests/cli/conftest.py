@@ -47,7 +47,7 @@ def run_process(
         env=environment(),
         input=stdin,
         capture_output=True,
-        timeout=120,
+        timeout=200,
     )
 
 

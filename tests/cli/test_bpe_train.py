@@ -113,7 +113,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, device_name: str) -> None:
         child.stdin.flush()
         time.sleep(0.5)
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=30) == 130
+        assert child.wait(timeout=200) == 130
         assert b"Traceback" not in child.stderr.read()
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_an_interrupt_while_the_adapter_merges(tmp_path: Path) -> None:
         while not (line := child.stderr.readline()).startswith(b"merging "):
             assert line, "it ended before it merged"
         child.send_signal(signal.SIGINT)
-        code = child.wait(timeout=60)
+        code = child.wait(timeout=200)
         rest = child.stderr.read()
     assert code == 130, rest
     assert rest.splitlines()[-1] == b"interrupted"

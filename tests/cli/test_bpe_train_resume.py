@@ -36,13 +36,13 @@ def kill_while_it_merges(folder: Path, *arguments: str) -> None:
         env=environment(),
         stderr=subprocess.DEVNULL,
     ) as child:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not log.exists() or log.stat().st_size < 4000:
             assert child.poll() is None, "it was done before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.001)
         child.send_signal(signal.SIGKILL)
-        assert child.wait(timeout=30) == -signal.SIGKILL
+        assert child.wait(timeout=200) == -signal.SIGKILL
 
 
 @pytest.mark.slow

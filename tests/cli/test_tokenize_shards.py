@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run, fails, killed_before
 
-OPTIONS = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
+OPTIONS: tuple[str, ...] = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
             assert special_vocab.decode(ids) == expected
         child.stdin.close()
         assert child.stdout.read() == b""
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=200) == 0
         watchdog.cancel()
 
 

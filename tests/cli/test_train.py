@@ -88,7 +88,7 @@ def test_being_asked_to_stop_saves_what_is_done(
     )
     wait_for_line(child, b"step 4/")
     os.kill(child.pid, asked)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=200)
     assert child.returncode == 130, errors
     checkpoint = load_checkpoint(corpus.parent / "run")
     assert f"stopped at step {checkpoint.state.step}; checkpoint in run/step-".encode() in errors

@@ -173,7 +173,7 @@ def test_an_encoder_is_freed_with_its_last_name(device: Device, match: str) -> N
     try:
         assert sum(len(piece.ids) for piece in encoder.encode(corpus_from_bytes(text)))
         next(pieces := encoder.encode(corpus_from_bytes(text)))
-        pieces.close()
+        pieces.close()  # type: ignore[attr-defined]
         freed = weakref.ref(encoder)
         del encoder, pieces
         assert freed() is None
