@@ -233,7 +233,7 @@ def main(device, method, path):
         jobs = [pool.apply_async(encode, (tokenizer, text)),
                 pool.apply_async(encode, (tokenizer, text[:100])),
                 pool.apply_async(encode_file, (tokenizer, path))]
-        long, few, file = [job.get(timeout=40) for job in jobs]
+        long, few, file = [job.get(timeout=150) for job in jobs]
     assert few == short
     if (device, method) == ("gpu", "fork"):
         assert "spawn" in long and "--device cpu" in long and file == long, long[:100]
