@@ -124,7 +124,7 @@ TALKATIVE = "from llmgpu.cli import console, main; console.LINE_SECONDS = 0.0; m
 
 def test_an_interrupt_while_the_adapter_merges(tmp_path: Path) -> None:
     require_adapter()
-    letters = np.random.default_rng(5).integers(97, 123, 2_000_000, dtype=np.uint8)
+    letters = np.random.default_rng(5).integers(97, 123, 1_000_000, dtype=np.uint8)
     (tmp_path / "corpus.txt").write_bytes(letters.tobytes())  # enough for very many merges
     arguments = ["bpe-train", "corpus.txt", "--device", "gpu", "--engine", "recount"]
     arguments += ["--pattern", "none", "--vocab-size", "65536"]

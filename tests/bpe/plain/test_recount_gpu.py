@@ -138,6 +138,7 @@ def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
         assert results[0].symbols == other.symbols
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", ["hf", "bytes"])
 def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     text = words(3, 12_000, 3_000)
