@@ -54,6 +54,7 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert made.stdout.startswith(b"the")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2")])
 def test_a_killed_run_goes_on_bit_by_bit(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]
