@@ -3,11 +3,14 @@ BIN := .venv/bin
 SETUP := .stamps/setup
 DOCS_SETUP := .stamps/docs
 
-.PHONY: help setup demo test lint format bench wheel clean
+# Tests run side by side: a process for each core, which takes tests from others when it is idle.
+PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+
+.PHONY: help setup demo test test-slow lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 # virtual environment, package and a Vulkan adapter; made again when pyproject.toml changes
 $(SETUP): pyproject.toml scripts/ensure_adapter.sh
@@ -22,8 +25,11 @@ setup: $(SETUP) ## install everything into .venv
 demo: $(SETUP) ## train, tokenize and decode on every backend here, then train a small model
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
-test: $(SETUP) ## run all tests
-	$(BIN)/python -m pytest -q
+test: $(SETUP) ## run the tests, but for the slow ones
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(SETUP) ## run the slow tests only
+	$(PYTEST) -m slow
 
 lint: $(SETUP) ## linter, formatter check, type checker
 	$(BIN)/ruff check .

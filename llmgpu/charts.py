@@ -42,6 +42,7 @@ class Axis:
     begin: float
     end: float
 
+    @np.errstate(under="ignore")  # differences far below a pixel
     def place(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return where numbers are on the picture: float64, as many."""
         low, high, at = self.low, self.high, values

@@ -1,18 +1,39 @@
-"""Fixtures for what runs on an adapter.
+"""What all tests share: opened adapters, the state each test starts from, markers, time limits.
 
-Without one these tests are skipped, unless LLMGPU_REQUIRE_GPU=1 says that there must be one.
+Tests that need an adapter are skipped without one, and counted at the end of the run. With
+LLMGPU_REQUIRE_GPU=1 they fail instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
+# One thread for each test process: they run side by side. Read when NumPy and the driver load.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("LP_NUM_THREADS", "1")
+
+import importlib.metadata
+import random
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import settings
 
 from llmgpu.backend import list_adapters
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+
+ROOT = Path(__file__).parents[1]
+IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
+MAX_WORKERS = 16  # each of them opens the adapter
+NO_ADAPTER = "no adapter; install a Vulkan driver"
 
 settings.register_profile(
     "llmgpu",
@@ -23,13 +44,62 @@ settings.register_profile(
 settings.load_profile("llmgpu")
 
 
+def pytest_configure() -> None:
+    """Make float errors exceptions, and interrupts reach the processes that tests start."""
+    np.seterr(all="raise")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background by a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers for ``-n auto``: one for each core, within limits."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return min(cores or 1, MAX_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests more time, and skip comparisons with another version of `regex`."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+        if item.get_closest_marker("pinned_regex") and (reason := other_regex()):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@cache
+def other_regex() -> str:
+    """Return why `regex` may know another Unicode than llmgpu; empty: it is the pinned one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (pinned,) = project["optional-dependencies"]["regex"]
+    installed = f"regex=={importlib.metadata.version('regex')}"
+    return "" if installed == pinned else f"compares Unicode with {pinned}, here is {installed}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests did not run because there is no adapter."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
+    count = sum(NO_ADAPTER in reason for reason in reasons)
+    if count:
+        terminalreporter.section("NOT A FULL RUN", yellow=True)
+        terminalreporter.line(f"{count:,} tests did not run: {NO_ADAPTER}.")
+
+
 def require_adapter() -> None:
     """Skip the test where there is no adapter, or fail it where there must be one."""
     if list_adapters():
         return
     if os.environ.get("LLMGPU_REQUIRE_GPU") == "1":
         pytest.fail("LLMGPU_REQUIRE_GPU=1, and there is no adapter")
-    pytest.skip("no adapter; install a Vulkan driver")
+    pytest.skip(NO_ADAPTER)
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> None:
+    """Seed the global random generators, so that no test depends on those before it."""
+    random.seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 
 from llmgpu.errors import LlmgpuError, OutputError
 from llmgpu.files import atomic_output, sync
+from tests.conftest import IS_ROOT
 
 
 def test_writes_a_new_file(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_what_can_not_be_written_names_path_and_reason(
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+@pytest.mark.skipif(IS_ROOT, reason="root may write everything")
 def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_bytes(b"old")

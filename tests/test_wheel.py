@@ -59,6 +59,7 @@ def test_the_source_archive_holds_what_its_tests_need(tmp_path: Path) -> None:
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "wgsl").rglob("*.wgsl")} <= names
 
 
+@pytest.mark.slow
 def test_it_runs_in_another_folder(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"

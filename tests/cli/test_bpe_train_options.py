@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli import console
 from llmgpu.cli.console import Reporter, human_time, progress_text
-from tests.cli.conftest import Run
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu")
 
@@ -137,7 +135,7 @@ def test_plain_lines_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     report = Reporter(quiet=False)
     for second in range(12):
         now[0] = 100.0 + second

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 OPTIONS = ("--device", "cpu", "--vocab-size", "700,6000", "--special-token", "<|end|>")
 
@@ -37,15 +36,16 @@ def kill_while_it_merges(folder: Path, *arguments: str) -> None:
         env=environment(),
         stderr=subprocess.DEVNULL,
     ) as child:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not log.exists() or log.stat().st_size < 4000:
             assert child.poll() is None, "it was done before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.001)
         child.send_signal(signal.SIGKILL)
-        assert child.wait(timeout=30) == -signal.SIGKILL
+        assert child.wait(timeout=200) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     folder = long_words.parent
     arguments = ("long.txt", "-o", "v.bin", *OPTIONS, "--checkpoint", "kept")

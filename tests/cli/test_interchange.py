@@ -13,8 +13,7 @@ from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.interchange.samples import trained
 from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
-from tests.cli.conftest import Run
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, fails
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,43 @@ def test_info_of_a_vocabulary(llmgpu: Run, vocab: Path) -> None:
 
 def test_info_needs_a_vocabulary_for_tokens(llmgpu: Run) -> None:
     assert llmgpu("info", "--tokens").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--help",
+        "--version",
+        "frobnicate",
+        "info v.bin --json",
+        "info v.bin --search e",
+        "info --tokens",
+        "bpe-train - -o - --device cpu --vocab-size 300",
+        "bpe-train - -o - --device cpu --vocab-size 300 --json -q",
+        "bpe-train missing.txt --device cpu",
+        "tokenize --vocab v.bin --device cpu",
+        "tokenize --vocab v.bin --device cpu --format npy -q",
+        "tokenize --vocab v.bin --device no-such-gpu",
+        "tokenize --vocab v.bin --decode --format bin",
+    ],
+)
+def test_this_process_and_one_of_its_own_agree(
+    llmgpu: Run, llmgpu_process: Run, vocab: Path, corpus_text: bytes, arguments: str
+) -> None:
+    runs = [run(*arguments.split(), stdin=corpus_text) for run in (llmgpu, llmgpu_process)]
+    here, there = [(done.returncode, without_times(done)) for done in runs]
+    assert here == there
+
+
+def without_times(done: subprocess.CompletedProcess[bytes]) -> tuple[bytes, bytes]:
+    """Return stdout and stderr without times, and with the command's name as it is installed."""
+    errors = re.sub(rb"[0-9.,]+ (?:s|[KMG]?B/s|merges/s)\b", b"", done.stderr)
+    errors = re.sub(rb'"seconds": (?:\{.*?\}|[0-9.]+)', b"", errors)
+    return done.stdout.replace(b"python -m ", b""), errors.replace(b"python -m ", b"")
+
+
+def test_both_show_the_traceback(llmgpu: Run, llmgpu_process: Run) -> None:
+    for run in (llmgpu, llmgpu_process):
+        done = run("bpe-train", "missing.txt", "--debug")
+        assert done.returncode == 1
+        assert b"Traceback" in done.stderr and b"InputError" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,7 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.formats import FORMATS
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -97,7 +97,7 @@ def test_lines_are_written_as_they_come(vocab: Path, device_name: str) -> None:
             assert vocabulary.decode(ids) == line
         child.stdin.close()
         assert child.stdout.read() == b""
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=200) == 0
 
 
 def test_empty_stdin(llmgpu: Run, vocab: Path, device_name: str) -> None:
@@ -110,7 +110,7 @@ def test_empty_stdin(llmgpu: Run, vocab: Path, device_name: str) -> None:
 def test_a_closed_pipe_is_no_error(corpus: Path, vocab: Path, device_name: str) -> None:
     corpus.write_bytes(corpus.read_bytes() * 30)
     command = (
-        f"cat corpus.txt | {sys.executable} -m llmgpu tokenize --vocab v.bin -q --line-documents "
+        f"cat corpus.txt | {shlex.join(COMMAND)} tokenize --vocab v.bin -q --line-documents "
         f"--device {device_name} | head -1"
     )
     done = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_closed_pipe_is_no_error(corpus: Path, vocab: Path, device_name: str) 
         cwd=corpus.parent,
         env=environment(),
         capture_output=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.stdout.count(b"\n") == 1 and done.stderr == b""
     assert done.returncode in (0, 141)  # 141: cat was cut off, by SIGPIPE

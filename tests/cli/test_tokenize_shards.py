@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, fails, killed_before
 
-OPTIONS = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
+OPTIONS: tuple[str, ...] = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
 
 
 @pytest.fixture
@@ -36,28 +31,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def finished_shards(progress: Path) -> int:
-    return len(json.loads(progress.read_bytes())["shards"]) if progress.exists() else 0
+def kill_after(shards: int, folder: Path, *arguments: str) -> None:
+    """Kill the command when it has finished so many shards, before one more is in place."""
+    killed_before("out-*.bin", shards + 1, folder, *arguments)
+    assert_unfinished(shards, folder / "made")
 
 
-def kill_after(shards: int, folder: Path, *arguments: str) -> int:
-    """Kill the command when it has finished so many shards; return how many it had."""
-    progress = folder / "made" / "out.progress.json"
-    with subprocess.Popen(
-        [sys.executable, "-m", "llmgpu", *arguments],
-        cwd=folder,
-        env=environment(),
-        stderr=subprocess.DEVNULL,
-    ) as child:
-        deadline = time.monotonic() + 60
-        while finished_shards(progress) < shards:
-            assert child.poll() is None, "it was done before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        child.send_signal(signal.SIGKILL)
-        assert child.wait(timeout=30) == -signal.SIGKILL
-    assert not (folder / "made" / "out.json").exists()
-    return finished_shards(progress)
+def assert_unfinished(shards: int, made: Path) -> None:
+    assert len(json.loads((made / "out.progress.json").read_bytes())["shards"]) == shards
+    assert not (made / "out.json").exists()
 
 
 @pytest.mark.parametrize("layout", ["raw", "llmc"])
@@ -71,14 +53,14 @@ def test_a_killed_run_is_resumed(
     alone = llmgpu(*arguments, "-o", "alone/out.bin", "-q")
     assert alone.returncode == 0, alone.stderr
     arguments += ("-o", "made/out.bin")
-    first = kill_after(2, folder, *arguments)
-    # The second run dies too.
-    second = kill_after(first + 3, folder, *arguments, "--resume")
-    assert second > first >= 2
-    kept = {path: path.stat() for path in (made / f"out-{i:06d}.bin" for i in range(second))}
+    kill_after(2, folder, *arguments)
+    # The second run dies too, when a fourth shard of its own is in place and not noted yet.
+    killed_before("out.progress.json", 4, folder, *arguments, "--resume")
+    assert_unfinished(5, made)
+    kept = {path: path.stat() for path in (made / f"out-{i:06d}.bin" for i in range(5))}
     done = llmgpu(*arguments, "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    assert f"resuming from made/out.progress.json: {second:,} shards" in done.stderr.decode()
+    assert "resuming from made/out.progress.json: 5 shards" in done.stderr.decode()
     for path, before in kept.items():
         after = path.stat()
         assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -16,8 +16,7 @@ import pytest
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.formats import FORMATS
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails
 
 END, BEGIN = "<|end|>", "<|begin|>"
 
@@ -91,7 +90,7 @@ def test_lines_end_as_they_come(special_vocab: Vocabulary, corpus: Path) -> None
             assert special_vocab.decode(ids) == expected
         child.stdin.close()
         assert child.stdout.read() == b""
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=200) == 0
         watchdog.cancel()
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,7 @@ import pytest
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run_folder import open_run_folder
-from tests.cli.conftest import Run, environment
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, environment, fails, killed_before
 
 SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
 STEPS = ("--batch-size", "4", "--log-interval", "2", "--eval-interval", "4", "--eval-batches", "2")
@@ -56,6 +54,7 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert made.stdout.startswith(b"the")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2")])
 def test_a_killed_run_goes_on_bit_by_bit(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]
@@ -65,16 +64,8 @@ def test_a_killed_run_goes_on_bit_by_bit(
     assert whole.returncode == 0, whole.stderr
     folder = corpus.parent
     shutil.move(folder / "run", folder / "whole")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "llmgpu", *command],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(folder / "run" / "step-00000003", child)
-    child.kill()
-    child.wait()
+    killed_before("step-00000006", 1, folder, *command)
+    assert (folder / "run" / "step-00000003").is_dir()
     gone_on = llmgpu(*command, "--resume")
     assert gone_on.returncode == 0, gone_on.stderr
     assert_same_weights(folder / "run", folder / "whole")
@@ -82,15 +73,6 @@ def test_a_killed_run_goes_on_bit_by_bit(
     assert [(r.step, r.loss, r.validation_loss) for r in one] == [
         (r.step, r.loss, r.validation_loss) for r in other
     ]
-
-
-def wait_for(path: Path, child: subprocess.Popen[bytes]) -> None:
-    for _ in range(1200):
-        if path.exists() or child.poll() is not None:
-            return
-        time.sleep(0.05)
-    child.kill()
-    raise AssertionError(f"{path} did not come")
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
@@ -107,7 +89,7 @@ def test_being_asked_to_stop_saves_what_is_done(
     )
     wait_for_line(child, b"step 4/")
     os.kill(child.pid, asked)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=200)
     assert child.returncode == 130, errors
     checkpoint = load_checkpoint(corpus.parent / "run")
     assert f"stopped at step {checkpoint.state.step}; checkpoint in run/step-".encode() in errors

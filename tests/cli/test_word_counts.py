@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.bpe.words.counts_file import load_counts
-from tests.cli.conftest import Run
-from tests.cli.test_bpe_train import fails
+from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu", "--vocab-size", "500")
 SPECIAL = ("--special-token", "<|end|>")

@@ -45,7 +45,10 @@ def test_dispatch_of_more_than_65535_workgroups(any_device: Device) -> None:
     assert (symbols == 7).all()  # every thread ran: the rank of byte 0
 
 
-@pytest.mark.parametrize("nbytes", [1, 3, 4, 255, 4097, (1 << 20) + 1, (64 << 20) + 4099])
+LARGE = pytest.param((64 << 20) + 4099, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("nbytes", [1, 3, 4, 255, 4097, (1 << 20) + 1, LARGE])
 def test_bytes_come_back(any_device: Device, nbytes: int) -> None:
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     buffer = any_device.create_buffer("data", nbytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.generating.generator import Generator
@@ -16,6 +17,7 @@ PARAGRAPH = b"The tide went out before dawn, and the boats lay on the sand until
 STEPS = 200
 
 
+@pytest.mark.slow
 def test_a_paragraph_is_learnt_by_heart(operations: Operations) -> None:
     ids = np.frombuffer(PARAGRAPH, np.uint8).astype(np.uint32)
     config = ModelConfig(

@@ -101,12 +101,14 @@ def losses_of(trainer: Trainer, steps: int) -> list[float]:
     return [result.loss for result in trainer.results(steps)]
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_are_those_of_torch(operations: Operations) -> None:
     expected = recorded()["float32"]["losses"]
     losses = losses_of(reference_trainer(operations), 100)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
+@np.errstate(under="ignore")
 def test_half_precision_follows_single_precision(operations: Operations) -> None:
     if not operations.has_half_precision:
         with pytest.raises(DeviceError, match="no shader-f16"):
@@ -181,6 +183,7 @@ def test_a_batch_without_targets_changes_only_by_decay(operations: Operations) -
         np.testing.assert_array_equal(values, before[name])
 
 
+@pytest.mark.slow
 def test_moments_in_eight_bits_train_as_well(operations: Operations) -> None:
     losses = losses_of(reference_trainer(operations, optimizer="adamw-8bit"), 40)
     np.testing.assert_allclose(losses, recorded()["float32"]["losses"][:40], rtol=0.03)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from llmgpu.errors import InputError
 from llmgpu.text import streams
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from tests.conftest import IS_ROOT
 from tests.text.reading import read_documents, split_lines, write
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
@@ -291,7 +292,7 @@ def test_sources_that_can_not_be_read_are_refused_at_once(
         Corpus(names)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.skipif(IS_ROOT, reason="root may read everything")
 def test_an_unreadable_file_is_refused_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, "f", b"x")
     os.chmod(path, 0)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
-from llmgpu.lm.ops.block_codes import BLOCK, BlockCodes
 from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes
 
 TENSORS = 110  # of a model with 12 layers
 LEARNING_RATE = 0.1  # large, so that an update changes what is compared

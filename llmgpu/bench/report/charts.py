@@ -19,8 +19,7 @@ import numpy as np
 from llmgpu.bench.report.tables import SHARE_OF_FLOOR, common_rate
 from llmgpu.bench.results import Limits, Record, Result, ResultTable
 from llmgpu.bench.units import quantity, seconds_text
-from llmgpu.charts.axes import Axis, tick_labels, value_axis
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import Axis, escape_text, tick_labels, value_axis
 
 MOST_KERNELS = 12  # in a chart; the others are added up
 _LEAST_PERCENT = 0.3  # of a bar that is to be seen

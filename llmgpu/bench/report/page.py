@@ -29,7 +29,7 @@ from llmgpu.bench.results import (
     ResultTable,
 )
 from llmgpu.bench.units import quantity, seconds_text, three_digits
-from llmgpu.charts.markup import escape_text
+from llmgpu.charts import escape_text
 
 _PARTS = {
     BPE_TRAIN: (

@@ -63,7 +63,7 @@ class Sampler:
         # Top-k, by a stable sort: of equal logits the smaller ids come first.
         ids = np.argsort(-logits, kind="stable")[: options.top_k or None]
         below = logits[ids].astype(np.float64) - float(logits[ids[0]])
-        with np.errstate(over="ignore"):  # a tiny temperature makes them -inf: probability 0
+        with np.errstate(over="ignore", under="ignore"):  # a tiny temperature gives 0
             probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:

@@ -64,8 +64,8 @@ class NumpyRecorder(Operations):
         return tensor.array.copy()
 
     def run(self, program: Program) -> None:
-        # Numbers that are not finite go through a program without a warning, as on a GPU.
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        # Numbers that are tiny or not finite go through without a warning, as on a GPU.
+        with np.errstate(all="ignore"):
             for step in program.steps:
                 step()
 

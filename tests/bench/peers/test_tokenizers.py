@@ -21,8 +21,8 @@ from llmgpu.bench.peers.tokenizers import (
 )
 from llmgpu.bench.tokenizers import bpe_train, tokenize
 from llmgpu.bench.tokenizers.corpus import load_text, make_job
-from llmgpu.bpe.encoding.encoder import open_encoder
-from llmgpu.bpe.interchange.formats import WRITERS
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
@@ -61,7 +61,7 @@ def require(peer: TokenizingPeer) -> None:
 def assert_ids_are_those_of_numpy(
     peer: TokenizingPeer, vocabulary: Vocabulary, texts: list[str], folder: Path
 ) -> None:
-    WRITERS[peer.format](vocabulary, folder / "vocabulary")
+    FORMATS[peer.format].write(vocabulary, folder / "vocabulary")
     encode = peer.open(folder / "vocabulary", vocabulary.pattern)
     for text in texts:
         path = folder / "text"

@@ -110,6 +110,7 @@ def hostile_text(seed: int, size: int) -> bytes:
     return letters.tobytes() + runs + bytes(range(256)) * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_bytes", [5000, 70_000, 1 << 20])
 def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
     text = hostile_text(1, 200_000)
@@ -171,7 +172,7 @@ def test_an_encoder_is_freed_with_its_last_name(device: Device, match: str) -> N
     try:
         assert sum(len(piece.ids) for piece in encoder.encode(corpus_from_bytes(text)))
         next(pieces := encoder.encode(corpus_from_bytes(text)))
-        pieces.close()
+        pieces.close()  # type: ignore[attr-defined]
         freed = weakref.ref(encoder)
         del encoder, pieces
         assert freed() is None

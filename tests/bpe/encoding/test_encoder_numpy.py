@@ -165,6 +165,7 @@ def test_characters_and_contractions(text: bytes, slice_bytes: int) -> None:
     check(make_vocabulary([*BYTES, *tokens], "gpt2"), [text, text[1:]], slice_bytes)
 
 
+@pytest.mark.slow
 def test_words_far_longer_than_a_block() -> None:
     rng = np.random.default_rng(6)
     signs = ["的一是不了在人有我他".encode()[3 * k : 3 * k + 3] for k in range(10)]
@@ -176,6 +177,7 @@ def test_words_far_longer_than_a_block() -> None:
             check(vocabulary, [chinese + b" a" * 50 + chinese[::-1], b"", binary], slice_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 3, 7, 16, 255, 256, 257])
 @pytest.mark.parametrize("head", [b"", b"x", b"xa"])
 def test_runs_that_fall_in_with_no_block(length: int, head: bytes) -> None:

@@ -147,10 +147,12 @@ def compare(
         assert found == expected, repr(text)
 
 
+@pytest.mark.slow
 def test_cl100k_as_tiktoken(backend: Backend) -> None:
     compare(cl100k(), backend, by_tiktoken(cl100k()), random_texts(2) + every_code_point())
 
 
+@pytest.mark.slow
 def test_a_vocabulary_trained_here_in_tiktoken(backend: Backend) -> None:
     compare(trained(), backend, by_tiktoken(trained()), random_texts(3) + every_code_point())
 

@@ -38,6 +38,7 @@ assert np.array_equal(*ids)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_results_do_not_depend_on_the_subgroup_size(device: Device, size: int) -> None:
     if "llvmpipe" not in device.name:

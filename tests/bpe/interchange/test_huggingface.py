@@ -230,6 +230,7 @@ class TestWrite:
         for text in texts(seed, 50):
             assert bpe_encode(read, text.encode()) == bpe_encode(vocabulary, text.encode())
 
+    @pytest.mark.slow
     def test_cl100k(self, tmp_path: Path) -> None:
         pattern = "cl100k" if "cl100k" in PATTERNS else "gpt2"
         vocabulary = tiktoken.read(cl100k_path(), pattern=pattern)

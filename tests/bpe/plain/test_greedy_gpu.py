@@ -88,6 +88,7 @@ LONG_TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LONG_TEXTS))
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_numpy_gives_the_same_ids(device: Device, name: str, pattern: str) -> None:
@@ -100,6 +101,7 @@ def test_numpy_gives_the_same_ids(device: Device, name: str, pattern: str) -> No
         assert encode(encoder, text) == on_cpu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workgroup_size", [64, 256])
 def test_more_than_65535_chunks(any_device: Device, workgroup_size: int) -> None:
     text = words(3, 40_000, 2_000)

@@ -118,6 +118,7 @@ def test_one_run_merges_left_to_right(any_device: Device, length: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
     documents = [words(1, 4_000, 700), words(2, 4_000, 700)]
     results = [
@@ -137,6 +138,7 @@ def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
         assert results[0].symbols == other.symbols
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie", ["hf", "bytes"])
 def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     text = words(3, 12_000, 3_000)
@@ -151,6 +153,7 @@ def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     assert on_gpu.symbols == on_cpu.symbols
 
 
+@pytest.mark.slow
 def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
     rng = np.random.default_rng(4)
     size = (1 << 24) + 300_001

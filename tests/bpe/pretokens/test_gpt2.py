@@ -66,6 +66,7 @@ def plain_starts(documents: list[bytes]) -> list[bool]:
     return marks
 
 
+@pytest.mark.pinned_regex
 def test_every_code_point() -> None:
     # Letters go with "a", numbers with "1", other signs with "'"; white space with nothing.
     text = "".join(f"a{character}1 {character}'s\n" for character in CHARACTERS).encode()
@@ -107,6 +108,7 @@ def test_sequences_of_bytes_at_the_bounds_of_utf8() -> None:
     assert mask_of(documents).tolist() == plain_starts(documents)
 
 
+@pytest.mark.pinned_regex
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.lists(st.sampled_from(BOUNDARY_BYTES)).map(bytes)))
 def test_any_bytes(documents: list[bytes]) -> None:

@@ -50,6 +50,7 @@ def test_published_expressions() -> None:
     assert published == {name: reference.EXPRESSIONS[name] for name in PATTERNS}
 
 
+@pytest.mark.pinned_regex
 @pytest.mark.parametrize("pattern", PATTERN_NAMES)
 @settings(deadline=None)
 @given(documents=st.lists(ANY_TEXT, max_size=5))

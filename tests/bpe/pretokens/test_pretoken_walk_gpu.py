@@ -121,6 +121,7 @@ def test_code_points_between_others(walker: Walker, pattern: str) -> None:
     assert walker.undecided() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 def test_long_runs_are_marked_or_said_to_be_undecided(
     walker: Walker, pattern: str, name: str
@@ -137,6 +138,7 @@ def test_long_runs_are_marked_or_said_to_be_undecided(
         np.testing.assert_array_equal(walker.bits(len(expected)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [" ", "1", "\n", "!", "a", "A", "\u6f22", "\u0301", "'s"])
 def test_runs_within_reach_are_decided(walker: Walker, pattern: str, unit: str) -> None:
     run = unit * ((REACH - 100) // len(unit.encode()))
@@ -147,6 +149,7 @@ def test_runs_within_reach_are_decided(walker: Walker, pattern: str, unit: str) 
         assert walker.undecided() == 0
 
 
+@pytest.mark.slow
 def test_undecided_places_are_marked_where_they_are(walker: Walker, pattern: str) -> None:
     """Runs that are too long, next to one another and apart, and documents that end in them."""
     plain = b"It's 12 words, or so.\r\n" * 4000

@@ -24,6 +24,7 @@ PROPERTIES = {
 }
 
 
+@pytest.mark.pinned_regex
 def test_every_code_point_has_the_class_of_its_properties() -> None:
     classes = code_point_classes()
     assert (classes.shape, classes.dtype) == ((0x110000,), np.uint8)
@@ -33,8 +34,9 @@ def test_every_code_point_has_the_class_of_its_properties() -> None:
         assert regex.fullmatch(f"{expression}*", text), expression
 
 
+@pytest.mark.pinned_regex
 def test_the_generator_makes_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "llmgpu" / "bpe" / "patterns"
+    folder = tmp_path / "llmgpu" / "bpe" / "pretokens"
     folder.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "scripts" / "make_unicode_classes.py"), run_name="__main__")

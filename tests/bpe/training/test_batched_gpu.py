@@ -61,6 +61,7 @@ def assert_same(trained: Merges, expected: Merges) -> None:
     assert trained.counts.dtype == np.int64
 
 
+@pytest.mark.slow
 @given(
     words=WORDS,
     merges=st.sampled_from([0, 1, 7, 60]),
@@ -105,6 +106,7 @@ def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
     return byte_symbols(distinct(words), byte_ranks("hf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letters", [b"ab", bytes(range(97, 123)), bytes(range(256))])
 def test_thousands_of_equal_counts_are_told_apart(device: Device, letters: bytes) -> None:
     words = random_words(1, 20_000, letters)

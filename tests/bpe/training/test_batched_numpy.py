@@ -95,6 +95,7 @@ def test_merges_of_the_sequential_algorithm(
     check(documents, merges, pattern, tie, min_frequency)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(DOCUMENTS, PATTERNS, st.integers(1, 5), st.integers(1, 9))
 def test_sizes_of_batches_and_lists_do_not_matter(
@@ -243,6 +244,7 @@ def spelled_words(words: SymbolWords) -> Counter[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:

@@ -92,7 +92,7 @@ def test_appending_reaches_the_disk_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(module.os, "fsync", synced.append)
+    monkeypatch.setattr("os.fsync", synced.append)
     monkeypatch.setattr(module, "SYNC_SECONDS", 3600.0)
     checkpoint = Checkpoint.begin(tmp_path / "run", RUN)
     for k in range(5):

@@ -154,6 +154,7 @@ def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
     return replace(start, tokens=(*start.tokens, *tokens)), documents
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     seeded=st.one_of(st.tuples(seeds(), DOCUMENTS), seeds_to_reach()),

@@ -100,6 +100,7 @@ def synthetic_tokens(count: int) -> list[bytes]:
     return ordered[:count]
 
 
+@pytest.mark.slow
 def test_200_000_tokens() -> None:
     tokens = synthetic_tokens(200_000)
     trie = compile_trie(tokens, range(len(tokens)))

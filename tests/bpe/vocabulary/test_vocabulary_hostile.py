@@ -88,6 +88,7 @@ def mutations(data: bytes, count: int) -> Iterator[bytes]:
         yield bytes(damaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [small_vocabulary, imported_vocabulary])
 def test_mutations_are_refused_or_harmless(make: Any) -> None:
     original = make()

@@ -57,6 +57,7 @@ def hostile_text(seed: int, parts: int) -> bytes:
     return b"".join(rng.choice(words if rng.random() < 0.6 else PARTS) for _ in range(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["class", "gpt2"])
 @pytest.mark.parametrize("slice_bytes", [1000, 30_000, 1 << 20])
 @pytest.mark.parametrize("threads", [1, 2])

@@ -74,6 +74,7 @@ def test_many_runs_are_merged_in_order() -> None:
     assert listed(accumulate(pieces, 50_000)) == total(pieces)
 
 
+@pytest.mark.slow
 def test_the_memory_of_runs_is_bounded() -> None:
     """What is alive while words are added and merged is little, apart from the result."""
     script = """

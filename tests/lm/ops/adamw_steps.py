@@ -22,6 +22,7 @@ def require_half_precision(operations: Operations) -> None:
         pytest.skip("the device has no half precision")
 
 
+@np.errstate(under="ignore")
 def half_of(array: NDArray[np.float32]) -> NDArray[np.float16]:
     return np.clip(array, -65504, 65504).astype(np.float16)
 

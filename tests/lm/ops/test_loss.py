@@ -129,6 +129,7 @@ def test_logits_that_are_not_finite_show(
     assert_close(gradient[4:], expected_gradient)
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_dimension_has_workgroups(operations: Operations) -> None:
     rng = np.random.default_rng(6)
     check(operations, float32_values(rng, 65_600, 2), rng.integers(0, 3, 65_600))

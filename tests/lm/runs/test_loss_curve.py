@@ -117,6 +117,7 @@ def test_a_long_run_is_drawn_by_means() -> None:
 NUMBERS = st.floats(-1e31, 1e31) | st.floats(0, 20) | st.floats(1e-9, 1e9) | st.just(math.nan)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 10**12), NUMBERS, NUMBERS), max_size=30))
 def test_everything_is_inside_the_picture(values: list[tuple[int, float, float]]) -> None:
     values.sort(key=lambda value: value[0])

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
+@np.errstate(under="ignore")
 def cross_entropy(
     logits: Array, targets: NDArray[np.integer], inv_norm: float, alpha: float, beta: float
 ) -> tuple[Array, Array]:
