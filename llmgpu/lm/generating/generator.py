@@ -16,6 +16,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.ids import check_ids
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
+from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm
 from llmgpu.lm.ops.tensor import Tensor
 
 PROMPT_ROWS = 64  # ids of a prompt that go through at a time
@@ -24,7 +25,7 @@ PROMPT_ROWS = 64  # ids of a prompt that go through at a time
 class CachedRows:
     """A forward pass over `rows` ids of one sequence, whose keys and values are kept."""
 
-    def __init__(self, model: Model, caches: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
+    def __init__(self, model: Model, caches: Sequence[KeyValues], rows: int) -> None:
         """Record the pass; `caches` are each layer's keys and values, (T + 1, K*D)."""
         self._model = model
         self._ops = model.operations
@@ -40,23 +41,23 @@ class CachedRows:
         with self._ops.record("keys and values") as self._layers:
             self._ops.embed_lookup(self._tokens, model.working[EMBEDDING], x)
             for layer, cache in enumerate(caches):
-                self._record_layer(layer, x, activations, *cache)
+                self._record_layer(layer, x, activations, cache)
         with self._ops.record("logits") as self._output:
-            weight = model.weights[FINAL_NORM]
-            self._ops.rms_norm(x, weight, normed, scale, config.norm_epsilon)
+            norm = Norm(x, model.weights[FINAL_NORM], normed, scale)
+            self._ops.rms_norm(norm, config.norm_epsilon)
             self._ops.linear(normed, model.output_weight, self.logits)
 
     def _record_layer(
-        self, layer: int, x: Tensor, a: LayerActivations, keys: Tensor, values: Tensor
+        self, layer: int, x: Tensor, activations: LayerActivations, cache: KeyValues
     ) -> None:
         shape = self._model.attention_shape(1, self._model.config.seq_len)
 
-        def attend(a: LayerActivations) -> None:
-            self._ops.cache_append(a.k, keys, self._positions)
-            self._ops.cache_append(a.v, values, self._positions)
-            self._ops.attention_cached(a.q, keys, values, self._positions, a.attended, shape)
+        def attend(a: AttentionTensors) -> None:
+            for rows, cached in zip((a.k, a.v), cache, strict=True):
+                self._ops.cache_append(rows, cached, self._positions)
+            self._ops.attention_cached(a.q, cache, self._positions, a.out, shape)
 
-        self._model.record_layer(layer, x, self._positions, a, attend)
+        self._model.record_layer(layer, x, self._positions, activations, attend)
 
     def run(self, ids: Sequence[int], start: int) -> None:
         """Take in `ids`, at most `rows`, the first of them at position `start`."""
@@ -84,18 +85,16 @@ class Generator:
         """Make the caches and record a pass over a block of a prompt and one over a single id."""
         config = model.config
         self._model = model
+        shape = (config.seq_len + 1, config.kv_dim)
         caches = [
-            tuple(
-                model.operations.tensor(
-                    f"layer {layer} {role}", (config.seq_len + 1, config.kv_dim)
-                )
-                for role in ("keys", "values")
+            (
+                model.operations.tensor(f"layer {layer} keys", shape),
+                model.operations.tensor(f"layer {layer} values", shape),
             )
             for layer in range(config.layers)
         ]
-        pairs = [(keys, values) for keys, values in caches]
-        self._block = CachedRows(model, pairs, min(PROMPT_ROWS, config.seq_len))
-        self._single = CachedRows(model, pairs, 1)
+        self._block = CachedRows(model, caches, min(PROMPT_ROWS, config.seq_len))
+        self._single = CachedRows(model, caches, 1)
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
         """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.

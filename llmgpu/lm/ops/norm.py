@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmgpu.lm.ops.operations import Norm
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
@@ -30,31 +31,24 @@ class NumpyNorm(NumpyRecorder):
     """The operations on arrays."""
 
     @recorded
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, out: Tensor, inverse_rms: Tensor, epsilon: float
-    ) -> None:
-        np.square(x.array, out=out.array)
-        r = 1 / np.sqrt(out.array.mean(axis=1) + np.float32(epsilon))
-        inverse_rms.array[...] = r
-        np.multiply(x.array, r[:, None], out=out.array)
-        out.array[...] *= weight.array
+    def rms_norm(self, norm: Norm, epsilon: float) -> None:
+        x, out = norm.x.array, norm.out.array
+        np.square(x, out=out)
+        r = 1 / np.sqrt(out.mean(axis=1) + np.float32(epsilon))
+        norm.inverse_rms.array[...] = r
+        np.multiply(x, r[:, None], out=out)
+        out *= norm.weight.array
 
     @recorded
     def rms_norm_backward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        inverse_rms: Tensor,
-        grad_out: Tensor,
-        grad_x: Tensor,
-        grad_weight: Tensor,
+        self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
-        for rows in row_blocks(*x.shape):
-            x_block, r = x.array[rows], inverse_rms.array[rows, None]
+        for rows in row_blocks(*norm.x.shape):
+            x_block, r = norm.x.array[rows], norm.inverse_rms.array[rows, None]
             # The weight gets grad_out * x * r, summed over the rows.
             gradient = grad_out.array[rows] * r
             grad_weight.array[...] += (gradient * x_block).sum(axis=0)
-            gradient *= weight.array
+            gradient *= norm.weight.array
             # The input: remove what only changes the length of the row, which the norm takes away.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
@@ -64,33 +58,22 @@ class NumpyNorm(NumpyRecorder):
 class GpuNorm(GpuRecorder):
     """The operations as kernels."""
 
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, out: Tensor, inverse_rms: Tensor, epsilon: float
-    ) -> None:
-        rows, width = x.shape
+    def rms_norm(self, norm: Norm, epsilon: float) -> None:
+        rows, width = norm.x.shape
         threads = thread_count(-(-width // ROW_ELEMENTS))
         self.dispatch(
             "lm/02_rms_norm.wgsl",
             workgroups(rows * threads),
             {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": threads},
-            x=x,
-            weight=weight,
-            out=out,
-            inverse_rms=inverse_rms,
+            **vars(norm),
             dims=dims(rows, width),
             params=np.array([epsilon, 0, 0, 0], np.float32),
         )
 
     def rms_norm_backward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        inverse_rms: Tensor,
-        grad_out: Tensor,
-        grad_x: Tensor,
-        grad_weight: Tensor,
+        self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
-        rows, width = x.shape
+        rows, width = norm.x.shape
         blocks = -(-rows // BLOCK_ROWS)
         # Each workgroup takes whole blocks of rows, and there are no more than MAX_PARTIALS.
         group_rows = max(-(-blocks // MAX_PARTIALS), 1) * BLOCK_ROWS
@@ -99,13 +82,10 @@ class GpuNorm(GpuRecorder):
         self.dispatch(
             "lm/02_rms_norm_backward.wgsl",
             groups,
-            {
-                "WORKGROUP_SIZE": thread_count(width, LEAST_THREADS),
-                "BLOCK_ROWS": BLOCK_ROWS,
-            },
-            x=x,
-            weight=weight,
-            inverse_rms=inverse_rms,
+            {"WORKGROUP_SIZE": thread_count(width, LEAST_THREADS), "BLOCK_ROWS": BLOCK_ROWS},
+            x=norm.x,
+            weight=norm.weight,
+            inverse_rms=norm.inverse_rms,
             grad_out=grad_out,
             grad_x=grad_x,
             partials=partials,

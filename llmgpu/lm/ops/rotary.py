@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmgpu.lm.ops.operations import Rotation
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
@@ -26,19 +27,11 @@ class NumpyRotary(NumpyRecorder):
     """The rotation of arrays."""
 
     @recorded
-    def rotary(
-        self,
-        x: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        positions: Tensor,
-        head_dim: int,
-        *,
-        inverse: bool = False,
-    ) -> None:
-        heads = x.array.reshape(len(x.array), -1, 2, head_dim // 2)
-        cosine = cosines.array[positions.array, None]
-        sine = sines.array[positions.array, None] * np.float32(-1 if inverse else 1)
+    def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
+        heads = x.array.reshape(len(x.array), -1, 2, rotation.head_dim // 2)
+        positions = rotation.positions.array
+        cosine = rotation.cosines.array[positions, None]
+        sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
         left, right = heads[:, :, 0], heads[:, :, 1]
         turned = left * cosine - right * sine
         heads[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
@@ -48,23 +41,14 @@ class NumpyRotary(NumpyRecorder):
 class GpuRotary(GpuRecorder):
     """The rotation as a kernel."""
 
-    def rotary(
-        self,
-        x: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        positions: Tensor,
-        head_dim: int,
-        *,
-        inverse: bool = False,
-    ) -> None:
-        pairs = x.size // 2
+    def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
+        pairs, head_dim = x.size // 2, rotation.head_dim
         self.dispatch(
             "lm/04_rotary.wgsl",
             workgroups(pairs),
             x=x,
-            cosines=cosines,
-            sines=sines,
-            positions=positions,
+            cosines=rotation.cosines,
+            sines=rotation.sines,
+            positions=rotation.positions,
             params=dims(pairs, x.shape[1] // head_dim, head_dim // 2, int(inverse)),
         )
