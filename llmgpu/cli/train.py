@@ -196,9 +196,9 @@ def train(
             report.line(f"resuming from {checkpoint.folder}")
         elif resume:
             report.line(f"{output} has no checkpoint yet: starting at the first step")
-        use = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
+        needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         report.line(_description(asked, backend))
-        report.line(f"needs up to about {human_bytes(use.total)} of memory")
+        report.line(f"needs up to about {human_bytes(needed_bytes)} of memory")
         separator = default_separator(vocabulary) if eos is None else eos
         try:
             source = open_tokens(
@@ -222,7 +222,7 @@ def train(
             vocabulary,
             intervals,
             checkpoint,
-            use,
+            needed_bytes,
             eos_id=None if separator is None else token_id(vocabulary, separator),
             on_record=partial(_print_record, report, asked.options.steps),
             note=report.line,

@@ -150,19 +150,30 @@ class Operations(ABC):
     def max_tensor_bytes(self) -> int:
         """Size of the largest tensor that can be made."""
 
-    @abstractmethod
     def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         """Make a tensor of zeros.
 
         Raises:
             DeviceError: the device can't hold or bind that much.
         """
+        return self._make(name, shape, dtype, uniform=False)
 
-    @abstractmethod
     def parameters(
         self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
     ) -> Tensor:
         """Make a small tensor of numbers that the host writes between runs."""
+        return self._make(name, shape, dtype, uniform=True)
+
+    def _make(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, uniform: bool
+    ) -> Tensor:
+        tensor = self._allocate(Tensor(name, shape, np.dtype(dtype), None), uniform=uniform)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    @abstractmethod
+    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        """Return a tensor of this name, shape and type with memory; uniform: for `parameters`."""
 
     @abstractmethod
     def write(self, tensor: Tensor, array: AnyArray) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
@@ -47,15 +48,8 @@ class NumpyRecorder(Operations):
     has_half_precision = True
     max_tensor_bytes = sys.maxsize
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        tensor = Tensor(name, shape, np.dtype(dtype), np.zeros(shape, dtype))
-        self.nbytes += tensor.nbytes
-        return tensor
-
-    def parameters(
-        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-    ) -> Tensor:
-        return self.tensor(name, shape, dtype)
+    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         tensor.array[...] = np.asarray(array, tensor.dtype).reshape(tensor.shape)
@@ -92,17 +86,9 @@ class GpuRecorder(Operations):
     def max_tensor_bytes(self) -> int:
         return self.device.max_binding_bytes
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        tensor = Tensor(name, shape, np.dtype(dtype), None)
-        self.nbytes += tensor.nbytes
-        buffer = self.device.create_buffer(name, tensor.nbytes)
-        return Tensor(name, shape, tensor.dtype, buffer)
-
-    def parameters(
-        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-    ) -> Tensor:
-        tensor = Tensor(name, shape, np.dtype(dtype), None)
-        return Tensor(name, shape, tensor.dtype, self.device.create_uniform(name, tensor.nbytes))
+    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        create = self.device.create_uniform if uniform else self.device.create_buffer
+        return replace(tensor, data=create(tensor.name, tensor.nbytes))
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         values = np.asarray(array, tensor.dtype).reshape(tensor.shape)
@@ -124,13 +110,11 @@ class GpuRecorder(Operations):
 
         bindings: a tensor, or an array that is written to a uniform now and never changes.
         """
-        if groups:
-            self._append_kernel(self.device.kernel(file, **(constants or {})), groups, bindings)
+        self._append_kernel(lambda: self.device.kernel(file, **(constants or {})), groups, bindings)
 
     def dispatch_generated(self, text: str, groups: int, /, **bindings: Tensor | AnyArray) -> None:
         """Append workgroups of a kernel whose text a generator wrote."""
-        if groups:
-            self._append_kernel(self.device.generated(text), groups, bindings)
+        self._append_kernel(lambda: self.device.generated(text), groups, bindings)
 
     def run(self, program: Program) -> None:
         self._commands = self.device.record()
@@ -144,13 +128,15 @@ class GpuRecorder(Operations):
             self.device.wait(self._runs.popleft())
 
     def _append_kernel(
-        self, kernel: Kernel, groups: int, bindings: Mapping[str, Tensor | AnyArray]
+        self, compiled: Callable[[], Kernel], groups: int, bindings: Mapping[str, Tensor | AnyArray]
     ) -> None:
+        if not groups:
+            return
         buffers = {
             name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
             for name, value in bindings.items()
         }
-        self.append(partial(self._dispatch, kernel.bind(**buffers), groups))
+        self.append(partial(self._dispatch, compiled().bind(**buffers), groups))
 
     def _dispatch(self, kernel: BoundKernel, groups: int) -> None:
         self._commands.dispatch(kernel, groups)

@@ -29,7 +29,7 @@ from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.runs.evaluation_totals import EvaluationTotals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
-from llmgpu.lm.runs.memory import SMALLER, MemoryUse
+from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
@@ -304,12 +304,12 @@ def prepare_run(
     vocabulary: Vocabulary,
     intervals: Intervals,
     checkpoint: Checkpoint | None,
-    use: MemoryUse,
+    needed_bytes: int,
     **callbacks: Any,
 ) -> TrainingRun:
     """Make everything that a run needs in memory and return the run, begun or resumed.
 
-    checkpoint: the one to resume from, if any. use: what `training_memory` returned.
+    checkpoint: the one to resume from, if any. needed_bytes: what `training_memory` returned.
     callbacks: those of `TrainingRun`, and its eos_id.
 
     Raises:
@@ -331,7 +331,7 @@ def prepare_run(
         trainer = Trainer(open_operations(backend.device), config, options, slots)
     except DeviceError as error:
         raise DeviceError(
-            f"{error}; the run needs {use.total:,} bytes in all, {SMALLER}"
+            f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"
         ) from error
     run = TrainingRun(folder, trainer, batches, vocabulary, intervals, **callbacks)
     tokens = {"tokens": len(source), "tokens_crc32": source.checksum}
@@ -342,7 +342,7 @@ def prepare_run(
                 "device": backend.description,
                 "vocabulary": vocabulary.fingerprint,
                 "parameters": config.parameters,
-                "memory_bytes": use.total,
+                "memory_bytes": needed_bytes,
                 **tokens,
                 "training_tokens": batches.training_sequences * config.seq_len,
                 "evaluation_sequences": batches.evaluation_sequences,
