@@ -29,7 +29,7 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import PRECISIONS, TrainOptions
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
-from llmgpu.lm.runs.run import Intervals, prepare_run
+from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 
@@ -214,7 +214,7 @@ def train(
             )
         finally:
             report.close()
-        run = prepare_run(
+        run = TrainingRun(
             folder,
             asked,
             backend,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import (
     AttentionShape,
     AttentionTensors,
@@ -26,7 +27,6 @@ from llmgpu.lm.ops.operations import (
     Operations,
     Rotation,
 )
-from llmgpu.lm.ops.rotary import rotary_tables
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -11,6 +11,7 @@ import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
 from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionShape,
@@ -20,7 +21,6 @@ from llmgpu.lm.ops.operations import (
     Operations,
     Rotation,
 )
-from llmgpu.lm.ops.rotary import rotary_tables
 
 SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import Operations, Rotation
-from llmgpu.lm.ops.rotary import rotary_tables
 from tests.lm.ops.checking import assert_close, float32_values, run, tensor_of
 from tests.reference.lm import rotary as reference
 
