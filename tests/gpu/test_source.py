@@ -14,7 +14,7 @@ from llmgpu.gpu import Device, source
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.source import Line, compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
-from llmgpu.lm.ops.hyper import HYPER
+from llmgpu.lm.ops.weight_state import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
 from tests.gpu.wgsl import struct_fields
 
