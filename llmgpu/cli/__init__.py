@@ -12,8 +12,8 @@ import sys
 
 import click
 
-from llmgpu import __version__
 from llmgpu.errors import LlmgpuError
+from llmgpu.version import __version__
 
 COMMANDS = {
     "bench": "llmgpu.cli.bench:bench",

@@ -16,7 +16,6 @@ from llmgpu.gpu.source import Line, compose, constant, kernel_source, read_wgsl,
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.hyper import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
-from tests.gpu.wgsl import struct_fields
 
 WGSL = Path(__file__).parents[2] / "wgsl"
 KERNELS = sorted(
@@ -57,7 +56,7 @@ def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
 
 
 def test_structs_are_those_of_the_host() -> None:
-    assert struct_fields("lm/hyper.wgsl", "Hyper") == list(HYPER.names or ())
+    assert struct_dtype("lm/hyper.wgsl", "Hyper").names == HYPER.names
     assert HYPER.itemsize % 16 == 0
 
 
