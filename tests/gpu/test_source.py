@@ -12,7 +12,7 @@ import pytest
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, source
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.source import Line, compose, constant, kernel_source, read_wgsl, struct_dtype
+from llmgpu.gpu.source import compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.hyper import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
@@ -161,7 +161,7 @@ def test_a_file_without_a_kernel_is_refused(name: str) -> None:
 
 def test_a_text_of_two_kernels_is_refused() -> None:
     text = "@compute @workgroup_size(1)\nfn one() {}\n@compute @workgroup_size(1)\nfn two() {}"
-    lines = [Line(line, "two.wgsl", number) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(line, "two.wgsl", number) for number, line in enumerate(text.splitlines(), 1)]
     with pytest.raises(DeviceError, match=r"wgsl/two.wgsl has 2 entry points instead of one"):
         kernel_source(lines, "two.wgsl")
 
