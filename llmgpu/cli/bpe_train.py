@@ -430,12 +430,7 @@ def _reading_summary(text: Corpus | None) -> dict[str, int]:
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
     if summary.get("stop_reason"):
         report.line(f"note: {summary['stop_reason']}")
-    if summary["invalid_sequences"]:
-        report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
-    if summary["left_out_files"]:
-        report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
-    if summary["left_out_rows"]:
-        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
+    report.note_left_out(summary)
     text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")

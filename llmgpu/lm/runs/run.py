@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu import __version__
 from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
@@ -35,6 +34,7 @@ from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
 from llmgpu.resume_key import check_same_run
+from llmgpu.version import __version__
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
+from llmgpu.gpu.source import constant, struct_dtype
 from llmgpu.lm.ops import attention
 from llmgpu.lm.ops.backends import GpuOperations, open_operations
 from llmgpu.lm.ops.operations import (
@@ -16,7 +17,6 @@ from llmgpu.lm.ops.operations import (
     AttentionTensors,
     Operations,
 )
-from tests.gpu.wgsl import shader_constants, struct_fields
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
     assert_close,
@@ -271,8 +271,9 @@ def test_tiles_fit_the_workgroup_memory(memory: int, depth: int) -> None:
 
 
 def test_the_kernels_constants_are_the_host_s() -> None:
-    fields = struct_fields("lm/attention_params.wgsl", "AttentionParams")
-    assert fields == list(attention.PARAMS.names or ())
-    constants = shader_constants("lm/attention_tiles.wgsl")
-    assert constants["BLOCK_ROWS"] == attention.BLOCK_ROWS
-    assert constants["THREADS"] == constants["BLOCK_ROWS"] // 8 * constants["LANES"]
+    fields = struct_dtype("lm/attention_params.wgsl", "AttentionParams")
+    assert fields.names == attention.PARAMS.names
+    tiles = "lm/attention_tiles.wgsl"
+    assert constant(tiles, "BLOCK_ROWS") == attention.BLOCK_ROWS
+    lanes = constant(tiles, "LANES")
+    assert constant(tiles, "THREADS") == constant(tiles, "BLOCK_ROWS") // 8 * lanes
