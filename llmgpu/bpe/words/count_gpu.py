@@ -15,6 +15,7 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_numpy import count_slice
@@ -194,8 +195,7 @@ class _CountTable:
         commands = device.record()
         commands.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.words.groups)
         device.submit(commands)
-        offsets = np.zeros(words + 1, np.int64)
-        np.cumsum(device.read(lengths, words, np.uint32), out=offsets[1:])
+        offsets = offsets_of(device.read(lengths, words, np.uint32))
         size = int(offsets[-1])
         device.write(lengths, offsets[1:].astype(np.uint32))
         packed = device.create_buffer("packed words", size)
@@ -243,7 +243,6 @@ class _Slot(WordSlot):
 
 def _as_distinct(words: list[NDArray[np.uint8]]) -> DistinctWords:
     counts = Counter(word.tobytes() for word in words)
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum([len(word) for word in counts], out=offsets[1:])
+    offsets = offsets_of(np.fromiter(map(len, counts), np.int64, len(counts)))
     data = np.frombuffer(b"".join(counts), np.uint8)
     return DistinctWords(data, offsets, np.fromiter(counts.values(), np.int64, len(counts)))
