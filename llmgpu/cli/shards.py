@@ -12,6 +12,7 @@ from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import Decorated, TokenCount
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.text.corpus import CorpusOptions
+from llmgpu.text.sources import Sources
 from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 from llmgpu.tokens.shards import ShardNames, ShardWriter
@@ -72,7 +73,7 @@ def check_shard_options(cut: Cut, output: str, format_name: str, is_encoding: bo
 
 def open_sink(
     cut: Cut,
-    sources: tuple[str, ...],
+    sources: Sources,
     options: CorpusOptions,
     special: SpecialOptions,
     vocabulary: Vocabulary,

@@ -26,6 +26,7 @@ from llmgpu.cli.options import (
 from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
 from llmgpu.files import atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import check_fingerprint, read_side_file
 from llmgpu.tokens.formats import FORMATS, describe_formats, read_tokens
 from llmgpu.tokens.sinks import TokenSink
@@ -127,11 +128,12 @@ def tokenize(
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
-        reading_as = (cut, sources, options, special)
+        read_from = resolve_sources(sources)
+        reading_as = (cut, read_from, options, special)
         where = partial(open_sink, *reading_as, vocabulary, output, format_name, report)
         target = None if count else where
         encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
-        summary = _encode(sources, options, vocabulary, encoder, backend, target, report)
+        summary = _encode(read_from, options, vocabulary, encoder, backend, target, report)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -139,7 +141,7 @@ def tokenize(
 
 
 def _encode(
-    sources: tuple[str, ...],
+    sources: Sources,
     options: CorpusOptions,
     vocabulary: Vocabulary,
     encoder: Encoder,
