@@ -17,8 +17,14 @@ from llmgpu.backend import select_backend
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
-from llmgpu.bpe.training.plan import Plan, estimate_memory, make_plan
-from llmgpu.bpe.training.train import TrainingResult, carry_out, count_corpus
+from llmgpu.bpe.training.train import (
+    Plan,
+    TrainingResult,
+    carry_out,
+    count_corpus,
+    estimate_memory,
+    make_plan,
+)
 from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts

@@ -27,6 +27,7 @@ from llmgpu.cli.options import (
 )
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import check_fingerprint, read_side_file
 from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, read_tokens
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
@@ -160,14 +161,15 @@ def tokenize(
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
+        found = resolve_sources(sources)
         encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
 
         def open_sink() -> TokenSink:
             if shard_tokens is None:
                 return _open_file(target, vocabulary)
-            return _open_shards(target, vocabulary, sources, options, special, report)
+            return _open_shards(target, vocabulary, found, options, special, report)
 
-        with Corpus(sources, options) as text:
+        with Corpus(found, options) as text:
             summary = _encode(text, encoder, None if count else open_sink, report)
         summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
         _print_summary(report, summary)
@@ -204,7 +206,7 @@ def _open_file(output: _Output, vocabulary: Vocabulary) -> TokenSink:
 def _open_shards(
     output: _Output,
     vocabulary: Vocabulary,
-    sources: tuple[str, ...],
+    sources: Sources,
     options: CorpusOptions,
     special: SpecialOptions,
     report: Reporter,
