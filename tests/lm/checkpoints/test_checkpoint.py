@@ -18,9 +18,13 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError
-from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    prepare_step_folders,
+    save_checkpoint,
+)
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
-from llmgpu.lm.checkpoints.step_folders import list_checkpoints, prepare_step_folders
 from llmgpu.tokenizer import Tokenizer
 from tests.lm.samples import (
     END,
