@@ -24,7 +24,9 @@ from llmgpu.lm.ops.operations import (
 from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
-ROW_ALIGNMENT = 64  # float32 rows of one number: a block of this many begins at 256 bytes
+ROW_ALIGNMENT = (
+    64  # float32 rows of one number: a block of this many starts at a multiple of 256 bytes
+)
 
 
 class LayerGradients:

@@ -340,7 +340,7 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
 
 
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
-    """Make the folder of a run that resumes from `step` (0: begins), or clean up an existing one.
+    """Make the folder of a run that starts after `step`, or clean up an existing one.
 
     Raises OutputError if it can't be made, or has checkpoints after `step`, which would be mixed
     with those of this run.
@@ -351,7 +351,7 @@ def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
     steps = list_checkpoints(folder)
     if steps and max(steps) > step:
         raise OutputError(
-            f"{folder} has a checkpoint of step {max(steps)}, but this run begins at step {step}: "
+            f"{folder} has a checkpoint of step {max(steps)}, but this run starts at step {step}: "
             "resume from that one, remove it, or choose another folder"
         )
     with output_errors(str(folder)):

@@ -55,7 +55,7 @@ class CachedRows:
         self._ops.attention_cached(a.q, cache, self._positions, a.out, self._shape)
 
     def run(self, ids: Sequence[int], start: int) -> None:
-        """Take in `ids`, at most `rows`, the first of them at position `start`."""
+        """Take in up to `rows` ids, the first of them at position `start`."""
         unused = self._model.config.seq_len  # a position whose keys and values are never read
         # Rows that are not used write to a position that no query sees.
         tokens = np.zeros(self.rows, np.uint32)
@@ -102,7 +102,7 @@ class Generator:
         length = self._model.config.seq_len
         done = 0  # ids whose keys and values are in the cache
         for _ in range(count):
-            # The sequence is full: begin again with its last half, whose positions change.
+            # The sequence is full: start again from its last half, whose positions change.
             if len(ids) > length:
                 ids, done = ids[-max(1, length // 2) :], 0
             done = self._take_in(ids, done)
@@ -121,7 +121,7 @@ class Generator:
         return len(ids)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits of what follows `ids`, (V,), at most `seq_len` ids."""
+        """Return the logits (V,) of what follows `ids`, of which there may be `seq_len`."""
         self._check(ids)
         if len(ids) > self._model.config.seq_len:
             raise InputError(

@@ -119,7 +119,7 @@ def test_a_run_folder_with_newer_checkpoints_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a" / "run", 5)
     prepare_step_folders(tmp_path / "a" / "run", 5)
     for step in (0, 4):
-        with pytest.raises(OutputError, match=f"checkpoint of step 5, .* begins at step {step}"):
+        with pytest.raises(OutputError, match=f"checkpoint of step 5, .* starts at step {step}"):
             prepare_step_folders(tmp_path / "a" / "run", step)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="file"):
