@@ -86,6 +86,7 @@ class LossGraph:
         self._activations = list(self._layer_activations(keep_all=gradients is not None))
         if gradients is not None:
             self._inside = LayerGradients(ops, config, self.rows)
+            self._of_weights = [LayerWeights.of(gradients, k) for k in range(config.layers)]
 
     def _ids(self, name: str) -> Tensor:
         return self.model.operations.tensor(name, (self.rows,), np.uint32)
@@ -174,14 +175,10 @@ class LossGraph:
         ops.cross_entropy(logits, targets, losses, self.loss_params)
         return logits
 
-    def _layer_weight_gradients(self, layer: int) -> LayerWeights:
-        assert self._gradients is not None
-        return LayerWeights.of(self._gradients, layer)
-
     def _record_ffn_backward(self, layer: int) -> None:
         """Record the way from the gradient of a layer's output to that in its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        w, d = self.model.layers[layer], self._of_weights[layer]
         ops.linear_backward_weight(g.residual, a.activated, d.down)
         ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
         if a.gate is None or g.gate is None or d.gate is None:
@@ -199,7 +196,7 @@ class LossGraph:
     def _record_attention_backward(self, layer: int) -> None:
         """Record the way from the gradient in a layer's middle to that of its input."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        w, d = self.model.layers[layer], self._of_weights[layer]
         heads = g.attention
         ops.linear_backward_weight(g.residual, a.attention.out, d.attention_out)
         ops.linear_backward_input(g.residual, w.attention_out, heads.out, accumulate=False)
