@@ -29,13 +29,14 @@ from llmgpu.bpe.interchange.token_tables import (
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
+    imported_vocabulary,
     name_pairs,
     note_missing_bytes,
     number_merges,
-    place_tokens,
     to_bytes,
     to_text,
 )
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -44,25 +45,11 @@ from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote
 
 FILES = "a tokenizer.json"
 
-_PARTS = {
-    "version",
-    "truncation",
-    "padding",
-    "added_tokens",
-    "normalizer",
-    "pre_tokenizer",
-    "post_processor",
-    "decoder",
-    "model",
-}
+_COMPONENTS = {"normalizer", "pre_tokenizer", "post_processor", "decoder", "model"}
+_PARTS = {"version", "truncation", "padding", "added_tokens"} | _COMPONENTS
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
-_MODEL_REFUSED = (
-    "dropout",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
-)
+_MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+_MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
 _ADDING = {"TemplateProcessing", "RobertaProcessing", "BertProcessing"}
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
 
@@ -88,9 +75,7 @@ def read(
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
         if "model" not in content:
-            raise VocabularyError(
-                "not a tokenizer.json: there is no model (a vocab.json needs merges)"
-            )
+            raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
         _refuse_unknown("part", content, _PARTS)
         cut = get_pattern(_read_pre_tokenizer(content.get("pre_tokenizer")))
         normalizer = _read_normalizer(content.get("normalizer"))
@@ -102,9 +87,8 @@ def read(
         vocabulary = _read_model(
             _as_map("model", content["model"]),
             _read_added(content.get("added_tokens"), note),
-            pattern=cut.name,
-            expression=cut.expression,
-            normalizer=normalizer,
+            cut,
+            normalizer,
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary
@@ -122,12 +106,15 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
 
 def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
     special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
+    flags = dict.fromkeys((*_ADDED_FLAGS, "normalized"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_describe_special(text, number) for text, number in special],
+        "added_tokens": [
+            {"id": number, "content": text, **flags, "special": True} for text, number in special
+        ],
         "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
         "pre_tokenizer": _describe_pattern(vocabulary.pattern, byte_level),
         "post_processor": None,
@@ -145,11 +132,6 @@ def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
             "merges": name_pairs(vocabulary, exportable_merges(vocabulary)),
         },
     }
-
-
-def _describe_special(text: str, number: int) -> dict[str, Any]:
-    flags = dict.fromkeys((*_ADDED_FLAGS, "normalized"), False)
-    return {"id": number, "content": text, **flags, "special": True}
 
 
 def _describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
@@ -301,12 +283,7 @@ def _read_added(content: object, note: Note) -> dict[str, int]:
 
 
 def _read_model(
-    model: dict[str, Any],
-    added: dict[str, int],
-    *,
-    pattern: str,
-    expression: str,
-    normalizer: str | None,
+    model: dict[str, Any], added: dict[str, int], pattern: Pattern, normalizer: str | None
 ) -> Vocabulary:
     kind = _type_of("model", {"type": "BPE"} | model)
     if kind != "BPE":
@@ -321,18 +298,17 @@ def _read_model(
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added | unknown)
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
-    by_ranks = _check_without_merges(merges, ordinary)
-    return Vocabulary(
-        tokens=place_tokens(ordinary, added),
-        merges=merges,
-        pattern=pattern,
-        expression=expression,
-        special_tokens=added,
-        match="bpe",
-        ignore_merges=by_ranks or bool(model.get("ignore_merges")),
+    if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
+        raise VocabularyError("model BPE has tokens of several bytes, but no merges")
+    return imported_vocabulary(
+        "huggingface",
+        ordinary,
+        added,
+        merges,
+        pattern,
+        ignore_merges=len(merges) == 0 or bool(model.get("ignore_merges")),
         normalizer=normalizer,
         unknown_token=next(iter(unknown.values()), None),
-        training={"imported_from": "huggingface"},
     )
 
 
@@ -354,13 +330,6 @@ def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:
     for text, number in apart.items():
         if number in merged:
             raise VocabularyError(f"the token {quote(text)} is added or unknown, and in a merge")
-
-
-def _check_without_merges(merges: NDArray[np.uint32], ordinary: dict[int, bytes]) -> bool:
-    """Return whether there are no merges; then no token may need one."""
-    if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
-        raise VocabularyError("model BPE has tokens of several bytes, but no merges")
-    return len(merges) == 0
 
 
 def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -87,6 +89,30 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
         except UnicodeEncodeError as error:
             raise VocabularyError(f"special token {quote(text)} is not valid Unicode") from error
     return tuple(tokens)
+
+
+def imported_vocabulary(
+    tool: str,
+    ordinary: Mapping[int, bytes],
+    special: dict[str, int],
+    merges: NDArray[np.uint32],
+    pattern: Pattern,
+    *,
+    ignore_merges: bool,
+    **rules: Any,
+) -> Vocabulary:
+    """Return the vocabulary of another tool, see `place_tokens`; rules: more of its fields."""
+    return Vocabulary(
+        tokens=place_tokens(ordinary, special),
+        merges=merges,
+        pattern=pattern.name,
+        expression=pattern.expression,
+        special_tokens=special,
+        match="bpe",
+        ignore_merges=ignore_merges,
+        training={"imported_from": tool},
+        **rules,
+    )
 
 
 def check_vocabulary_map(content: object) -> dict[str, int]:
