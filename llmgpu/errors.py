@@ -38,7 +38,7 @@ class DeviceError(LlmgpuError):
 
 
 class TrainingError(LlmgpuError):
-    """Training can't go on: a loss or a gradient is not a finite number."""
+    """Training can't continue: a loss or a gradient is not a finite number."""
 
 
 class CheckpointError(LlmgpuError):

@@ -64,9 +64,7 @@ class GpuEncoder:
 
         slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
 
-        Raises:
-            DeviceError: the adapter's memory or limits are too small.
-            VocabularyError: the vocabulary has too many merges.
+        Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
         """
         self._device, self._vocabulary = device, vocabulary
         self._pairs = pair_ranks(vocabulary)

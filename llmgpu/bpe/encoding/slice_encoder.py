@@ -58,8 +58,7 @@ class SliceEncoder:
 
         entry: where in the slice the first token starts. offset: of the slice in the whole text.
 
-        Raises:
-            NoTokenError: a byte has no token, and the vocabulary no unknown token.
+        Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
         words = self._words_of(piece, entry)
         ids, counts, stopped = self._encode_words(piece, words)
