@@ -118,7 +118,7 @@ def imported_vocabulary(
 def check_vocabulary_map(content: object) -> dict[str, int]:
     """Return `content` if it is a map of ids by text, else raise VocabularyError."""
     if not isinstance(content, dict) or not content:
-        raise VocabularyError("there is no map of tokens")
+        raise VocabularyError("the map of tokens is missing")
     for text, number in content.items():
         check_id(f"token {quote(text)}", number)
     if len(set(content.values())) < len(content):
@@ -154,7 +154,7 @@ def _check_distinct(merges: NDArray[np.uint32]) -> None:
     _, firsts = np.unique(keys, return_index=True)
     if len(firsts) < len(merges):
         again = np.setdiff1d(np.arange(len(merges)), firsts)[0]
-        raise VocabularyError(f"merge {again + 1} of the list is there already")
+        raise VocabularyError(f"merge {again + 1} repeats an earlier one")
 
 
 def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:
