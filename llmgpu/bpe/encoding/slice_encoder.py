@@ -15,7 +15,7 @@ Cutting a word in two is exact:
   text repeats, which pays off in scripts without spaces.
 - A word that is a token may be taken whole even if no merges lead to it. A part of a word may not,
   so no cut yields a part of such a token.
-- Only places before a byte of 0xC0 or more are considered, where a character beyond ASCII begins.
+- Only places before a byte of 0xC0 or more are considered, where a character beyond ASCII starts.
   What decides is the byte before, that byte, and the one after.
 """
 

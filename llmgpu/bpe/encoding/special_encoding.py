@@ -195,7 +195,7 @@ class _Insertion:
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
         # Two values may go in at each boundary: first the end of a document or a special token,
-        # then the begin of a document. `present` says which of them do.
+        # then the start of a document. `present` says which of them do.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
@@ -206,7 +206,9 @@ class _Insertion:
                 ending[np.argmax(begins)] = False
             values[begins, 0] = self._eos
             present[:, 0] |= ending
-        before = np.cumsum(present.sum(axis=1)) - present[:, 1]  # where a document's begin goes
+        before = (
+            np.cumsum(present.sum(axis=1)) - present[:, 1]
+        )  # where a document's first token goes
         ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
         if piece.closed and (last := self.finish()) is not None:
