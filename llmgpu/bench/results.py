@@ -67,14 +67,14 @@ class Result:
     engine: str
     correct: bool | None = None
     peer: bool = False
-    job: str | None = None
-    variant: str | None = None
+    job: str = ""
+    variant: str = ""
     text_bytes: int | None = None
     vocab_size: int | None = None
     pattern: str | None = None
-    answer: str | None = None
-    note: str | None = None
-    clock: str | None = None
+    answer: str = ""
+    note: str = ""
+    clock: str = ""
     seconds: Times | None = None
     start_up: dict[str, float] = field(default_factory=dict)
     phases: dict[str, Times] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Result:
     @property
     def sizes(self) -> str:
         """A line for people that says what was to be done."""
-        if self.job is not None:
+        if self.job:
             return self.job
         line = f"{quantity(self.text_bytes or 0, 'B')} of text, {self.vocab_size:,} ids"
         return line if self.pattern is None else f"{line}, pattern {self.pattern}"
@@ -126,8 +126,8 @@ class Result:
     def kind_and_way(self) -> tuple[str, str]:
         """The variant in two: what an embedding does, which its variant begins with; and how."""
         if self.what != EMBEDDING:
-            return "", self.variant or ""
-        kind, _, way = (self.variant or "").partition(": ")
+            return "", self.variant
+        kind, _, way = self.variant.partition(": ")
         return kind, way
 
     @property
@@ -311,7 +311,7 @@ def read_record(plain: Any) -> Record:
 def _faults(record: Record) -> Iterator[str]:
     """Yield what is missing, and numbers that can't be divided by."""
     for k, result in enumerate(record.results):
-        if result.job is None and None in (result.text_bytes, result.vocab_size):
+        if not result.job and None in (result.text_bytes, result.vocab_size):
             yield f"results[{k}].job is missing"
         times = result.seconds
         if times is not None and min(times.median, times.min, times.max) <= 0:
@@ -324,8 +324,8 @@ def _faults(record: Record) -> Iterator[str]:
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Return a value of JSON as a type; ValueError says what is wrong with it, and where."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # always "... | None"
-        return None if value is None else _read(arguments[0], value, place)
+    if origin is types.UnionType:  # always "... | None"; null is the default, see below
+        return _read(arguments[0], value, place)
     if is_dataclass(kind):
         return _read_fields(kind, _checked(value, dict, "an object", place), place)
     if origin is dict:
@@ -348,7 +348,7 @@ def _read_fields(kind: Any, plain: dict[str, Any], place: str) -> Any:
     values = {}
     for of_kind in fields(kind):
         inner = f"{place}.{of_kind.name}".lstrip(".")
-        if of_kind.name in plain:
+        if plain.get(of_kind.name) is not None:
             values[of_kind.name] = _read(hints[of_kind.name], plain[of_kind.name], inner)
         elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
             raise ValueError(f"{inner} is missing")
@@ -366,5 +366,5 @@ def _stated(plain: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _stated(value) if isinstance(value, dict) else value
         for name, value in plain.items()
-        if value not in (None, {}, ()) and (name, value) != ("peer", False)
+        if value not in (None, {}, (), "") and (name, value) != ("peer", False)
     }

@@ -140,7 +140,7 @@ class Benchmark:
         with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
             for result in self._results(Path(folder), progress):
                 self.record.results.append(result)
-                if result.note is not None and result.note.startswith("not installed"):
+                if result.note.startswith("not installed"):
                     self.record.missing_peers[result.engine] = result.note
         self.record.complete = True
 

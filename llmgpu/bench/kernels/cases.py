@@ -70,7 +70,7 @@ class KernelCase:
     kind: str = ""
     reference: Callable[[Any, Tensors], None] | None = None
     answer: str = "numbers"
-    note: str | None = None
+    note: str = ""
     why_not: str | None = None
     table_bytes: int | None = None
     output_bytes: int | None = None

@@ -327,7 +327,7 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
         record=record,
         reference=REFERENCES[kind],
         kind=kind,
-        note=note if job.scale > 1 else None,
+        note=note if job.scale > 1 else "",
         answer="rows",
         tolerance=0 if kind not in GRADIENTS else 3e-5,
         bytes=job.moved_bytes(kind),

@@ -266,7 +266,7 @@ def measure_kernels(
     yield from measure_tokenizer_kernels(engines, options, progress)
 
 
-def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str | None]:
+def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
     """Return the sizes for an engine, and a line where they are not those of GPT-2 small."""
     narrow = preset("tiny", 512, layers=12, dim=64, ffn_dim=192)
     if engine.backend.is_software:
@@ -280,7 +280,7 @@ def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str | None]:
     if bindable < rows:
         fewer = preset("gpt2", 50_257, seq_len=max(64, bindable // sequences // 64 * 64))
         return Sizes(fewer, sequences), "fewer rows: the logits of all are more than a binding"
-    return Sizes(config, sequences), None
+    return Sizes(config, sequences), ""
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:

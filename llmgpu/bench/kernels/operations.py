@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, by
+from llmgpu.bench.kernels.embedding_kernels import embed_lookup_positions
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.rotary import rotary_tables
@@ -50,6 +51,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
         "tokens table:VC positions position_table:TC +out:NC",
         rows * width,
         ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
+        record=lambda ops, t: embed_lookup_positions(ops, *t.values()),
     )
     groups = 4 * rows + 8 * distinct
     yield case(

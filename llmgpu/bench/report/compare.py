@@ -15,7 +15,7 @@ from llmgpu.bench.results import TOKENIZE, Machine, Record, Result
 
 DEFAULT_THRESHOLD = 0.1
 _VERSIONS = ("llmgpu", "commit", "python", "numpy", "wgpu")
-_Key = tuple[str, str, str, str | None]  # part, sizes, engine, variant
+_Key = tuple[str, str, str, str]  # part, sizes, engine, variant
 
 
 @dataclass(frozen=True)

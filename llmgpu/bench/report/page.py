@@ -138,7 +138,7 @@ def _next_to_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
     for table in tables:
         for result in table.results:
             by_engine = kernels.setdefault(table.row_name(result), {})
-            by_engine.setdefault(result.engine, replace(result, variant=None))
+            by_engine.setdefault(result.engine, replace(result, variant=""))
     lines: list[str] = []
     for title, by_engine in kernels.items():
         results = [result for result in by_engine.values() if result.seconds is not None]

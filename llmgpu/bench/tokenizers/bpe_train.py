@@ -49,10 +49,10 @@ class Trainer:
         return self.engine.name if self.kind == "batched" else f"{self.kind} on {self.engine.name}"
 
     @property
-    def variant(self) -> str | None:
+    def variant(self) -> str:
         """What tells trainers of one name apart."""
         if self.kind != "recount":
-            return None
+            return ""
         return f"{self.recount_slots:,} slots in workgroup memory"
 
     @property
