@@ -97,11 +97,6 @@ class Result:
     share_of_kernels: float | None = None
     speed_up: float | None = None
     speed_up_over_torch: float | None = None
-    # An operation that takes one dispatch or, separately, two.
-    host_seconds: Times | None = None
-    separate_seconds: Times | None = None
-    separate_host_seconds: Times | None = None
-    speed_up_over_separate: float | None = None
 
     @property
     def median(self) -> float:

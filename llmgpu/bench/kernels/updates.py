@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Record, Sizes, Tensors, by, empty
 from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
@@ -144,21 +145,23 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
             if not fused:
                 ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
 
-    millions = f"{config.parameters / 1e6:,.1f} M parameters"
-    yield KernelCase(
+    case = KernelCase(
         "adamw_update_f16",
-        f"{config.layers} layers, {len(weights)} tensors, {millions}",
+        f"{config.layers} layers, {len(weights)} tensors, {config.parameters / 1e6:,.1f} M "
+        "parameters",
         ADAMW_OPERATIONS * config.parameters,
         make,
         tuple(f"parameter {k}" for k in numbers),
         uncompared=tuple(f"{name} {k}" for name in ("first", "second") for k in numbers),
         copies={f"mirror {k}": f"parameter {k}" for k in numbers},
-        record=lambda ops, t: record(ops, t, fused=True),
-        separate=lambda ops, t: record(ops, t, fused=False),
+        record=partial(record, fused=True),
         where=ALL_WEIGHTS,
         uniforms=("hyper",),
         needs_half=True,
     )
+    yield case
+    separately = partial(record, fused=False)
+    yield replace(case, name="adamw_update", where=f"{ALL_WEIGHTS}, then cast", record=separately)
 
 
 def step_parameters() -> Arrays:
@@ -186,7 +189,7 @@ def _with_and_without_copy(
     )
 
 
-def _update(state: Callable[[Tensors], WeightState]) -> Callable[[Any, Tensors], None]:
+def _update(state: Callable[[Tensors], WeightState]) -> Record:
     """Return the update of one weight, with what `state` makes of a case's tensors."""
 
     def record(ops: Any, t: Tensors) -> None:

@@ -30,7 +30,7 @@ from llmgpu.bench.kernels.embedding import (
     EmbeddingJob,
     measure_embedding,
 )
-from llmgpu.bench.kernels.measure import prepare, same_values
+from llmgpu.bench.kernels.measure import NO_HALF_PRECISION, prepare, same_values
 from llmgpu.bench.results import Result
 from llmgpu.bench.timing import PartOptions
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
@@ -163,7 +163,7 @@ def test_a_device(any_device: Device) -> None:
     assert [r.variant for r in results] == names(GPU_WAYS)
     for result in results:
         if HALF in result.variant and "shader-f16" not in any_device.features:
-            assert result.note == "the device has no half precision"
+            assert result.note == NO_HALF_PRECISION
             continue
         assert result.correct is True
         seconds = given(result.seconds).median
