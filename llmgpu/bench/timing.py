@@ -104,6 +104,14 @@ def time_kernels(device: Device, function: Callable[[], object]) -> dict[str, fl
     return {name: float(seconds) for name, seconds in longest_first}
 
 
+def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
+    """Call a function; return the seconds of each kernel, None where they can't be told."""
+    if device is None or not has_timestamps(device):
+        return None
+    seconds = time_kernels(device, function)
+    return KernelTimes(seconds, sum(seconds.values()))
+
+
 def has_timestamps(device: Device | None) -> bool:
     """Whether there is a device, and it times its kernels itself."""
     return device is not None and "timestamp-query" in device.features

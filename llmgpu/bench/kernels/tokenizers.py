@@ -36,7 +36,7 @@ LEAST_SHARE = 0.01  # of a job's time that a kernel must take to get a result
 
 @dataclass(frozen=True)
 class TokenizerJob:
-    """A text to train on and to encode, and what NumPy makes of it."""
+    """A text to train on and to encode; an answer is checked against what NumPy makes of it."""
 
     data: bytes
     vocabulary: Vocabulary
@@ -47,9 +47,7 @@ class TokenizerJob:
         """Take the first bytes of the default text, and let NumPy work on them."""
         data = load_text([], nbytes).data
         vocabulary = train(data, NUMPY)
-        return cls(
-            data, vocabulary, encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
-        )
+        return cls(data, vocabulary, encode(data, vocabulary, NUMPY))
 
     def train_correctly(self, backend: Backend) -> bool:
         """Train; return whether the merges are NumPy's."""
@@ -57,14 +55,18 @@ class TokenizerJob:
 
     def encode_correctly(self, backend: Backend) -> bool:
         """Encode; return whether the ids are NumPy's."""
-        encoder = open_encoder(self.vocabulary, backend)
-        return np.array_equal(encode_all(encoder, corpus_from_bytes(self.data)), self.ids)
+        return np.array_equal(encode(self.data, self.vocabulary, backend), self.ids)
 
 
 def train(data: bytes, backend: Backend) -> Vocabulary:
     """Train the vocabulary of a job."""
     options = TrainingOptions(VOCAB_SIZE, PATTERN)
     return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
+
+
+def encode(data: bytes, vocabulary: Vocabulary, backend: Backend) -> Any:
+    """Return the ids of a job."""
+    return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
 
 
 def measure_tokenizer_kernels(
