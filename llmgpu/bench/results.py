@@ -8,10 +8,9 @@ results of version 2 may have a `job`, a line for people that states the sizes, 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -296,30 +295,32 @@ def read_record(plain: Any) -> Record:
         raise ValueError(f"is a record of version {version!r}; this llmgpu reads 1 to {VERSION}")
     try:
         record: Record = _read(Record, plain, "")
-        for fault in _faults(record):
-            raise ValueError(fault)
+        _check_numbers(record)
     except ValueError as error:
         raise ValueError(f"is damaged: {error}") from error
     return record
 
 
-def _faults(record: Record) -> Iterator[str]:
-    """Yield what is missing, and numbers that can't be divided by."""
+def _check_numbers(record: Record) -> None:
+    """Raise ValueError for what is missing, and for numbers that can't be divided by."""
+    places: list[tuple[str, Sequence[float]]] = []
     for k, result in enumerate(record.results):
         if not result.job and None in (result.text_bytes, result.vocab_size):
-            yield f"results[{k}].job is missing"
-        times = result.seconds
-        if times is not None and min(times.median, times.min, times.max) <= 0:
-            yield f"results[{k}].seconds has a number that is not above 0"
+            raise ValueError(f"results[{k}].job is missing")
+        if result.seconds is not None:
+            times = (result.seconds.median, result.seconds.min, result.seconds.max)
+            places.append((f"results[{k}].seconds", times))
     for name, limits in record.limits.items():
-        if min(limits.bytes_per_second, limits.operations_per_second) <= 0:
-            yield f"limits.{name} has a number that is not above 0"
+        places.append((f"limits.{name}", (limits.bytes_per_second, limits.operations_per_second)))
+    for place, numbers in places:
+        if min(numbers) <= 0:
+            raise ValueError(f"{place} has a number that is not above 0")
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Return a value of JSON as a type; ValueError says what is wrong with it, and where."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # always "... | None"; null is the default, see below
+    if origin is types.UnionType:  # always "... | None"; null stands for the default, see below
         return _read(arguments[0], value, place)
     if is_dataclass(kind):
         return _read_fields(kind, _checked(value, dict, "an object", place), place)
@@ -329,22 +330,22 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin in (list, tuple):
         items = enumerate(_checked(value, list, "a list", place))
         return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
-    if kind in (int, float):
-        # Not all integers of JSON are numbers that can be calculated with.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not abs(value) < 1e30 or not math.isfinite(value):
-            raise ValueError(f"{place} is not a number")
-        return value
-    return _checked(value, kind, f"of type {kind.__name__}", place)
+    if kind not in (int, float):
+        return _checked(value, kind, f"of type {kind.__name__}", place)
+    # Not all integers of JSON are numbers that can be calculated with.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < 1e30:
+        raise ValueError(f"{place} is not a number")
+    return value
 
 
 def _read_fields(kind: Any, plain: dict[str, Any], place: str) -> Any:
-    hints = get_type_hints(kind)
-    values = {}
+    hints, values = get_type_hints(kind), {}
     for of_kind in fields(kind):
-        inner = f"{place}.{of_kind.name}".lstrip(".")
-        if plain.get(of_kind.name) is not None:
-            values[of_kind.name] = _read(hints[of_kind.name], plain[of_kind.name], inner)
+        name = of_kind.name
+        inner = f"{place}.{name}".lstrip(".")
+        if plain.get(name) is not None:
+            values[name] = _read(hints[name], plain[name], inner)
         elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
             raise ValueError(f"{inner} is missing")
     return kind(**values)

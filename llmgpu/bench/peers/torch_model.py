@@ -137,6 +137,8 @@ class TorchSteps:
         self._step += 1
         logits = self._model.logits(tokens).flatten(0, 1)
         loss = module.nn.functional.cross_entropy(logits, targets.flatten())
+        log_sum_exp = module.logsumexp(logits, dim=-1)
+        loss = loss + self._options.z_loss * (log_sum_exp**2).mean()
         loss.backward()
         if self._options.grad_clip:
             parameters = self._model.parameters.values()
