@@ -34,8 +34,9 @@ HALF = "lookup, f16 table"
 POSITIONS = "token plus position"
 BACKWARD = "backward"
 REPEATED = "backward, 2 % of the tokens the same"
-KINDS = (LOOKUP, HALF, POSITIONS, BACKWARD, REPEATED)
-GRADIENTS = (BACKWARD, REPEATED)
+COMPACT = "backward, rows of distinct tokens alone"
+KINDS = (LOOKUP, HALF, POSITIONS, BACKWARD, REPEATED, COMPACT)
+GRADIENTS = (BACKWARD, REPEATED, COMPACT)
 REPEATED_SHARE = 50  # one token in 50 is the same as others
 BLOCK = 1_000_003  # random numbers; prime, so that no two rows made of them are the same
 TABLE_COPIES = 8  # for which the host needs memory, if not more
@@ -122,6 +123,8 @@ class EmbeddingJob:
         if kind in GRADIENTS:
             arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
             arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
+            if kind == COMPACT:
+                return arrays | {"out": empty(self.tokens, self.width)}
             return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
         values = block.astype(np.float16) if kind == HALF else block
         table = np.resize(values, (self.vocab_size, self.width))
@@ -138,7 +141,7 @@ class EmbeddingJob:
         row = self.width * 4
         rows = len(np.unique(self.token_ids(kind))) * row
         positions = rows + self.tokens * 4 + self.seq_len * row
-        moved = (rows, rows // 2, positions, 2 * rows, 2 * rows)
+        moved = (rows, rows // 2, positions, 2 * rows, 2 * rows, self.output_bytes)
         return self.tokens * 4 + moved[KINDS.index(kind)] + self.output_bytes
 
 
@@ -205,9 +208,14 @@ def _torch_backward(torch: Any, t: dict[str, Any]) -> Any:
     return backward(t["grad_out"], t["tokens"], rows, -1, False)
 
 
-def _ways(lookup: Any, half: Any, positions: Any, gradient: Any) -> Ways:
+def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
+    groups = torch.searchsorted(t["rows"], t["tokens"])
+    return t["out"].zero_().index_add_(0, groups, t["grad_out"])
+
+
+def _ways(lookup: Any, half: Any, positions: Any, gradient: Any, compact: Any) -> Ways:
     """Return the ways of each kind; both kinds of gradients have the same."""
-    return dict(zip(KINDS, (lookup, half, positions, gradient, gradient), strict=True))
+    return dict(zip(KINDS, (lookup, half, positions, gradient, gradient, compact), strict=True))
 
 
 _LOOKUP, _GRADIENT = ("tokens", "table", "out"), ("tokens", "grad_out", "grad_table")
@@ -217,15 +225,19 @@ _elements = _call("embed_lookup_elements", *_LOOKUP)
 _positions = _call(
     kernels.embed_lookup_positions, "tokens", "table 0", "positions", "position_table", "out"
 )
-_grouped = _call("embed_backward_grouped", "order", "starts", "rows", "grad_out", "grad_table")
-REFERENCES = dict(zip(KINDS, (_lookup, _lookup, _positions, _grouped, _grouped), strict=True))
-IN_PARTS = (_lookup, _elements)  # which take tables of several parts
+_GROUPS = ("order", "starts", "rows", "grad_out")
+_grouped = _call("embed_backward_grouped", *_GROUPS, "grad_table")
+_compact = _call("embed_gradient_rows", *_GROUPS, "out")
+_references = (_lookup, _lookup, _positions, _grouped, _grouped, _compact)
+REFERENCES = dict(zip(KINDS, _references, strict=True))
+IN_PARTS = (_lookup, _elements, _compact)  # which take tables of several parts, or none
 # The first way of each kind is what others are compared with.
 NUMPY_WAYS = _ways(
     (("np.take into memory that is there", _lookup), ("table[tokens]", _index)),
     (("np.take", _lookup),),
     (("np.take, added", _positions),),
     (("row after row", _add_row_after_row), ("np.add.at", _add_at), ("grouped", _grouped)),
+    (("grouped", _compact),),
 )
 GPU_WAYS = _ways(
     (
@@ -242,6 +254,7 @@ GPU_WAYS = _ways(
         ("atomic, one workgroup a token", _call(kernels.embed_backward_rows, *_GRADIENT)),
         ("grouped", _grouped),
     ),
+    (("grouped", _compact),),
 )
 TORCH_WAYS = _ways(
     (("nn.Embedding", _torch_rows),),
@@ -251,6 +264,7 @@ TORCH_WAYS = _ways(
         ("index_add_", lambda _, t: t["grad_table"].index_add_(0, t["tokens"], t["grad_out"])),
         ("of nn.Embedding, zeros included", _torch_backward),
     ),
+    (("index_add_", _torch_compact),),
 )
 
 
@@ -307,7 +321,7 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
         job.describe(),
         None,
         partial(job.arrays, kind, largest),
-        ("grad_table",) if kind in GRADIENTS else ("out",),
+        ("grad_table",) if kind in (BACKWARD, REPEATED) else ("out",),
         record=record,
         reference=REFERENCES[kind],
         kind=kind,
