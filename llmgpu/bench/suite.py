@@ -32,11 +32,10 @@ from llmgpu.bench.results import (
     VocabularyFacts,
 )
 from llmgpu.bench.timing import PartOptions
-from llmgpu.bench.tokenizers.bpe_train import Trainer, measure_training
+from llmgpu.bench.tokenizers.bpe_train import Trainer, all_trainers, measure_training
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
 from llmgpu.bench.tokenizers.tokenize import measure_tokenizing
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
@@ -60,7 +59,6 @@ RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
-RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to compare
 
 
 @dataclass(frozen=True)
@@ -179,25 +177,16 @@ def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[J
     wanted = [(job, [Trainer(engine) for engine in hardware])]
     if hardware:
         recount_job = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
-        wanted.append((recount_job, _both_trainers(hardware)))
+        wanted.append((recount_job, [t for engine in hardware for t in all_trainers(engine)]))
     if software:
         size = QUICK_SOFTWARE_TRAIN_VOCAB_SIZE if quick else SOFTWARE_TRAIN_VOCAB_SIZE
         software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, size)
-        wanted.append((software_job, _both_trainers(software)))
+        wanted.append((software_job, [t for engine in software for t in all_trainers(engine)]))
     jobs: dict[Job, list[Trainer]] = {}
     for own_job, trainers in wanted:
         listed = jobs.setdefault(own_job, [])
         listed += [trainer for trainer in numpy + trainers if trainer not in listed]
     return list(jobs.items())
-
-
-def _both_trainers(engines: list[Engine]) -> list[Trainer]:
-    """Return the batched trainer of each engine, and the recount trainer with each table."""
-    trainers = []
-    for engine in engines:
-        recounting = [Trainer(engine, "recount", slots) for slots in RECOUNT_TABLES]
-        trainers += [Trainer(engine), *recounting]
-    return trainers
 
 
 def _smaller(job: Job, limit: int, vocab_size: int) -> Job:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from llmgpu.bench.models.training_steps import uneven_ids
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.tensor import Tensor
 
 Array = NDArray[Any]
@@ -132,13 +131,6 @@ class Sizes:
     def table_shape(self) -> tuple[int, int]:
         """Shape of the table (V, C)."""
         return self.vocabulary, self.config.dim
-
-    @property
-    def attention_shape(self) -> AttentionShape:
-        """Sizes of attention."""
-        config = self.config
-        heads = (config.heads, config.kv_heads, config.head_dim)
-        return AttentionShape(self.sequences, config.seq_len, *heads)
 
     def tokens(self) -> NDArray[np.uint32]:
         """Return ids (N,), as uneven as in a text."""

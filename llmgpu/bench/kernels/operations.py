@@ -130,7 +130,9 @@ def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
 
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     """Rotation and attention, forward and backward."""
-    config, shape = s.config, s.attention_shape
+    config = s.config
+    heads = (config.heads, config.kv_heads, config.head_dim)
+    shape = AttentionShape(s.sequences, config.seq_len, *heads)
     sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
     # How many keys all queries of all heads see together: a query sees those up to its own.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2

@@ -101,7 +101,10 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
     if table.what == TOKENIZE:
         tokens = [f"{result.tokens:,}" if result.tokens else NOTHING for result in results]
         columns.append(Column("tokens", "number", tokens))
-        columns.append(Column("vs peers", "number", _ratios(results)))
+        rates = [result.mb_per_second or 0 for result in results]
+        fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
+        ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
+        columns.append(Column("vs peers", "number", ratios))
     # Wide tables say only once, below them, what answers were compared with.
     is_short = not narrow or table.what in NARROW
     answers = [result.verdict if is_short else result.reason for result in results]
@@ -149,13 +152,6 @@ def time_lines(result: Result) -> Iterator[tuple[str, str]]:
         text = ", ".join(f"{part} {seconds_text(s)}" for part, s in spent.items() if s)
         if text:
             yield name, text
-
-
-def _ratios(results: Sequence[Result]) -> list[str]:
-    """Compare rates with that of the fastest peer."""
-    fastest = max((result.mb_per_second or 0 for result in results if result.peer), default=0)
-    rates = [result.mb_per_second for result in results]
-    return [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
 
 
 def _is_bound_by_arithmetic(result: Result) -> bool:

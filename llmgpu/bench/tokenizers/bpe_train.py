@@ -61,6 +61,12 @@ class Trainer:
         return {"engine": self.kind, "recount_slots": self.recount_slots}
 
 
+def all_trainers(engine: Engine) -> list[Trainer]:
+    """Return the batched trainer of an engine, and the recount trainer with each table."""
+    tables = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)
+    return [Trainer(engine), *(Trainer(engine, "recount", slots) for slots in tables)]
+
+
 @dataclass(frozen=True)
 class TrainingBench:
     """Engines that are all to make the merges of `reference` from the job's text."""
