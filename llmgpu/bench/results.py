@@ -118,7 +118,7 @@ class Result:
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
-        """The variant in two: what an embedding does, which its variant begins with; and how."""
+        """The variant in two: what an embedding does, with which its variant starts, and how."""
         if self.what != EMBEDDING:
             return "", self.variant
         kind, _, way = self.variant.partition(": ")
@@ -286,7 +286,7 @@ def read_record(plain: Any) -> Record:
     """Return the record that JSON's types stand for; unknown fields are ignored.
 
     Raises:
-        ValueError: it is not a record; the message continues a sentence that begins with a name.
+        ValueError: it is not a record; the message continues a sentence that starts with a name.
     """
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError("is not a record of llmgpu bench: make one with -o FILE")

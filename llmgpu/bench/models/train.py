@@ -29,7 +29,7 @@ TOLERANCE = 1e-3  # of a loss, relative
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "half-precision weights"}
 RUN_SECONDS = 0.5  # that a run takes about, if a step is shorter
 RUN_STEPS = 10  # in the longest run
-ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run begins
+ENGINE_SECONDS, QUICK_ENGINE_SECONDS = 15.0, 2.0  # after which no further run starts
 
 
 @dataclass

@@ -112,7 +112,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
 
 
 def common_rate(results: Sequence[Result]) -> Measure | None:
-    """Return the rate that all results with times have; None if there is no such rate.
+    """Return the rate that all results with times have; None if they have none in common.
 
     Where not memory but arithmetic is the limit of one of them, that is their rate.
     """
