@@ -7,8 +7,8 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bench.results import Adapter, Machine
@@ -16,9 +16,6 @@ from llmgpu.bench.timing import timed
 from llmgpu.errors import DeviceError
 from llmgpu.processors import usable_processors
 from llmgpu.version import __version__
-
-if TYPE_CHECKING:
-    from llmgpu.gpu import Device
 
 ALL = "all"
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
@@ -57,28 +54,29 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     failures: dict[str, str] = {}
     for device in dict.fromkeys([*others, *named]):
         try:
-            engine = _open(device)
+            seconds, backend = timed(partial(select_backend, device, "tokenize"))
         except DeviceError as error:
             if device in named:
                 raise
             failures[device] = str(error)
         else:
+            engine = Engine(backend, 0.0 if backend is NUMPY else seconds)
             engines.setdefault(engine.name, engine)
     return list(engines.values()), failures
 
 
-def _open(device: str) -> Engine:
-    seconds, backend = timed(lambda: select_backend(device, "tokenize"))
-    return Engine(backend, 0.0 if backend is NUMPY else seconds)
-
-
 def describe_machine(engines: Sequence[Engine]) -> Machine:
     """Return what this machine is, with the adapters among `engines`."""
+    adapters = []
+    for engine in engines:
+        if engine.backend.device is not None:
+            a, subgroup_size = engine.backend.device.adapter, engine.backend.device.subgroup_size
+            adapters.append(Adapter(a.name, a.kind, a.driver, a.backend, subgroup_size))
     return Machine(
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_name(),
         cpus=usable_processors(),
-        adapters=tuple(_describe(e.backend.device) for e in engines if e.backend.device),
+        adapters=tuple(adapters),
         python=platform.python_version(),
         llmgpu=__version__,
         commit=git_commit(Path(__file__).resolve().parents[2]),
@@ -120,9 +118,3 @@ def _cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _describe(device: Device) -> Adapter:
-    adapter = device.adapter
-    facts = (adapter.name, adapter.kind, adapter.driver, adapter.backend)
-    return Adapter(*facts, device.subgroup_size)

@@ -8,10 +8,9 @@ results of version 2 may have a `job`, a line for people that states the sizes, 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -67,14 +66,14 @@ class Result:
     engine: str
     correct: bool | None = None
     peer: bool = False
-    job: str | None = None
-    variant: str | None = None
+    job: str = ""
+    variant: str = ""
     text_bytes: int | None = None
     vocab_size: int | None = None
     pattern: str | None = None
-    answer: str | None = None
-    note: str | None = None
-    clock: str | None = None
+    answer: str = ""
+    note: str = ""
+    clock: str = ""
     seconds: Times | None = None
     start_up: dict[str, float] = field(default_factory=dict)
     phases: dict[str, Times] = field(default_factory=dict)
@@ -97,11 +96,6 @@ class Result:
     share_of_kernels: float | None = None
     speed_up: float | None = None
     speed_up_over_torch: float | None = None
-    # An operation that takes one dispatch or, separately, two.
-    host_seconds: Times | None = None
-    separate_seconds: Times | None = None
-    separate_host_seconds: Times | None = None
-    speed_up_over_separate: float | None = None
 
     @property
     def median(self) -> float:
@@ -112,7 +106,7 @@ class Result:
     @property
     def sizes(self) -> str:
         """A line for people that says what was to be done."""
-        if self.job is not None:
+        if self.job:
             return self.job
         line = f"{quantity(self.text_bytes or 0, 'B')} of text, {self.vocab_size:,} ids"
         return line if self.pattern is None else f"{line}, pattern {self.pattern}"
@@ -124,10 +118,10 @@ class Result:
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
-        """The variant in two: what an embedding does, which its variant begins with; and how."""
+        """The variant in two: what an embedding does, with which its variant starts, and how."""
         if self.what != EMBEDDING:
-            return "", self.variant or ""
-        kind, _, way = (self.variant or "").partition(": ")
+            return "", self.variant
+        kind, _, way = self.variant.partition(": ")
         return kind, way
 
     @property
@@ -292,7 +286,7 @@ def read_record(plain: Any) -> Record:
     """Return the record that JSON's types stand for; unknown fields are ignored.
 
     Raises:
-        ValueError: it is not a record; the message continues a sentence that begins with a name.
+        ValueError: it is not a record; the message continues a sentence that starts with a name.
     """
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError("is not a record of llmgpu bench: make one with -o FILE")
@@ -301,31 +295,33 @@ def read_record(plain: Any) -> Record:
         raise ValueError(f"is a record of version {version!r}; this llmgpu reads 1 to {VERSION}")
     try:
         record: Record = _read(Record, plain, "")
-        for fault in _faults(record):
-            raise ValueError(fault)
+        _check_numbers(record)
     except ValueError as error:
         raise ValueError(f"is damaged: {error}") from error
     return record
 
 
-def _faults(record: Record) -> Iterator[str]:
-    """Yield what is missing, and numbers that can't be divided by."""
+def _check_numbers(record: Record) -> None:
+    """Raise ValueError for what is missing, and for numbers that can't be divided by."""
+    places: list[tuple[str, Sequence[float]]] = []
     for k, result in enumerate(record.results):
-        if result.job is None and None in (result.text_bytes, result.vocab_size):
-            yield f"results[{k}].job is missing"
-        times = result.seconds
-        if times is not None and min(times.median, times.min, times.max) <= 0:
-            yield f"results[{k}].seconds has a number that is not above 0"
+        if not result.job and None in (result.text_bytes, result.vocab_size):
+            raise ValueError(f"results[{k}].job is missing")
+        if result.seconds is not None:
+            times = (result.seconds.median, result.seconds.min, result.seconds.max)
+            places.append((f"results[{k}].seconds", times))
     for name, limits in record.limits.items():
-        if min(limits.bytes_per_second, limits.operations_per_second) <= 0:
-            yield f"limits.{name} has a number that is not above 0"
+        places.append((f"limits.{name}", (limits.bytes_per_second, limits.operations_per_second)))
+    for place, numbers in places:
+        if min(numbers) <= 0:
+            raise ValueError(f"{place} has a number that is not above 0")
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Return a value of JSON as a type; ValueError says what is wrong with it, and where."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # always "... | None"
-        return None if value is None else _read(arguments[0], value, place)
+    if origin is types.UnionType:  # always "... | None"; null stands for the default, see below
+        return _read(arguments[0], value, place)
     if is_dataclass(kind):
         return _read_fields(kind, _checked(value, dict, "an object", place), place)
     if origin is dict:
@@ -334,22 +330,22 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     if origin in (list, tuple):
         items = enumerate(_checked(value, list, "a list", place))
         return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
-    if kind in (int, float):
-        # Not all integers of JSON are numbers that can be calculated with.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not abs(value) < 1e30 or not math.isfinite(value):
-            raise ValueError(f"{place} is not a number")
-        return value
-    return _checked(value, kind, f"of type {kind.__name__}", place)
+    if kind not in (int, float):
+        return _checked(value, kind, f"of type {kind.__name__}", place)
+    # Not all integers of JSON are numbers that can be calculated with.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < 1e30:
+        raise ValueError(f"{place} is not a number")
+    return value
 
 
 def _read_fields(kind: Any, plain: dict[str, Any], place: str) -> Any:
-    hints = get_type_hints(kind)
-    values = {}
+    hints, values = get_type_hints(kind), {}
     for of_kind in fields(kind):
-        inner = f"{place}.{of_kind.name}".lstrip(".")
-        if of_kind.name in plain:
-            values[of_kind.name] = _read(hints[of_kind.name], plain[of_kind.name], inner)
+        name = of_kind.name
+        inner = f"{place}.{name}".lstrip(".")
+        if plain.get(name) is not None:
+            values[name] = _read(hints[name], plain[name], inner)
         elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
             raise ValueError(f"{inner} is missing")
     return kind(**values)
@@ -366,5 +362,5 @@ def _stated(plain: dict[str, Any]) -> dict[str, Any]:
     return {
         name: _stated(value) if isinstance(value, dict) else value
         for name, value in plain.items()
-        if value not in (None, {}, ()) and (name, value) != ("peer", False)
+        if value not in (None, {}, (), "") and (name, value) != ("peer", False)
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,11 +32,10 @@ from llmgpu.bench.results import (
     VocabularyFacts,
 )
 from llmgpu.bench.timing import PartOptions
-from llmgpu.bench.tokenizers.bpe_train import Trainer, measure_training
+from llmgpu.bench.tokenizers.bpe_train import Trainer, all_trainers, measure_training
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
 from llmgpu.bench.tokenizers.tokenize import measure_tokenizing
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
@@ -59,7 +59,6 @@ RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
-RECOUNT_TABLES = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)  # sizes to compare
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Benchmark:
         with tempfile.TemporaryDirectory(prefix="llmgpu-bench-") as folder:
             for result in self._results(Path(folder), progress):
                 self.record.results.append(result)
-                if result.note is not None and result.note.startswith("not installed"):
+                if result.note.startswith("not installed"):
                     self.record.missing_peers[result.engine] = result.note
         self.record.complete = True
 
@@ -151,8 +150,11 @@ class Benchmark:
             sizes = (options.vocab_size, options.pattern, options.runs)
             yield from self._text_results(make_job(self._text, folder, *sizes), progress)
         parts = [part for part in MODEL_PARTS if part in options.parts]
-        if parts:
-            self.record.limits = _measure_limits(engines, progress)
+        for number, engine in enumerate(engines if parts else ()):
+            progress("limits", number, len(engines))
+            with suppress(DeviceError):  # no memory for it, as the parts then say
+                limits = Limits(measured_bandwidth(engine), measured_rate(engine))
+                self.record.limits[engine.name] = limits
         for part in parts:
             part_options = PartOptions(options.runs, options.peers, options.quick)
             yield from MODEL_PARTS[part](engines, part_options, progress)
@@ -167,51 +169,24 @@ class Benchmark:
             yield from measure_tokenizing(job, engines, options.peers, progress, self._vocabulary)
 
 
-def _measure_limits(engines: list[Engine], progress: Progress) -> dict[str, Limits]:
-    """Return what the memory and the arithmetic of each engine can do, by its name."""
-    limits = {}
-    for number, engine in enumerate(engines):
-        progress("limits", number, len(engines))
-        try:
-            limits[engine.name] = Limits(measured_bandwidth(engine), measured_rate(engine))
-        except DeviceError:  # no memory for it, as the parts say then
-            continue
-    return limits
-
-
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:
     """Return the whole job and smaller ones, each with who is to do it."""
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
     software = [engine for engine in engines if engine.is_software_adapter]
     hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]
-    wanted = [(job, numpy + [Trainer(engine) for engine in hardware])]
+    wanted = [(job, [Trainer(engine) for engine in hardware])]
     if hardware:
         recount_job = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
-        wanted.append((recount_job, numpy + _both_trainers(hardware)))
+        wanted.append((recount_job, [t for engine in hardware for t in all_trainers(engine)]))
     if software:
         size = QUICK_SOFTWARE_TRAIN_VOCAB_SIZE if quick else SOFTWARE_TRAIN_VOCAB_SIZE
         software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, size)
-        wanted.append((software_job, numpy + _both_trainers(software)))
-    jobs: list[tuple[Job, list[Trainer]]] = []
+        wanted.append((software_job, [t for engine in software for t in all_trainers(engine)]))
+    jobs: dict[Job, list[Trainer]] = {}
     for own_job, trainers in wanted:
-        same = [listed for other, listed in jobs if other == own_job]
-        if same:
-            same[0] += [trainer for trainer in trainers if trainer not in same[0]]
-        else:
-            jobs.append((own_job, trainers))
-    return jobs
-
-
-def _both_trainers(engines: list[Engine]) -> list[Trainer]:
-    """Return the batched trainer of each engine, and the recount trainer with each table."""
-    return [
-        trainer
-        for engine in engines
-        for trainer in (
-            Trainer(engine),
-            *(Trainer(engine, "recount", slots) for slots in RECOUNT_TABLES),
-        )
-    ]
+        listed = jobs.setdefault(own_job, [])
+        listed += [trainer for trainer in numpy + trainers if trainer not in listed]
+    return list(jobs.items())
 
 
 def _smaller(job: Job, limit: int, vocab_size: int) -> Job:

@@ -49,12 +49,6 @@ class ProgramTimes:
     seconds: list[float] = field(default_factory=list)
     by_kernel: dict[str, list[float]] = field(default_factory=dict)
 
-    def add_run(self, kernels: dict[str, float]) -> None:
-        """Add a run with the seconds of its kernels."""
-        self.seconds.append(sum(kernels.values()))
-        for name, seconds in kernels.items():
-            self.by_kernel.setdefault(name, []).append(seconds)
-
     def fields(self) -> dict[str, Any]:
         """Return the fields of a result that these times fill."""
         filled: dict[str, Any] = {"clock": self.clock, "seconds": Times.of(self.seconds)}
@@ -73,7 +67,7 @@ def time_program(
 ) -> ProgramTimes:
     """Run a program recorded by `operations` up to `runs` times, after a warm-up.
 
-    budget: seconds after which no further run begins; one always does.
+    budget: seconds after which no further run starts; one always does.
     before: what to do before each run of a GPU that has timestamps; its time does not count.
     """
 
@@ -88,7 +82,10 @@ def time_program(
     for _ in runs_within(runs, budget):
         if before is not None:
             before()
-        times.add_run(time_kernels(operations.device, run))
+        kernels = time_kernels(operations.device, run)
+        times.seconds.append(sum(kernels.values()))
+        for name, seconds in kernels.items():
+            times.by_kernel.setdefault(name, []).append(seconds)
     return times
 
 
@@ -104,6 +101,14 @@ def time_kernels(device: Device, function: Callable[[], object]) -> dict[str, fl
     return {name: float(seconds) for name, seconds in longest_first}
 
 
+def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
+    """Call a function; return the seconds of each kernel, None where they can't be told."""
+    if device is None or not has_timestamps(device):
+        return None
+    seconds = time_kernels(device, function)
+    return KernelTimes(seconds, sum(seconds.values()))
+
+
 def has_timestamps(device: Device | None) -> bool:
     """Whether there is a device, and it times its kernels itself."""
     return device is not None and "timestamp-query" in device.features
@@ -117,7 +122,7 @@ def timed(function: Callable[[], Answer]) -> tuple[float, Answer]:
 
 
 def host_times(function: Callable[[], object], runs: int, budget: float) -> list[float]:
-    """Return the seconds of up to `runs` calls; none but the first begins after the budget."""
+    """Return the seconds of up to `runs` calls; none but the first starts after the budget."""
     return [timed(function)[0] for _ in runs_within(runs, budget)]
 
 

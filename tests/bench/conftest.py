@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import PARTS, Benchmark, BenchOptions
+
+T = TypeVar("T")
+
+
+def given(value: T | None) -> T:
+    """What is not None."""
+    assert value is not None
+    return value
 
 
 def run(options: BenchOptions) -> Record:

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from llmgpu.bench.models.training_steps import uneven_ids
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.tensor import Tensor
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
+Record = Callable[[Any, dict[str, Any]], Any]  # calls an operation on named tensors
 TOLERANCE = 3e-5  # NumPy and a GPU round differently, and add up in other orders
 STEP_PARAMETERS = ("stats", "hyper")  # a few numbers, which no case counts as moved input
 _PERIOD = 1_000_003  # random numbers that an array repeats
@@ -34,19 +34,17 @@ _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 class KernelCase:
     """An operation on given inputs.
 
-    name: of the operation. sizes: for people. operations: how many, None to leave it out.
+    name: of the operation. where: tells cases of one operation apart. sizes, note: for people.
+    operations: how many, None to leave it out. bytes: to move, if not those of the arrays.
     make: returns all tensors' first content by name, NaN for those that are written only; in the
         order of the operation's arguments, unless `record` says how to call it.
-    outputs: names of those to compare. uncompared: of other outputs. more: arguments after tensors.
-    copies: outputs that are the half-precision copy of another one, by name.
-    separate: the same by more operations, which must give the same and are timed too.
-    where: tells cases of one operation apart. uniforms: names of those that a kernel takes as a
-    uniform. needs_half: whether it takes half precision. total: names of those outputs of which
-    only the sum is the same everywhere. torch: the same in torch, in place or returned.
-    bytes: to move, if that does not follow from the arrays.
+    outputs: names of those to compare, of which `total` are compared by their sums alone.
+    uncompared: other outputs. copies: half-precision copies of outputs, by name.
+    more: arguments after tensors. uniforms: names of those that a kernel takes as a uniform.
+    needs_half: whether it takes half precision. why_not: why it can't be measured.
+    torch: the same in torch, in place or returned.
     kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
-    on NumPy; without a reference NumPy's own way is it. answer: what outputs are called together.
-    note: for people. why_not: why it can't be measured.
+        on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
     table_bytes, output_bytes, tokens: of a lookup.
     """
 
@@ -55,26 +53,30 @@ class KernelCase:
     operations: int | None
     make: Callable[[], Arrays]
     outputs: tuple[str, ...]
+    record: Record | None = None
     more: tuple[Any, ...] = ()
-    record: Callable[[Any, Tensors], None] | None = None
-    separate: Callable[[Any, Tensors], None] | None = None
     where: str = ""
+    note: str = ""
+    why_not: str = ""
     uniforms: tuple[str, ...] = ()
     needs_half: bool = False
     tolerance: float = TOLERANCE
     total: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
     copies: dict[str, str] = field(default_factory=dict)
-    torch: Callable[[Any, dict[str, Any]], Any] | None = None
+    torch: Record | None = None
     bytes: int | None = None
     kind: str = ""
-    reference: Callable[[Any, Tensors], None] | None = None
+    reference: Record | None = None
     answer: str = "numbers"
-    note: str | None = None
-    why_not: str | None = None
     table_bytes: int | None = None
     output_bytes: int | None = None
     tokens: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What cases have in common whose times are compared."""
+        return self.kind or self.variant, self.sizes
 
     @property
     def variant(self) -> str:
@@ -129,13 +131,6 @@ class Sizes:
     def table_shape(self) -> tuple[int, int]:
         """Shape of the table (V, C)."""
         return self.vocabulary, self.config.dim
-
-    @property
-    def attention_shape(self) -> AttentionShape:
-        """Sizes of attention."""
-        config = self.config
-        heads = (config.heads, config.kv_heads, config.head_dim)
-        return AttentionShape(self.sequences, config.seq_len, *heads)
 
     def tokens(self) -> NDArray[np.uint32]:
         """Return ids (N,), as uneven as in a text."""

@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels import embedding_kernels
-from llmgpu.bench.kernels.cases import Arrays, KernelCase, Tensors, by, empty
+from llmgpu.bench.kernels import embedding_kernels as kernels
+from llmgpu.bench.kernels.cases import TOLERANCE, Arrays, KernelCase, Record, Tensors, by, empty
 from llmgpu.bench.kernels.measure import CaseBench
 from llmgpu.bench.peers.torch import Torch, missing_torch
 from llmgpu.bench.results import EMBEDDING, Result
 from llmgpu.bench.timing import PartOptions
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import Groups, Operations
+from llmgpu.lm.ops.operations import Groups
 from llmgpu.lm.runs.memory import free_memory
 from llmgpu.progress import Progress
 
@@ -35,8 +35,9 @@ HALF = "lookup, f16 table"
 POSITIONS = "token plus position"
 BACKWARD = "backward"
 REPEATED = "backward, 2 % of the tokens the same"
-KINDS = (LOOKUP, HALF, POSITIONS, BACKWARD, REPEATED)
-GRADIENTS = (BACKWARD, REPEATED)
+COMPACT = "backward, rows of distinct tokens alone"
+KINDS = (LOOKUP, HALF, POSITIONS, BACKWARD, REPEATED, COMPACT)
+GRADIENTS = (BACKWARD, REPEATED, COMPACT)
 REPEATED_SHARE = 50  # one token in 50 is the same as others
 BLOCK = 1_000_003  # random numbers; prime, so that no two rows made of them are the same
 TABLE_COPIES = 8  # for which the host needs memory, if not more
@@ -44,9 +45,6 @@ SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
 QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
 BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds for a way
-
-Record = Callable[[Any, Tensors], None]
-Way = tuple[str, Record]  # its name, and what it appends to the program being recorded
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,8 @@ class EmbeddingJob:
         if kind in GRADIENTS:
             arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
             arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
+            if kind == COMPACT:
+                return arrays | {"out": empty(self.tokens, self.width)}
             return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
         values = block.astype(np.float16) if kind == HALF else block
         table = np.resize(values, (self.vocab_size, self.width))
@@ -141,13 +141,9 @@ class EmbeddingJob:
         """Return the bytes that have to be read and written, rows of several tokens once."""
         row = self.width * 4
         rows = len(np.unique(self.token_ids(kind))) * row
-        moved = {
-            HALF: rows // 2,
-            POSITIONS: rows + self.tokens * 4 + self.seq_len * row,
-            BACKWARD: 2 * rows,
-            REPEATED: 2 * rows,
-        }.get(kind, rows)
-        return self.tokens * 4 + moved + self.output_bytes
+        positions = rows + self.tokens * 4 + self.seq_len * row
+        moved = (rows, rows // 2, positions, 2 * rows, 2 * rows, self.output_bytes)
+        return self.tokens * 4 + moved[KINDS.index(kind)] + self.output_bytes
 
 
 JOBS = (
@@ -157,19 +153,19 @@ JOBS = (
 )
 
 
-def _parts(t: Tensors) -> list[Any]:
-    return [tensor for name, tensor in t.items() if name.startswith("table ")]
+Ways = dict[str, tuple[tuple[str, Record], ...]]  # of each kind: names, and what they call
 
 
-def _call(name: str, *arguments: str) -> Record:
+def _call(operation: str | Callable[..., None], *arguments: str) -> Record:
     """Return the call of an operation on tensors; "table" stands for all parts of the table."""
 
     def record(ops: Any, t: Tensors) -> None:
-        given = (_parts(t) if key == "table" else t[key] for key in arguments)
-        if hasattr(embedding_kernels, name):
-            getattr(embedding_kernels, name)(ops, *given)
+        parts = [tensor for name, tensor in t.items() if name.startswith("table ")]
+        given = (parts if key == "table" else t[key] for key in arguments)
+        if isinstance(operation, str):
+            getattr(ops, operation)(*given)
         else:
-            getattr(ops, name)(*given)
+            operation(ops, *given)
 
     return record
 
@@ -184,9 +180,16 @@ def _index(ops: Any, t: Tensors) -> None:
     ops.append(step)
 
 
+def _groups(t: Tensors) -> Groups:
+    return Groups(t["order"], t["starts"], t["rows"])
+
+
 def _grouped(ops: Any, t: Tensors) -> None:
-    groups = Groups(t["order"], t["starts"], t["rows"])
-    ops.embed_backward_grouped(groups, t["grad_out"], t["grad_table"])
+    ops.embed_backward_grouped(_groups(t), t["grad_out"], t["grad_table"])
+
+
+def _compact(ops: Any, t: Tensors) -> None:
+    ops.embed_gradient_rows(_groups(t), t["grad_out"], t["out"])
 
 
 def _add_row_after_row(ops: Any, t: Tensors) -> None:
@@ -204,50 +207,6 @@ def _add_at(ops: Any, t: Tensors) -> None:
     ops.append(lambda: np.add.at(grad_table, tokens, grad_out))
 
 
-_LOOKUP, _GRADIENT = ("tokens", "table", "out"), ("tokens", "grad_out", "grad_table")
-_IN_ONE = ("tokens", "table 0", "out")
-_lookup = _call("embed_lookup", *_LOOKUP)
-_elements = _call("embed_lookup_elements", *_LOOKUP)
-_positions = _call(
-    "embed_lookup_positions", "tokens", "table 0", "positions", "position_table", "out"
-)
-REFERENCES = {LOOKUP: _lookup, HALF: _lookup, POSITIONS: _positions} | dict.fromkeys(
-    GRADIENTS, _grouped
-)
-IN_PARTS = (_lookup, _elements)  # which take tables of several parts
-# The first way of each kind is what others are compared with.
-_NUMPY_GRADIENTS = (
-    ("row after row", _add_row_after_row),
-    ("np.add.at", _add_at),
-    ("grouped", _grouped),
-)
-NUMPY_WAYS: dict[str, tuple[Way, ...]] = {
-    LOOKUP: (("np.take into memory that is there", _lookup), ("table[tokens]", _index)),
-    HALF: (("np.take", _lookup),),
-    POSITIONS: (("np.take, added", _positions),),
-    BACKWARD: _NUMPY_GRADIENTS,
-    REPEATED: _NUMPY_GRADIENTS,
-}
-_GPU_GRADIENTS = (
-    ("atomic, one thread an element", _call("embed_backward", *_GRADIENT)),
-    ("atomic, one workgroup a token", _call("embed_backward_rows", *_GRADIENT)),
-    ("grouped", _grouped),
-)
-GPU_WAYS: dict[str, tuple[Way, ...]] = {
-    LOOKUP: (
-        ("one thread a token", _call("embed_lookup_token", *_IN_ONE)),
-        ("one thread an element", _elements),
-        ("8 tokens x 32 columns a workgroup", _call("embed_lookup_2d", *_IN_ONE)),
-        ("one workgroup a token", _call("embed_lookup_rows_scalar", *_IN_ONE)),
-        ("16-byte loads", _lookup),
-    ),
-    HALF: (("16-byte loads", _lookup), ("one thread an element", _elements)),
-    POSITIONS: (("one thread an element", _positions),),
-    BACKWARD: _GPU_GRADIENTS,
-    REPEATED: _GPU_GRADIENTS,
-}
-
-
 def _torch_rows(torch: Any, t: dict[str, Any]) -> Any:
     return torch.nn.functional.embedding(t["tokens"], t["table 0"])
 
@@ -262,17 +221,62 @@ def _torch_backward(torch: Any, t: dict[str, Any]) -> Any:
     return backward(t["grad_out"], t["tokens"], rows, -1, False)
 
 
-_TORCH_GRADIENTS = (
-    ("index_add_", lambda _, t: t["grad_table"].index_add_(0, t["tokens"], t["grad_out"])),
-    ("of nn.Embedding, zeros included", _torch_backward),
+def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
+    groups = torch.searchsorted(t["rows"], t["tokens"])
+    return t["out"].zero_().index_add_(0, groups, t["grad_out"])
+
+
+def _ways(lookup: Any, half: Any, positions: Any, gradient: Any, compact: Any) -> Ways:
+    """Return the ways of each kind; both kinds of gradients have the same."""
+    return dict(zip(KINDS, (lookup, half, positions, gradient, gradient, compact), strict=True))
+
+
+_LOOKUP, _GRADIENT = ("tokens", "table", "out"), ("tokens", "grad_out", "grad_table")
+_IN_ONE = ("tokens", "table 0", "out")
+_lookup = _call("embed_lookup", *_LOOKUP)
+_elements = _call("embed_lookup_elements", *_LOOKUP)
+_positions = _call(
+    kernels.embed_lookup_positions, "tokens", "table 0", "positions", "position_table", "out"
 )
-TORCH_WAYS: dict[str, tuple[Way, ...]] = {
-    LOOKUP: (("nn.Embedding", _torch_rows),),
-    HALF: (("nn.Embedding, then float", lambda torch, t: _torch_rows(torch, t).float()),),
-    POSITIONS: (("two nn.Embedding, added", _torch_sum),),
-    BACKWARD: _TORCH_GRADIENTS,
-    REPEATED: _TORCH_GRADIENTS,
-}
+_GROUPS = ("order", "starts", "rows", "grad_out")
+_references = (_lookup, _lookup, _positions, _grouped, _grouped, _compact)
+REFERENCES = dict(zip(KINDS, _references, strict=True))
+IN_PARTS = (_lookup, _elements, _compact)  # which take tables of several parts, or none
+# The first way of each kind is what others are compared with.
+NUMPY_WAYS = _ways(
+    (("np.take into memory that is there", _lookup), ("table[tokens]", _index)),
+    (("np.take", _lookup),),
+    (("np.take, added", _positions),),
+    (("row after row", _add_row_after_row), ("np.add.at", _add_at), ("grouped", _grouped)),
+    (("grouped", _compact),),
+)
+GPU_WAYS = _ways(
+    (
+        ("one thread a token", _call(kernels.embed_lookup_token, *_IN_ONE)),
+        ("one thread an element", _elements),
+        ("8 tokens x 32 columns a workgroup", _call(kernels.embed_lookup_2d, *_IN_ONE)),
+        ("one workgroup a token", _call(kernels.embed_lookup_rows_scalar, *_IN_ONE)),
+        ("16-byte loads", _lookup),
+    ),
+    (("16-byte loads", _lookup), ("one thread an element", _elements)),
+    (("one thread an element", _positions),),
+    (
+        ("atomic, one thread an element", _call(kernels.embed_backward, *_GRADIENT)),
+        ("atomic, one workgroup a token", _call(kernels.embed_backward_rows, *_GRADIENT)),
+        ("grouped", _grouped),
+    ),
+    (("grouped", _compact),),
+)
+TORCH_WAYS = _ways(
+    (("nn.Embedding", _torch_rows),),
+    (("nn.Embedding, then float", lambda torch, t: _torch_rows(torch, t).float()),),
+    (("two nn.Embedding, added", _torch_sum),),
+    (
+        ("index_add_", lambda _, t: t["grad_table"].index_add_(0, t["tokens"], t["grad_out"])),
+        ("of nn.Embedding, zeros included", _torch_backward),
+    ),
+    (("index_add_", _torch_compact),),
+)
 
 
 def measure_embedding(
@@ -309,14 +313,15 @@ def _measure_torch(
         torch.free_memory()
 
 
-def _cases(
-    job: EmbeddingJob, engine: Engine, ways: dict[str, tuple[Way, ...]]
-) -> Iterator[KernelCase]:
-    operations = open_operations(engine.backend.device)
+def _cases(job: EmbeddingJob, engine: Engine, ways: Ways) -> Iterator[KernelCase]:
+    """Yield all ways as cases, with the reason where one can't be measured on an engine."""
+    largest = open_operations(engine.backend.device).max_tensor_bytes
+    too_large = f"takes no table in parts, and a binding has at most {largest:,} bytes"
     for kind in KINDS:
         for way, record in ways[kind]:
-            case = _case(job, kind, way, record, operations.max_tensor_bytes)
-            yield replace(case, why_not=_why_not(job, kind, record, operations))
+            fits = record in IN_PARTS or job.table_bytes <= largest
+            case = _case(job, kind, way, record, largest)
+            yield case if fits else replace(case, why_not=too_large)
 
 
 def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) -> KernelCase:
@@ -327,13 +332,14 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
         job.describe(),
         None,
         partial(job.arrays, kind, largest),
-        ("grad_table",) if kind in GRADIENTS else ("out",),
+        ("grad_table",) if kind in (BACKWARD, REPEATED) else ("out",),
         record=record,
         reference=REFERENCES[kind],
         kind=kind,
-        note=note if job.scale > 1 else None,
+        needs_half=kind == HALF,
+        note=note if job.scale > 1 else "",
         answer="rows",
-        tolerance=0 if kind not in GRADIENTS else 3e-5,
+        tolerance=TOLERANCE if kind in GRADIENTS else 0,
         bytes=job.moved_bytes(kind),
         table_bytes=job.table_bytes,
         output_bytes=job.output_bytes,
@@ -341,45 +347,26 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
     )
 
 
-def _why_not(job: EmbeddingJob, kind: str, record: Record, operations: Operations) -> str | None:
-    """Return why a way can't be measured, None if it can."""
-    largest = operations.max_tensor_bytes
-    in_parts = record in IN_PARTS
-    if not in_parts and job.table_bytes > largest:
-        return f"takes no table in parts, and a binding has at most {largest:,} bytes"
-    if kind == HALF and not operations.has_half_precision:
-        return "the device has no half precision"
-    return None
-
-
 def _jobs(
     engines: Sequence[Engine], options: PartOptions
 ) -> list[tuple[EmbeddingJob, list[Engine]]]:
-    """Return jobs with the engines that do each; NumPy does them all."""
+    """Return jobs with the engines that do each; NumPy does them all.
+
+    A job is as large as suits an engine; one for the ways that take no table in parts may follow.
+    """
     free = free_memory()
     host = sys.maxsize if free is None else free // TABLE_COPIES
     jobs: dict[EmbeddingJob, list[Engine]] = {}
     for job in JOBS[:1] if options.quick else JOBS:
         for engine in engines:
-            for own in _suited(job, engine, host, options.quick):
-                jobs.setdefault(own, []).append(engine)
+            largest = QUICK_TABLE_BYTES if options.quick else sys.maxsize
+            if engine.is_software_adapter:
+                largest = QUICK_SOFTWARE_TABLE_BYTES if options.quick else SOFTWARE_TABLE_BYTES
+            own = job.scaled_to(min(host, largest))
+            jobs.setdefault(own, []).append(engine)
+            device = engine.backend.device
+            if device is not None and own.table_bytes > device.max_binding_bytes:
+                jobs.setdefault(job.scaled_to(device.max_binding_bytes), []).append(engine)
     for doing in jobs.values():
         doing += [e for e in engines if e.backend.device is None and e not in doing]
     return list(jobs.items())
-
-
-def _suited(job: EmbeddingJob, engine: Engine, host: int, quick: bool) -> list[EmbeddingJob]:
-    """Return a job as large as suits an engine, and one for ways that take no table in parts.
-
-    host: bytes of a table that the host has memory for.
-    """
-    largest = host
-    if engine.is_software_adapter:
-        largest = min(host, QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES)
-    elif quick:
-        largest = min(host, QUICK_TABLE_BYTES)
-    own = job.scaled_to(largest)
-    device = engine.backend.device
-    if device is None or own.table_bytes <= device.max_binding_bytes:
-        return [own]
-    return [own, job.scaled_to(device.max_binding_bytes)]

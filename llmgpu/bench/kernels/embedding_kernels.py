@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,29 +17,44 @@ from llmgpu.lm.ops.tensor import Tensor
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
 
 
-def gpu(operations: Operations) -> GpuOperations:
-    """Return the operations of a device, the only ones that have these kernels."""
-    assert isinstance(operations, GpuOperations)
-    return operations
+@dataclass(frozen=True)
+class LabKernel:
+    """A kernel as an operation of a device: a lookup, or with `adds` its gradient; float32.
+
+    A lookup takes tokens (N,), table (V, C) and out (N, C), the rows of the tokens. A gradient
+    takes tokens, grad_out (N, C) and grad_table (V, C), to which it adds with atomics, so that the
+    order of additions is not fixed.
+
+    groups: returns the workgroups for rows (N, C).
+    """
+
+    file: str
+    groups: Callable[[int, int], int]
+    adds: bool = False
+
+    def __call__(self, operations: Operations, tokens: Tensor, *others: Tensor) -> None:
+        """Append the kernel to the program being recorded."""
+        assert isinstance(operations, GpuOperations)
+        names = ("grad_out", "grad_table") if self.adds else ("table", "out")
+        rows, table = others if self.adds else reversed(others)
+        bound = {"tokens": tokens, **dict(zip(names, others, strict=True))}
+        sizes = dims(*rows.shape, table.shape[0])
+        operations.dispatch(self.file, self.groups(*rows.shape), **bound, dims=sizes)
 
 
-def embed_lookup_2d(operations: Operations, tokens: Tensor, table: Tensor, out: Tensor) -> None:
-    """Out = table[tokens], tiles of 8 tokens by 32 columns; float32."""
-    tiles_a_token = -(-out.shape[-1] // TILE_COLUMNS)
-    groups = tiles_a_token * -(-tokens.size // TILE_TOKENS)
-    _look_up(operations, "embed_lookup_2d", groups, tokens, table, out)
+def _tiles(count: int, width: int) -> int:
+    return -(-width // TILE_COLUMNS) * -(-count // TILE_TOKENS)
 
 
-def embed_lookup_token(operations: Operations, tokens: Tensor, table: Tensor, out: Tensor) -> None:
-    """Out = table[tokens], one thread a token; float32."""
-    _look_up(operations, "embed_lookup_token", workgroups(tokens.size), tokens, table, out)
+def _one_a_token(count: int, width: int) -> int:
+    return count
 
 
-def embed_lookup_rows_scalar(
-    operations: Operations, tokens: Tensor, table: Tensor, out: Tensor
-) -> None:
-    """Out = table[tokens], one workgroup a token, by 4 bytes; float32."""
-    _look_up(operations, "embed_lookup_rows_scalar", tokens.size, tokens, table, out)
+embed_lookup_2d = LabKernel("bench/embed_lookup_2d.wgsl", _tiles)
+embed_lookup_token = LabKernel("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
+embed_lookup_rows_scalar = LabKernel("bench/embed_lookup_rows_scalar.wgsl", _one_a_token)
+embed_backward = LabKernel("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c), adds=True)
+embed_backward_rows = LabKernel("lm/01_embed_backward_rows.wgsl", _one_a_token, adds=True)
 
 
 def embed_lookup_positions(
@@ -64,52 +81,6 @@ def embed_lookup_positions(
         positions=positions,
         position_table=position_table,
         dims=dims(*out.shape, table.shape[0], position_table.shape[0]),
-    )
-
-
-def embed_backward(
-    operations: Operations, tokens: Tensor, grad_out: Tensor, grad_table: Tensor
-) -> None:
-    """Add the rows of grad_out to those of their tokens; (N,), (N, C), (V, C).
-
-    One thread an element; the order of additions is not fixed.
-    """
-    groups = workgroups(grad_out.size)
-    _add_atomically(operations, "embed_backward", groups, tokens, grad_out, grad_table)
-
-
-def embed_backward_rows(
-    operations: Operations, tokens: Tensor, grad_out: Tensor, grad_table: Tensor
-) -> None:
-    """Do what `embed_backward` does with one workgroup a token."""
-    groups = tokens.size
-    _add_atomically(operations, "embed_backward_rows", groups, tokens, grad_out, grad_table)
-
-
-def _look_up(
-    operations: Operations, kernel: str, groups: int, tokens: Tensor, table: Tensor, out: Tensor
-) -> None:
-    sizes = dims(*out.shape, table.shape[0])
-    gpu(operations).dispatch(
-        f"bench/{kernel}.wgsl", groups, tokens=tokens, table=table, out=out, dims=sizes
-    )
-
-
-def _add_atomically(
-    operations: Operations,
-    kernel: str,
-    groups: int,
-    tokens: Tensor,
-    grad_out: Tensor,
-    grad_table: Tensor,
-) -> None:
-    gpu(operations).dispatch(
-        f"lm/01_{kernel}.wgsl",
-        groups,
-        tokens=tokens,
-        grad_out=grad_out,
-        grad_table=grad_table,
-        dims=dims(*grad_out.shape, grad_table.shape[0]),
     )
 
 

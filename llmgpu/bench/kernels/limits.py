@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
 from llmgpu.bench.engines import Engine
@@ -32,7 +32,7 @@ SMALLEST_COPY_BYTES = 1 << 20
 HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024
 SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
 OPERATIONS_A_ROUND = 128  # 64 multiply-adds of a thread
-FACTORS = (0.999, 0.001)  # values stay between 0 and what they begin as
+FACTORS = (0.999, 0.001)  # values stay between 0 and what they were
 PRODUCT_SIZE = 1024  # of the square matrices that NumPy multiplies
 RUNS, BUDGET = 10, 1.0
 BUSY_SECONDS = 0.3
@@ -135,27 +135,20 @@ def _copy_rate(operations: Operations) -> float:
 
 def _arithmetic_rate(engine: Engine) -> float:
     operations = open_operations(engine.backend.device)
-    if not isinstance(operations, GpuOperations):
-        return _product_rate(operations)
-    software = engine.is_software_adapter
-    threads = SOFTWARE_THREADS if software else HARDWARE_THREADS
-    rounds = SOFTWARE_ROUNDS if software else HARDWARE_ROUNDS
-    values = operations.tensor("multiply-add values", (threads,))
-    with operations.record("multiply-add") as program:
-        multiply_add_kernel(operations, values, rounds)
-    return threads * rounds * OPERATIONS_A_ROUND / _fastest(operations, program)
-
-
-def _product_rate(operations: Operations) -> float:
-    left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
-    out: NDArray[np.float32] = np.empty_like(left)
-
-    def multiply() -> None:
-        np.matmul(left, left, out=out)
-
-    with operations.record("matrix product") as program:
-        operations.append(multiply)
-    return 2 * PRODUCT_SIZE**3 / _fastest(operations, program)
+    with operations.record("arithmetic") as program:
+        if isinstance(operations, GpuOperations):
+            software = engine.is_software_adapter
+            threads = SOFTWARE_THREADS if software else HARDWARE_THREADS
+            rounds = SOFTWARE_ROUNDS if software else HARDWARE_ROUNDS
+            count = threads * rounds * OPERATIONS_A_ROUND
+            values = operations.tensor("multiply-add values", (threads,))
+            multiply_add_kernel(operations, values, rounds)
+        else:
+            count = 2 * PRODUCT_SIZE**3
+            left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
+            product = np.empty_like(left)
+            operations.append(partial(np.matmul, left, left, product))
+    return count / _fastest(operations, program)
 
 
 def _fastest(operations: Operations, program: Program) -> float:

@@ -10,7 +10,7 @@ the one run that was compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,8 @@ from llmgpu.bench.kernels.operations import LAYERS
 from llmgpu.bench.kernels.tokenizers import measure_tokenizer_kernels
 from llmgpu.bench.kernels.updates import UPDATES
 from llmgpu.bench.peers.torch import Torch, first_line
-from llmgpu.bench.results import KERNELS, Result, Times
-from llmgpu.bench.timing import PartOptions, ProgramTimes, host_times, time_program, timed
+from llmgpu.bench.results import KERNELS, Result
+from llmgpu.bench.timing import PartOptions, ProgramTimes, time_program, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import logits_block_rows
@@ -37,7 +37,7 @@ from llmgpu.lm.ops.recording import LARGEST_HALF
 from llmgpu.progress import Progress
 
 FAMILIES = (*LAYERS, *UPDATES)
-CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case begins
+CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # after which no further run of a case starts
 CACHE_BYTES = 256 << 20  # more than any cache holds
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # compared at a time
@@ -45,12 +45,11 @@ BLOCK_ELEMENTS = 1 << 22  # compared at a time
 
 @dataclass(frozen=True)
 class Prepared:
-    """An operation recorded on tensors of an engine; separate: as its case has it."""
+    """An operation recorded on tensors of an engine."""
 
     operations: Operations
     tensors: Tensors
     program: Program
-    separate: Program | None
 
     def run(self) -> None:
         """Run it once, to the end."""
@@ -62,32 +61,23 @@ class Prepared:
         return self.operations.read(self.tensors[name])
 
 
+@dataclass
 class CaseBench:
-    """Cases that engines and torch carry out one after the other."""
+    """Cases that engines and torch carry out one after the other.
 
-    def __init__(
-        self,
-        what: str,
-        options: PartOptions,
-        progress: Progress,
-        budget: float,
-        *,
-        cold: bool = False,
-    ) -> None:
-        """Begin without times.
+    what: the part. budget: seconds after which no further run of a case starts.
+    cold: whether to fill a GPU's caches with other numbers before each run.
+    numpy_seconds, torch_seconds: of the first case of a kind, by kind and sizes; torch's by device.
+    """
 
-        what: the part. budget: seconds after which no further run of a case begins.
-        cold: whether to fill a GPU's caches with other numbers before each run.
-        """
-        self._what = what
-        self._options = options
-        self._progress = progress
-        self._budget = budget
-        self._cold = cold
-        # Seconds of the first case of a kind, by kind and sizes; torch's by device before.
-        self._numpy_seconds: dict[tuple[str, str], float] = {}
-        self._torch_seconds: dict[tuple[str, str, str], float] = {}
-        self._inputs: tuple[tuple[str, str, object], Arrays, Prepared, float] | None = None
+    what: str
+    options: PartOptions
+    progress: Progress
+    budget: float
+    cold: bool = False
+    numpy_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    torch_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    _inputs: tuple[object, Arrays, Prepared, float] | None = None
 
     def measure_cases(
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
@@ -96,7 +86,7 @@ class CaseBench:
         self._inputs = None  # engines may take tables in other parts
         listed = list(cases)
         for index, case in enumerate(listed):
-            self._progress(f"{self._what}: {engine.name}, {case.variant}", index, len(listed))
+            self.progress(f"{self.what}: {engine.name}, {case.variant}", index, len(listed))
             yield self.measure_case(engine, case)
             if torch is not None and case.torch is not None:
                 yield self.measure_torch(torch, case, engine)
@@ -104,21 +94,24 @@ class CaseBench:
     def measure_case(self, engine: Engine, case: KernelCase) -> Result:
         """Compare a case's answer on an engine with NumPy's; where it is the same, time it."""
         begun = self._begin(engine.name, case)
-        if case.why_not is not None:
+        if case.why_not:
             return replace(begun, note=case.why_not)
         operations = open_operations(engine.backend.device)
         if case.needs_half and not operations.has_half_precision:
             return replace(begun, note=NO_HALF_PRECISION)
         try:
             arrays, expected, one_run = self._reference(case)
-            prepared, result = expected, replace(begun, correct=True, answer="the reference")
+            prepared, answer = expected, "the reference"
             if engine.backend is not NUMPY or case.reference is not None:
                 prepared = prepare(operations, case, arrays)
-                result = self._compare(begun, case, arrays, prepared, expected)
-                if not result.correct:
-                    return result
-            result = self._time(result, engine, case, prepared)
-            result = self._add_rates(result, engine, case, arrays)
+                prepared.run()
+                wrong = wrong_outputs(case, prepared, expected)
+                if wrong:
+                    return replace(begun, correct=False, answer=_wrong_answer(case, wrong))
+                answer = _right_answer(case)
+            times = self._time(engine, prepared)
+            result = replace(begun, correct=True, answer=answer, **times.fields())
+            result = _add_rates(result, engine, case, arrays)
             return self._add_speed_ups(result, engine, case, one_run)
         except LlmgpuError as error:
             return replace(begun, note=str(error))
@@ -127,7 +120,7 @@ class CaseBench:
         """Measure the same in torch; engine: whose limits its rates are shares of."""
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
-        self._progress(f"{self._what}: {torch.name}, {case.variant}", 0, 1)
+        self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
         arrays, expected, _ = self._reference(case)
         try:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
@@ -137,23 +130,22 @@ class CaseBench:
             (output,) = case.outputs
             if not same_values(found, expected.read(output), case.tolerance):
                 return replace(begun, correct=False, answer=_wrong_answer(case, [output]))
-            times = torch.times(compute, self._options.runs, self._budget, cold=self._cold)
+            times = torch.times(compute, self.options.runs, self.budget, cold=self.cold)
         except RuntimeError as error:
             return replace(begun, note=first_line(error))
         result = replace(begun, correct=True, answer=_right_answer(case), **times.fields())
-        result = self._add_rates(result, engine, case, arrays)
-        key = (case.kind or case.variant, case.sizes)
-        self._torch_seconds.setdefault((torch.device, *key), result.median)
-        if engine is None and key in self._numpy_seconds:
-            return replace(result, speed_up=self._numpy_seconds[key] / result.median)
+        result = _add_rates(result, engine, case, arrays)
+        self.torch_seconds.setdefault((torch.device, *case.key), result.median)
+        if engine is None and case.key in self.numpy_seconds:
+            return replace(result, speed_up=self.numpy_seconds[case.key] / result.median)
         return result
 
     def _begin(self, engine: str, case: KernelCase) -> Result:
-        return Result(self._what, engine, job=case.sizes, variant=case.variant, note=case.note)
+        return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
         """Return a case's arrays, NumPy's answer, and its seconds; of one kind only once."""
-        key = (case.kind or case.variant, case.sizes, case.reference)
+        key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:
             self._inputs = None  # its memory is free before more is asked for
             arrays = case.make()
@@ -162,94 +154,33 @@ class CaseBench:
             self._inputs = (key, arrays, expected, timed(expected.run)[0])
         return self._inputs[1:]
 
-    def _compare(
-        self,
-        begun: Result,
-        case: KernelCase,
-        arrays: Arrays,
-        prepared: Prepared,
-        expected: Prepared,
-    ) -> Result:
-        prepared.run()
-        wrong = wrong_outputs(case, prepared, expected)
-        if prepared.separate is not None and not wrong:
-            wrong = _differences(case, arrays, prepared)
-        if wrong:
-            return replace(begun, correct=False, answer=_wrong_answer(case, wrong))
-        return replace(begun, correct=True, answer=_right_answer(case))
-
-    def _time(self, result: Result, engine: Engine, case: KernelCase, prepared: Prepared) -> Result:
-        times = self._time_program(engine, prepared, prepared.program)
-        result = replace(result, **times.fields())
-        if prepared.separate is None:
-            return result
-        # The separate way, and both as the host sees them.
-        spent = Times.of(self._time_program(engine, prepared, prepared.separate).seconds)
-        separately = replace(prepared, program=prepared.separate)
-        fused, separate = (
-            Times.of(host_times(way.run, self._options.runs, self._budget))
-            for way in (prepared, separately)
-        )
-        return replace(
-            result,
-            separate_seconds=spent,
-            speed_up_over_separate=spent.median / result.median,
-            host_seconds=fused,
-            separate_host_seconds=separate,
-        )
-
-    def _time_program(self, engine: Engine, prepared: Prepared, program: Program) -> ProgramTimes:
+    def _time(self, engine: Engine, prepared: Prepared) -> ProgramTimes:
         operations, before = prepared.operations, None
-        if self._cold:
+        if self.cold:
             raise_clocks(engine)
             before = _fill_caches(engine, operations)
-        return time_program(operations, program, self._options.runs, self._budget, before)
-
-    def _add_rates(
-        self, result: Result, engine: Engine | None, case: KernelCase, arrays: Arrays
-    ) -> Result:
-        """Add what had to be moved and computed, and how near the time is to the limits."""
-        nbytes, operations, median = case.moved_bytes(arrays), case.operations, result.median
-        written, tokens = case.output_bytes, case.tokens
-        result = replace(
-            result,
-            table_bytes=case.table_bytes,
-            output_bytes=written,
-            bytes=nbytes,
-            bytes_per_second=nbytes / median,
-            output_bytes_per_second=None if written is None else written / median,
-            tokens_per_second=None if tokens is None else tokens / median,
-        )
-        if engine is None:
-            return result
-        bandwidth = measured_bandwidth(engine)
-        result = replace(result, share_of_copy=nbytes / median / bandwidth)
-        if operations is None:
-            return result
-        floor = max(nbytes / bandwidth, operations / measured_rate(engine))
-        return replace(
-            result,
-            operations=operations,
-            operations_per_second=operations / median,
-            share_of_floor=floor / median,
-        )
+        runs, budget = self.options.runs, self.budget
+        return time_program(operations, prepared.program, runs, budget, before)
 
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
         """Add how much faster than NumPy and torch it is, by their first way of the kind."""
-        key, median = (case.kind or case.variant, case.sizes), result.median
+        median = result.median
         if engine.backend is NUMPY:
-            self._numpy_seconds.setdefault(key, median)
-        # Without a kind every case is run by NumPy, if only to be compared.
-        numpy = self._numpy_seconds.get(key, None if case.kind else one_run)
-        if numpy is not None and (case.kind or engine.backend is not NUMPY):
-            result = replace(result, speed_up=numpy / median)
+            self.numpy_seconds.setdefault(case.key, median)
         if not case.kind:
-            return result
-        cuda, cpu = (self._torch_seconds.get((device, *key)) for device in ("cuda", "cpu"))
-        torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
-        return result if torch is None else replace(result, speed_up_over_torch=torch / median)
+            # Every such case is run by NumPy, if only to be compared.
+            numpy = self.numpy_seconds.get(case.key, one_run)
+            return result if engine.backend is NUMPY else replace(result, speed_up=numpy / median)
+        by_numpy = self.numpy_seconds.get(case.key)
+        cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
+        by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
+        return replace(
+            result,
+            speed_up=None if by_numpy is None else by_numpy / median,
+            speed_up_over_torch=None if by_torch is None else by_torch / median,
+        )
 
 
 def measure_kernels(
@@ -266,7 +197,7 @@ def measure_kernels(
     yield from measure_tokenizer_kernels(engines, options, progress)
 
 
-def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str | None]:
+def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
     """Return the sizes for an engine, and a line where they are not those of GPT-2 small."""
     narrow = preset("tiny", 512, layers=12, dim=64, ffn_dim=192)
     if engine.backend.is_software:
@@ -280,7 +211,7 @@ def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str | None]:
     if bindable < rows:
         fewer = preset("gpt2", 50_257, seq_len=max(64, bindable // sequences // 64 * 64))
         return Sizes(fewer, sequences), "fewer rows: the logits of all are more than a binding"
-    return Sizes(config, sequences), None
+    return Sizes(config, sequences), ""
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
@@ -294,15 +225,9 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
         make = operations.parameters if name in case.uniforms else operations.tensor
         tensors[name] = make(name, array.shape, array.dtype)
         operations.write(tensors[name], array)
-    program: Program
     with operations.record(case.variant) as program:
         case.record_on(operations, tensors)
-    if case.separate is None:
-        return Prepared(operations, tensors, program, None)
-    separate: Program
-    with operations.record(f"{case.variant}, separately") as separate:
-        case.separate(operations, tensors)
-    return Prepared(operations, tensors, program, separate)
+    return Prepared(operations, tensors, program)
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
@@ -320,15 +245,22 @@ def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list
     return wrong
 
 
-def _differences(case: KernelCase, arrays: Arrays, prepared: Prepared) -> list[str]:
-    """Return the outputs of which the separate way gives other bytes."""
-    outputs = [*case.outputs, *case.copies]
-    found = {name: prepared.read(name) for name in outputs}
-    for name, array in arrays.items():
-        prepared.operations.write(prepared.tensors[name], array)
-    assert prepared.separate is not None
-    prepared.operations.run(prepared.separate)
-    return [name for name in outputs if not np.array_equal(found[name], prepared.read(name))]
+def _add_rates(result: Result, engine: Engine | None, case: KernelCase, arrays: Arrays) -> Result:
+    """Add what had to be moved and computed, and how near the time is to the limits."""
+    nbytes, operations, median = case.moved_bytes(arrays), case.operations, result.median
+    rates: dict[str, Any] = {"bytes": nbytes, "bytes_per_second": nbytes / median}
+    if case.output_bytes is not None and case.tokens is not None:
+        rates |= {"table_bytes": case.table_bytes, "output_bytes": case.output_bytes}
+        rates["output_bytes_per_second"] = case.output_bytes / median
+        rates["tokens_per_second"] = case.tokens / median
+    if engine is not None:
+        bandwidth = measured_bandwidth(engine)
+        rates["share_of_copy"] = nbytes / median / bandwidth
+        if operations is not None:
+            floor = max(nbytes / bandwidth, operations / measured_rate(engine))
+            rates |= {"operations": operations, "operations_per_second": operations / median}
+            rates["share_of_floor"] = floor / median
+    return replace(result, **rates)
 
 
 def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] | None:
@@ -345,8 +277,7 @@ def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] |
 
 def _right_answer(case: KernelCase) -> str:
     within = f", within {case.tolerance:g}" if case.tolerance else ""
-    both = ", and the same in both ways" if case.separate is not None else ""
-    return f"the {case.answer} of NumPy{within}{both}"
+    return f"the {case.answer} of NumPy{within}"
 
 
 def _wrong_answer(case: KernelCase, wrong: list[str]) -> str:

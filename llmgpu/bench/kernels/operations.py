@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
+from llmgpu.bench.kernels.embedding_kernels import embed_lookup_positions
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import (
@@ -58,6 +59,7 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
         "tokens table:VC positions position_table:TC +out:NC",
         rows * width,
         ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
+        record=lambda ops, t: embed_lookup_positions(ops, *t.values()),
     )
     groups = 4 * rows + 8 * distinct
     yield case(
@@ -152,7 +154,9 @@ def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
 
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     """Rotation and attention, forward and backward."""
-    config, shape = s.config, s.attention_shape
+    config = s.config
+    heads = (config.heads, config.kv_heads, config.head_dim)
+    shape = AttentionShape(s.sequences, config.seq_len, *heads)
     sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
     # How many keys all queries of all heads see together: a query sees those up to its own.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2

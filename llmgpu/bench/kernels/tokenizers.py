@@ -7,10 +7,12 @@ only on devices with timestamps. Sums over the job are given for those that matt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine
@@ -33,60 +35,46 @@ TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000
 CPU_TEXT_BYTES, QUICK_CPU_TEXT_BYTES = 100_000, 20_000
 LEAST_SHARE = 0.01  # of a job's time that a kernel must take to get a result
 
-
-@dataclass(frozen=True)
-class TokenizerJob:
-    """A text to train on and to encode, and what NumPy makes of it."""
-
-    data: bytes
-    vocabulary: Vocabulary
-    ids: Any
-
-    @classmethod
-    def make(cls, nbytes: int) -> TokenizerJob:
-        """Take the first bytes of the default text, and let NumPy work on them."""
-        data = load_text([], nbytes).data
-        vocabulary = train(data, NUMPY)
-        return cls(
-            data, vocabulary, encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
-        )
-
-    def train_correctly(self, backend: Backend) -> bool:
-        """Train; return whether the merges are NumPy's."""
-        return np.array_equal(train(self.data, backend).merges, self.vocabulary.merges)
-
-    def encode_correctly(self, backend: Backend) -> bool:
-        """Encode; return whether the ids are NumPy's."""
-        encoder = open_encoder(self.vocabulary, backend)
-        return np.array_equal(encode_all(encoder, corpus_from_bytes(self.data)), self.ids)
-
-
-def train(data: bytes, backend: Backend) -> Vocabulary:
-    """Train the vocabulary of a job."""
-    options = TrainingOptions(VOCAB_SIZE, PATTERN)
-    return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
+Work = Callable[[Backend], NDArray[Any]]
 
 
 def measure_tokenizer_kernels(
     engines: Sequence[Engine], options: PartOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield a result for each kernel of each job on each engine that has timestamps."""
-    jobs: dict[int, TokenizerJob] = {}
+    references: dict[int, tuple[bytes, Vocabulary, NDArray[np.uint32]]] = {}
     for engine in engines:
         if not has_timestamps(engine.backend.device):
             continue
         nbytes = text_bytes(engine, quick=options.quick)
-        if nbytes not in jobs:
-            jobs[nbytes] = TokenizerJob.make(nbytes)
-        job = jobs[nbytes]
-        for name, work, answer in (
-            (f"training {VOCAB_SIZE} ids", job.train_correctly, "the merges of NumPy"),
-            ("encoding", job.encode_correctly, "the ids of NumPy"),
-        ):
+        if nbytes not in references:
+            data = load_text([], nbytes).data
+            vocabulary = _train(data, NUMPY)
+            references[nbytes] = (data, vocabulary, _encode(data, vocabulary, NUMPY))
+        data, vocabulary, ids = references[nbytes]
+        training = f"training {VOCAB_SIZE} ids"
+        works: tuple[tuple[str, Work, NDArray[Any], str], ...] = (
+            (training, partial(_merges, data), vocabulary.merges, "the merges of NumPy"),
+            ("encoding", partial(_encode, data, vocabulary), ids, "the ids of NumPy"),
+        )
+        for name, work, expected, answer in works:
             progress(f"{KERNELS}: {engine.name}, {name}", 0, 1)
-            text = f"{name}, {len(job.data) / 1e6:,.2f} MB of text, pattern {PATTERN}"
-            begun = Result(KERNELS, engine.name, job=text)
-            yield from _measure_job(begun, engine, work, answer, options.runs)
+            text = f"{name}, {len(data) / 1e6:,.2f} MB of text, pattern {PATTERN}"
+            begun = Result(KERNELS, engine.name, job=text, answer=answer)
+            yield from _measure_job(begun, engine, work, expected, options.runs)
+
+
+def _train(data: bytes, backend: Backend) -> Vocabulary:
+    options = TrainingOptions(VOCAB_SIZE, PATTERN)
+    return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
+
+
+def _merges(data: bytes, backend: Backend) -> NDArray[Any]:
+    return _train(data, backend).merges
+
+
+def _encode(data: bytes, vocabulary: Vocabulary, backend: Backend) -> NDArray[np.uint32]:
+    return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
 
 
 def text_bytes(engine: Engine, *, quick: bool) -> int:
@@ -99,8 +87,8 @@ def text_bytes(engine: Engine, *, quick: bool) -> int:
 def _measure_job(
     begun: Result,
     engine: Engine,
-    work: Callable[[Backend], bool],
-    answer: str,
+    work: Work,
+    expected: NDArray[Any],
     count: int,
 ) -> Iterator[Result]:
     """Do a job once to compare its answer, which also compiles, then with timestamps."""
@@ -108,18 +96,18 @@ def _measure_job(
     assert device is not None
     runs: list[dict[str, float]] = []
     try:
-        if not work(engine.backend):
-            yield replace(begun, correct=False, answer=f"NOT {answer}")
+        if not np.array_equal(work(engine.backend), expected):
+            yield replace(begun, correct=False, answer=f"NOT {begun.answer}")
             return
         for _ in range(count):
             raise_clocks(engine)
             runs.append(time_kernels(device, lambda: work(engine.backend)))
     except LlmgpuError as error:
-        yield replace(begun, note=str(error))
+        yield replace(begun, answer="", note=str(error))
         return
     times = {name: Times.of([spent.get(name, 0.0) for spent in runs]) for name in runs[0]}
     total = sum(spent.median for spent in times.values())
-    begun = replace(begun, correct=True, answer=answer, clock="gpu")
+    begun = replace(begun, correct=True, clock="gpu")
     for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
         share = spent.median / total
         if share >= LEAST_SHARE:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Record, Sizes, Tensors, by, empty
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.weight_state import AdamW, hyper_parameters
-from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes
+from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
+from llmgpu.lm.optimizers.adamw import Moments, RowMoments
+from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 
 TENSORS = 110  # of a model with 12 layers
 LEARNING_RATE = 0.1  # large, so that an update changes what is compared
@@ -59,7 +62,7 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
         _STATE_OPERANDS,
         ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
         lambda: step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))},
-        record=_update("adamw_update", (*STATE, "stats", "hyper")),
+        record=_update(lambda t: Moments(t["first"], t["second"])),
     )
 
 
@@ -78,7 +81,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda: step_parameters() | moments,
         # Codes of numbers half way between two may differ by one.
         uncompared=("first_codes", "second_codes"),
-        record=_record_8bit,
+        record=_update(_coded_moments),
     )
 
 
@@ -96,7 +99,7 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
             step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3)), "rows": rows}
         ),
         sizes=sizes,
-        record=_update("adamw_update_rows", (*STATE, "rows", "stats", "hyper")),
+        record=_update(lambda t: RowMoments(t["first"], t["second"], t["rows"])),
         bytes=28 * touched + 4 * len(rows),
     )
     yield plain
@@ -134,28 +137,30 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
 
     def record(ops: Any, t: Tensors, *, fused: bool) -> None:
         for k, weight in enumerate(weights):
-            state = (t[f"{name} {k}"] for name in STATE)
             copy = t[f"mirror {k}"]
-            mirror = copy if fused else None
-            ops.adamw_update(*state, t["stats"], t["hyper"], decay=weight.decays, mirror=mirror)
+            half_copy = copy if fused else None
+            update = _weight_update(t, f" {k}", decays=weight.decays, half_copy=half_copy)
+            ops.update_weight(Moments(t[f"first {k}"], t[f"second {k}"]), update)
             if not fused:
                 ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
 
-    millions = f"{config.parameters / 1e6:,.1f} M parameters"
-    yield KernelCase(
+    case = KernelCase(
         "adamw_update_f16",
-        f"{config.layers} layers, {len(weights)} tensors, {millions}",
+        f"{config.layers} layers, {len(weights)} tensors, {config.parameters / 1e6:,.1f} M "
+        "parameters",
         ADAMW_OPERATIONS * config.parameters,
         make,
         tuple(f"parameter {k}" for k in numbers),
         uncompared=tuple(f"{name} {k}" for name in ("first", "second") for k in numbers),
         copies={f"mirror {k}": f"parameter {k}" for k in numbers},
-        record=lambda ops, t: record(ops, t, fused=True),
-        separate=lambda ops, t: record(ops, t, fused=False),
+        record=partial(record, fused=True),
         where=ALL_WEIGHTS,
         uniforms=("hyper",),
         needs_half=True,
     )
+    yield case
+    separately = partial(record, fused=False)
+    yield replace(case, name="adamw_update", where=f"{ALL_WEIGHTS}, then cast", record=separately)
 
 
 def step_parameters() -> Arrays:
@@ -183,18 +188,25 @@ def _with_and_without_copy(
     )
 
 
-def _update(name: str, arguments: Sequence[str]) -> Callable[[Any, Tensors], None]:
+def _update(state: Callable[[Tensors], WeightState]) -> Record:
+    """Return the update of one weight, with what `state` makes of a case's tensors."""
+
     def record(ops: Any, t: Tensors) -> None:
-        update = getattr(ops, name)
-        update(*(t[key] for key in arguments), decay=True, mirror=t.get("mirror"))
+        ops.update_weight(state(t), _weight_update(t, half_copy=t.get("mirror")))
 
     return record
 
 
-def _record_8bit(ops: Any, t: Tensors) -> None:
-    moments = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
-    tensors = (t["parameter"], t["gradient"], *moments, t["stats"], t["hyper"])
-    ops.adamw_8bit_update(*tensors, decay=True, mirror=t.get("mirror"))
+def _weight_update(
+    t: Tensors, suffix: str = "", *, decays: bool = True, half_copy: Tensor | None = None
+) -> WeightUpdate:
+    weight, gradient = t[f"parameter{suffix}"], t[f"gradient{suffix}"]
+    return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, half_copy)
+
+
+def _coded_moments(t: Tensors) -> CodedMoments:
+    codes = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
+    return CodedMoments(*codes)
 
 
 UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, all_weights_cases)

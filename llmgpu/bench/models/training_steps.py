@@ -7,7 +7,7 @@ random, but as unevenly frequent as words are.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,18 +114,8 @@ def choose_job(engine: Engine, *, quick: bool) -> StepJob:
     return StepJob("tiny", preset("tiny", 512), 8)
 
 
-class Steps(Protocol):
-    """What takes the steps of a job, beginning with the first weights."""
-
-    def losses(self) -> list[float]:
-        """Take the first CHECKED_STEPS steps; return their losses."""
-
-    def time(self, count: int) -> float:
-        """Take `count` more steps; return the seconds for each."""
-
-
 class OwnSteps:
-    """llmgpu on an engine."""
+    """llmgpu on an engine, which takes the steps of a job."""
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
         """Make the model.
@@ -133,15 +123,15 @@ class OwnSteps:
         Raises:
             DeviceError: the engine has no memory for it, or no half precision.
         """
-        self._operations: Any = open_operations(engine.backend.device)
-        self._trainer = Trainer(
-            self._operations, job.config, job.options(precision), slots=CHECKED_STEPS
-        )
+        self._operations = open_operations(engine.backend.device)
+        options = job.options(precision)
+        self._trainer = Trainer(self._operations, job.config, options, slots=CHECKED_STEPS)
         self._trainer.model.initialise(SEED)
         self._batches = job.batches()
 
-    def losses(self) -> list[float]:
-        """Take the first CHECKED_STEPS steps; return their losses."""
+    @cached_property
+    def first_losses(self) -> list[float]:
+        """Losses of the first CHECKED_STEPS steps, which are taken when they are asked for."""
         self._take(CHECKED_STEPS)
         return [result.loss for result in self._trainer.results(CHECKED_STEPS)]
 

@@ -116,34 +116,43 @@ class TrainingPeer(Peer):
     """A peer that trains.
 
     tie: the rule by which it orders equally frequent pairs.
-    train: learns from a file, under a pattern, a vocabulary of a size.
-    learned: returns what can be compared of what `train` returned.
-    expected: returns the same for a vocabulary of llmgpu.
-    compared: what to call that.
-    save: writes what `train` returned to a file, if the peer has vocabulary files.
+    train: learns from a file, under a pattern, a vocabulary of a size; returns its merges as bytes,
+        or the tokens that they make. It writes to the last path if it has vocabulary files.
+    compared: "merges" or "tokens".
     """
 
     tie: str
-    train: Callable[[Path, str, int], Any]
-    learned: Callable[[Any], list[Any]]
-    expected: Callable[[Vocabulary], list[Any]]
+    train: Callable[[Path, str, int, Path], list[Any]]
     compared: str = "merges"
-    save: Callable[[Any, Path], None] | None = None
+
+    def expected(self, vocabulary: Vocabulary) -> list[Any]:
+        """Return for a vocabulary of llmgpu what `train` returns."""
+        tokens = vocabulary.tokens
+        merges = [(tokens[left], tokens[right]) for left, right, _ in vocabulary.merges.tolist()]
+        return merges if self.compared == "merges" else [left + right for left, right in merges]
 
 
-def train_tokenizers(path: Path, pattern: str, vocab_size: int) -> Any:
-    """Train Hugging Face's BPE on a file, with all processors; return its tokenizer."""
+def train_tokenizers(
+    path: Path, pattern: str, vocab_size: int, target: Path
+) -> list[tuple[bytes, bytes]]:
+    """Train Hugging Face's BPE, with all processors, and write its file; return the merges."""
     hf = importlib.import_module("tokenizers")
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = byte_level(pattern)
+    alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
     trainer = hf.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        show_progress=False,
-        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=vocab_size, min_frequency=2, show_progress=False, initial_alphabet=alphabet
     )
     tokenizer.train_from_iterator(_read_pieces(path), trainer)
-    return tokenizer
+    tokenizer.save(str(target))
+    # Under the tie rule "hf" bytes rank in the order of the characters that stand for them.
+    characters = sorted(alphabet)
+    byte_of = {characters[rank]: byte for byte, rank in enumerate(byte_ranks("hf").tolist())}
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return [
+        (bytes(byte_of[c] for c in left), bytes(byte_of[c] for c in right))
+        for left, right in merges
+    ]
 
 
 def byte_level(pattern: str) -> Any:
@@ -156,90 +165,29 @@ def byte_level(pattern: str) -> Any:
     return pre.Sequence([split, pre.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def byte_characters() -> list[str]:
-    """Return the character that Hugging Face's byte-level alphabet shows each byte as.
-
-    Under the tie rule "hf" bytes rank in the order of those characters.
-    """
-    hf = importlib.import_module("tokenizers")
-    alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
-    return [alphabet[rank] for rank in byte_ranks("hf").tolist()]
-
-
-def tokenizers_merges(tokenizer: Any) -> list[tuple[bytes, bytes]]:
-    """Return the merges of a tokenizer of Hugging Face, as bytes."""
-    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    return [
-        (bytes(byte_of[c] for c in left), bytes(byte_of[c] for c in right))
-        for left, right in merges
-    ]
-
-
-def train_rustbpe(path: Path, pattern: str, vocab_size: int) -> Any:
-    """Train rustbpe on a file, with all processors; return its tokenizer."""
+def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> list[bytes]:
+    """Train rustbpe, with all processors; return what the merges make, first merge first."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
     expression = expression_of(pattern, TIKTOKEN)
     tokenizer.train_from_iterator(iter(_read_pieces(path)), vocab_size, pattern=expression)
-    return tokenizer
-
-
-def rustbpe_tokens(tokenizer: Any) -> list[bytes]:
-    """Return what the merges of a tokenizer of rustbpe make, first merge first."""
     ranks = sorted(tokenizer.get_mergeable_ranks(), key=lambda item: item[1])
     return [bytes(token) for token, _ in ranks[256:]]
 
 
-def train_gigatoken(path: Path, pattern: str, vocab_size: int) -> list[tuple[bytes, bytes]]:
-    """Train gigatoken on a file, with all processors; return the merges.
-
-    It has no other pattern than gpt2.
-    """
-    assert pattern == "gpt2"
+def train_gigatoken(
+    path: Path, pattern: str, vocab_size: int, target: Path
+) -> list[tuple[bytes, bytes]]:
+    """Train gigatoken, with all processors; return the merges. It has the pattern gpt2 only."""
     extension = gigatoken_extension()
     with _silence():
         _, merges = extension.train_bpe(str(path), vocab_size, [], "huggingface")
     return [(bytes(left), bytes(right)) for left, right in merges]
 
 
-def vocabulary_merges(vocabulary: Vocabulary) -> list[tuple[bytes, bytes]]:
-    """Return the merges of a vocabulary, as bytes."""
-    tokens = vocabulary.tokens
-    return [(tokens[left], tokens[right]) for left, right, _ in vocabulary.merges.tolist()]
-
-
-def vocabulary_tokens(vocabulary: Vocabulary) -> list[bytes]:
-    """Return what the merges of a vocabulary make, first merge first."""
-    return [left + right for left, right in vocabulary_merges(vocabulary)]
-
-
 TRAINING_PEERS = (
-    TrainingPeer(
-        package="tokenizers",
-        patterns=EXPRESSIBLE,
-        tie="hf",
-        train=train_tokenizers,
-        learned=tokenizers_merges,
-        expected=vocabulary_merges,
-        save=lambda tokenizer, path: tokenizer.save(str(path)),
-    ),
-    TrainingPeer(
-        package="rustbpe",
-        patterns=EXPRESSIBLE,
-        tie="bytes",
-        train=train_rustbpe,
-        learned=rustbpe_tokens,
-        expected=vocabulary_tokens,
-        compared="tokens",
-    ),
-    TrainingPeer(
-        package="gigatoken",
-        patterns=("gpt2",),
-        tie="hf",
-        train=train_gigatoken,
-        learned=list,
-        expected=vocabulary_merges,
-    ),
+    TrainingPeer("tokenizers", EXPRESSIBLE, "hf", train_tokenizers),
+    TrainingPeer("rustbpe", EXPRESSIBLE, "bytes", train_rustbpe, "tokens"),
+    TrainingPeer("gigatoken", ("gpt2",), "hf", train_gigatoken),
 )
 
 

@@ -16,43 +16,32 @@ from llmgpu.bench.peers.torch import Torch
 from llmgpu.bench.timing import timed
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.layers import rotary_tables
-from llmgpu.lm.options import TrainOptions
 
 
 class TorchLlama:
-    """A Llama-style model and its AdamW in PyTorch.
+    """A Llama-style model in PyTorch.
 
-    parameters: by Hugging Face's names, as `ModelConfig.weights` lists them.
+    parameters: float32, by Hugging Face's names, as `ModelConfig.weights` lists them.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: Mapping[str, NDArray[Any]],
-        *,
-        device: str = "cpu",
-        dtype: str = "float32",
+        self, config: ModelConfig, weights: Mapping[str, NDArray[np.float32]], torch: Torch
     ) -> None:
-        """Copy the weights to a device of PyTorch's."""
-        import torch
-
-        self._torch = torch
+        """Copy the weights to torch's device."""
+        self._functional = torch.module.nn.functional
+        self._cat = torch.module.cat
         self.config = config
-        self.device = device
-        kind = getattr(torch, dtype)
         self.parameters = {
-            name: torch.nn.Parameter(torch.tensor(values, dtype=kind, device=device))
+            name: torch.module.nn.Parameter(torch.tensor(values))
             for name, values in weights.items()
         }
-        cosines, sines = rotary_tables(config.seq_len, config.head_dim, config.rope_theta)
+        tables = rotary_tables(config.seq_len, config.head_dim, config.rope_theta)
         # Both halves of a head turn by the same angles.
-        self._cosines = torch.tensor(np.tile(cosines, 2), dtype=kind, device=device)
-        self._sines = torch.tensor(np.tile(sines, 2), dtype=kind, device=device)
+        self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
 
     def logits(self, tokens: Any) -> Any:
         """Return the logits (B, T, V) of ids (B, T)."""
-        functional = self._torch.nn.functional
-        w = self.parameters
+        functional, w = self._functional, self.parameters
         x = functional.embedding(tokens, w["model.embed_tokens.weight"])
         for layer in range(self.config.layers):
             prefix = f"model.layers.{layer}"
@@ -62,72 +51,12 @@ class TorchLlama:
         head = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
         return functional.linear(self._norm(x, "model.norm.weight"), w[head])
 
-    def loss(self, tokens: Any, targets: Any, label_smoothing: float, z_loss: float) -> Any:
-        """Return the mean loss of targets (B, T); negative ones are ignored."""
-        logits = self.logits(tokens).flatten(0, 1)
-        targets = targets.flatten()
-        loss = self._torch.nn.functional.cross_entropy(
-            logits, targets, ignore_index=-1, label_smoothing=label_smoothing
-        )
-        if z_loss:
-            log_sum_exp = self._torch.logsumexp(logits, dim=-1)[targets >= 0]
-            loss = loss + z_loss * (log_sum_exp**2).mean()
-        return loss
-
-    def optimizer(self, options: TrainOptions, **settings: Any) -> Any:
-        """Return PyTorch's AdamW over all parameters, with decay on matrices only."""
-        decaying = {weight.name for weight in self.config.weights() if weight.decays}
-        groups = [
-            {
-                "params": [
-                    p for name, p in self.parameters.items() if (name in decaying) == decays
-                ],
-                "weight_decay": options.weight_decay if decays else 0.0,
-            }
-            for decays in (True, False)
-        ]
-        return self._torch.optim.AdamW(
-            groups,
-            lr=options.learning_rate,
-            betas=(options.beta1, options.beta2),
-            eps=options.epsilon,
-            **settings,
-        )
-
-    def train_step(
-        self,
-        optimizer: Any,
-        options: TrainOptions,
-        batches: list[tuple[NDArray[np.uint32], NDArray[np.uint32]]],
-        learning_rate: float,
-    ) -> Any:
-        """Take one step on batches of ids and targets (B, T), all valid; return the mean loss."""
-        torch = self._torch
-        total = 0.0
-        for tokens, targets in batches:
-            ids, wanted = (
-                torch.tensor(array.astype(np.int64), device=self.device)
-                for array in (tokens, targets)
-            )
-            loss = self.loss(ids, wanted, options.label_smoothing, options.z_loss) / len(batches)
-            loss.backward()
-            total = total + loss.detach()
-        if options.grad_clip:
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), options.grad_clip)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return total
-
     def _norm(self, x: Any, name: str) -> Any:
         epsilon = self.config.norm_epsilon
-        return self._torch.nn.functional.rms_norm(
-            x, (self.config.dim,), self.parameters[name], epsilon
-        )
+        return self._functional.rms_norm(x, (self.config.dim,), self.parameters[name], epsilon)
 
     def _project(self, x: Any, name: str) -> Any:
-        return self._torch.nn.functional.linear(x, self.parameters[f"{name}.weight"])
+        return self._functional.linear(x, self.parameters[f"{name}.weight"])
 
     def _attention(self, prefix: str, x: Any) -> Any:
         config, attention = self.config, f"{prefix}.self_attn"
@@ -139,18 +68,18 @@ class TorchLlama:
         q = self._rotate(heads("q_proj", config.heads))
         k = self._rotate(heads("k_proj", config.kv_heads))
         v = heads("v_proj", config.kv_heads)
-        mixed = self._torch.nn.functional.scaled_dot_product_attention(
+        mixed = self._functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=config.kv_heads != config.heads
         )
         return self._project(mixed.transpose(1, 2).flatten(2), f"{attention}.o_proj")
 
     def _rotate(self, x: Any) -> Any:
         length, half = x.shape[-2], self.config.head_dim // 2
-        turned = self._torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+        turned = self._cat((-x[..., half:], x[..., :half]), dim=-1)
         return x * self._cosines[:length] + turned * self._sines[:length]
 
     def _feed_forward(self, prefix: str, x: Any) -> Any:
-        functional = self._torch.nn.functional
+        functional = self._functional
         up = self._project(x, f"{prefix}.up_proj")
         if self.config.activation == "gelu":
             inner = functional.gelu(up, approximate="tanh")
@@ -160,20 +89,35 @@ class TorchLlama:
 
 
 class TorchSteps:
-    """torch that takes the steps of a job, eagerly in float32."""
+    """torch that takes the steps of a job, eagerly in float32.
+
+    first_losses: of the first CHECKED_STEPS steps, which are taken at once.
+    """
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
-        """Make the model on torch's device."""
+        """Make the model on torch's device, and PyTorch's AdamW with decay on matrices only."""
         self._torch = torch
-        self._options = job.options("f32")
-        self._model = TorchLlama(job.config, job.weights(), device=torch.device)
-        self._optimizer = self._model.optimizer(self._options, fused=torch.is_cuda)
-        self._batches = job.batches()
+        self._options = options = job.options("f32")
+        self._model = TorchLlama(job.config, job.weights(), torch)
+        parameters = self._model.parameters
+        decaying = {weight.name for weight in job.config.weights() if weight.decays}
+        groups = [
+            {
+                "params": [p for name, p in parameters.items() if (name in decaying) == decays],
+                "weight_decay": options.weight_decay if decays else 0.0,
+            }
+            for decays in (True, False)
+        ]
+        self._optimizer = torch.module.optim.AdamW(
+            groups,
+            lr=LEARNING_RATE,
+            betas=(options.beta1, options.beta2),
+            eps=options.epsilon,
+            fused=torch.is_cuda,
+        )
+        self._batches = [tuple(map(torch.tensor, batch)) for batch in job.batches()]
         self._step = 0
-
-    def losses(self) -> list[float]:
-        """Take the first CHECKED_STEPS steps; return their losses."""
-        return [float(self._take()) for _ in range(CHECKED_STEPS)]
+        self.first_losses = [float(self._take()) for _ in range(CHECKED_STEPS)]
 
     def time(self, count: int) -> float:
         """Take `count` more steps; return the seconds for each."""
@@ -187,6 +131,18 @@ class TorchSteps:
         return timed(take_all)[0] / count
 
     def _take(self) -> Any:
-        batch = self._batches[self._step % len(self._batches)]
+        """Take a step on the next batch; return its mean loss."""
+        module = self._torch.module
+        tokens, targets = self._batches[self._step % len(self._batches)]
         self._step += 1
-        return self._model.train_step(self._optimizer, self._options, [batch], LEARNING_RATE)
+        logits = self._model.logits(tokens).flatten(0, 1)
+        loss = module.nn.functional.cross_entropy(logits, targets.flatten())
+        log_sum_exp = module.logsumexp(logits, dim=-1)
+        loss = loss + self._options.z_loss * (log_sum_exp**2).mean()
+        loss.backward()
+        if self._options.grad_clip:
+            parameters = self._model.parameters.values()
+            module.nn.utils.clip_grad_norm_(parameters, self._options.grad_clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.detach()

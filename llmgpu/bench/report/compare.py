@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmgpu.bench.results import TOKENIZE, Machine, Record, Result
+from llmgpu.bench.results import TOKENIZE, Record, Result
 
 DEFAULT_THRESHOLD = 0.1
 _VERSIONS = ("llmgpu", "commit", "python", "numpy", "wgpu")
-_Key = tuple[str, str, str, str | None]  # part, sizes, engine, variant
+_Key = tuple[str, str, str, str]  # part, sizes, engine, variant
 
 
 @dataclass(frozen=True)
@@ -61,27 +61,38 @@ class Comparison:
 
 def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Compare two records as `load_record` returns them."""
-    differences = _machine_differences(old.machine, new.machine)
+    differences = [
+        f"another machine: its {name} was {before}, here it is {now}"
+        for name, before, now in (
+            ("platform", old.machine.platform, new.machine.platform),
+            ("CPU", old.machine.cpu, new.machine.cpu),
+            ("number of CPUs", old.machine.cpus, new.machine.cpus),
+        )
+        if before != now
+    ]
     if differences:
-        return Comparison([], [f"another machine: {line}" for line in differences], [], threshold)
+        return Comparison([], differences, [], threshold)
     changes: list[Change] = []
-    not_compared = list(_parts_of_one(old, new))
     old_results, new_results = _by_key(old), _by_key(new)
-    both = {key[0] for key in old_results} & {key[0] for key in new_results}
+    before, now = (dict.fromkeys(key[0] for key in each) for each in (old_results, new_results))
+    both = before.keys() & now.keys()
+    not_compared = [f"{what}: only the new record has it" for what in now if what not in before]
+    not_compared += [f"{what}: only the old record has it" for what in before if what not in now]
     for key, result in new_results.items():
         if key[0] not in both:
             continue
         reason = _why_not(key, result, old, new, old_results)
         if reason is not None:
-            not_compared.append(f"{_line(result)}: {reason}")
+            not_compared.append(f"{result.what}: {result.name}, {result.sizes}: {reason}")
         elif result.seconds is not None:
-            before = old_results[key].median
             names = (result.what, result.sizes, result.name)
-            changes.append(Change(*names, new.is_peer(result), before, result.median))
+            times = (old_results[key].median, result.median)
+            changes.append(Change(*names, new.is_peer(result), *times))
     for key, result in old_results.items():
         is_lost = key[0] in both and key not in new_results and result.seconds is not None
         if is_lost and _other_sizes(key, new_results) is None:
-            not_compared.append(f"{_line(result)}: only the old record has it")
+            line = f"{result.what}: {result.name}, {result.sizes}"
+            not_compared.append(f"{line}: only the old record has it")
     return Comparison(changes, not_compared, list(_notes(old, new)), threshold)
 
 
@@ -90,13 +101,6 @@ def _by_key(record: Record) -> dict[_Key, Result]:
     for result in record.results:
         results.setdefault((result.what, result.sizes, result.engine, result.variant), result)
     return results
-
-
-def _parts_of_one(old: Record, new: Record) -> Iterator[str]:
-    """Yield a line for each part that one of the records doesn't have."""
-    before, now = (dict.fromkeys(r.what for r in record.results) for record in (old, new))
-    yield from (f"{what}: only the new record has it" for what in now if what not in before)
-    yield from (f"{what}: only the old record has it" for what in before if what not in now)
 
 
 def _why_not(
@@ -113,7 +117,8 @@ def _why_not(
         return "the old record has no time of it"
     if before.seconds is not None and result.seconds is None:
         return f"no time of it now: {result.note or result.answer or 'unknown why'}"
-    if result.text_bytes is not None and _digest(old) != _digest(new):
+    digests = {record.text and record.text.sha256 for record in (old, new)}
+    if result.text_bytes is not None and len(digests) > 1:
         return "the text differs"
     if result.what == TOKENIZE and old.vocabulary != new.vocabulary:
         return "the vocabulary differs"
@@ -125,23 +130,6 @@ def _other_sizes(key: _Key, results: dict[_Key, Result]) -> str | None:
     what, _, engine, variant = key
     same = (k[1] for k in results if (k[0], k[2], k[3]) == (what, engine, variant))
     return next(same, None)
-
-
-def _line(result: Result) -> str:
-    return f"{result.what}: {result.name}, {result.sizes}"
-
-
-def _digest(record: Record) -> str | None:
-    return None if record.text is None else record.text.sha256
-
-
-def _machine_differences(old: Machine, new: Machine) -> list[str]:
-    names = {"platform": "platform", "cpu": "CPU", "cpus": "number of CPUs"}
-    return [
-        f"its {name} was {getattr(old, key)}, here it is {getattr(new, key)}"
-        for key, name in names.items()
-        if getattr(old, key) != getattr(new, key)
-    ]
 
 
 def _notes(old: Record, new: Record) -> Iterator[str]:

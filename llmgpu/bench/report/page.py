@@ -104,18 +104,16 @@ def _head(record: Record) -> Iterator[str]:
 
 
 def _contents(parts: Sequence[str]) -> list[str]:
-    links = "".join(
-        f'<a href="#{escape_text(what)}">{escape_text(_title_of(what))}</a>' for what in parts
-    )
+    links = "".join(f'<a href="#{escape_text(what)}">{_title_of(what)}</a>' for what in parts)
     return [f"<nav>{links}</nav>"] if len(parts) > 1 else []
 
 
 def _title_of(what: str) -> str:
-    return _PARTS[what][0] if what in _PARTS else what
+    return escape_text(_PARTS[what][0] if what in _PARTS else what)
 
 
 def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]:
-    lines = [f'<h2 id="{escape_text(what)}">{escape_text(_title_of(what))}</h2>']
+    lines = [f'<h2 id="{escape_text(what)}">{_title_of(what)}</h2>']
     if what in _PARTS:
         lines.append(f"<p>{escape_text(_PARTS[what][1])}</p>")
     if what == KERNELS:
@@ -138,7 +136,7 @@ def _next_to_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
     for table in tables:
         for result in table.results:
             by_engine = kernels.setdefault(table.row_name(result), {})
-            by_engine.setdefault(result.engine, replace(result, variant=None))
+            by_engine.setdefault(result.engine, replace(result, variant=""))
     lines: list[str] = []
     for title, by_engine in kernels.items():
         results = [result for result in by_engine.values() if result.seconds is not None]

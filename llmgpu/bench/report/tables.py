@@ -54,28 +54,17 @@ class Measure:
         return quantity(number * self.scale, self.unit)
 
 
-TEXT_RATE = Measure("mb_per_second", "text", "B/s", 1e6)
-MERGE_RATE = Measure("merges_per_second", "merges/s", "")
-TOKEN_RATE = Measure("tokens_per_second", "tokens/s", "")
-BYTE_RATE = Measure("bytes_per_second", "memory", "B/s")
-OUTPUT_RATE = Measure("output_bytes_per_second", "output", "B/s")
-OPERATION_RATE = Measure("operations_per_second", "arithmetic", "FLOP/s")
-SHARE_OF_COPY = Measure("share_of_copy", "of copy", "%")
-SHARE_OF_FLOOR = Measure("share_of_floor", "of limit", "%")
-SPEED_UP = Measure("speed_up", "vs NumPy", "x")
-SPEED_UP_OVER_TORCH = Measure("speed_up_over_torch", "vs torch", "x")
-
 MEASURES = (
-    TEXT_RATE,
-    MERGE_RATE,
-    TOKEN_RATE,
-    BYTE_RATE,
-    OUTPUT_RATE,
-    OPERATION_RATE,
-    SHARE_OF_COPY,
-    SHARE_OF_FLOOR,
-    SPEED_UP,
-    SPEED_UP_OVER_TORCH,
+    TEXT_RATE := Measure("mb_per_second", "text", "B/s", 1e6),
+    Measure("merges_per_second", "merges/s", ""),
+    TOKEN_RATE := Measure("tokens_per_second", "tokens/s", ""),
+    BYTE_RATE := Measure("bytes_per_second", "memory", "B/s"),
+    Measure("output_bytes_per_second", "output", "B/s"),
+    OPERATION_RATE := Measure("operations_per_second", "arithmetic", "FLOP/s"),
+    SHARE_OF_COPY := Measure("share_of_copy", "of copy", "%"),
+    SHARE_OF_FLOOR := Measure("share_of_floor", "of limit", "%"),
+    SPEED_UP := Measure("speed_up", "vs NumPy", "x"),
+    SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # what results are best told apart by
 # Of parts with more numbers than fit a terminal: those that it shows.
@@ -97,21 +86,25 @@ class Column:
 
 def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
     """Return results with times, measures and answers; narrow: as far as a terminal has room."""
-    results = table.results
+    results, times = table.results, [result.seconds for result in table.results]
+    spreads = [spread_text(t.median, t.min, t.max) if t else NOTHING for t in times]
     shown = NARROW.get(table.what, MEASURES) if narrow else MEASURES
     measures = [m for m in shown if any(m.of(result) is not None for result in results)]
     columns = [
         Column(
             "kernel" if table.what == KERNELS else "engine", "name", [*map(table.row_name, results)]
         ),
-        Column("median", "number", [_median(result) for result in results]),
-        Column("min-max", "number", [_spread(result) for result in results]),
+        Column("median", "number", [seconds_text(t.median) if t else NOTHING for t in times]),
+        Column("min-max", "number", spreads),
         *(Column(m.title, "number", [m.text(result) for result in results]) for m in measures),
     ]
     if table.what == TOKENIZE:
         tokens = [f"{result.tokens:,}" if result.tokens else NOTHING for result in results]
         columns.append(Column("tokens", "number", tokens))
-        columns.append(Column("vs peers", "number", _ratios(results)))
+        rates = [result.mb_per_second or 0 for result in results]
+        fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
+        ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
+        columns.append(Column("vs peers", "number", ratios))
     # Wide tables say only once, below them, what answers were compared with.
     is_short = not narrow or table.what in NARROW
     answers = [result.verdict if is_short else result.reason for result in results]
@@ -119,7 +112,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
 
 
 def common_rate(results: Sequence[Result]) -> Measure | None:
-    """Return the rate that all results with times have; None if there is no such rate.
+    """Return the rate that all results with times have; None if they have none in common.
 
     Where not memory but arithmetic is the limit of one of them, that is their rate.
     """
@@ -159,22 +152,6 @@ def time_lines(result: Result) -> Iterator[tuple[str, str]]:
         text = ", ".join(f"{part} {seconds_text(s)}" for part, s in spent.items() if s)
         if text:
             yield name, text
-
-
-def _median(result: Result) -> str:
-    return NOTHING if result.seconds is None else seconds_text(result.seconds.median)
-
-
-def _spread(result: Result) -> str:
-    times = result.seconds
-    return NOTHING if times is None else spread_text(times.median, times.min, times.max)
-
-
-def _ratios(results: Sequence[Result]) -> list[str]:
-    """Compare rates with that of the fastest peer."""
-    fastest = max((result.mb_per_second or 0 for result in results if result.peer), default=0)
-    rates = [result.mb_per_second for result in results]
-    return [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
 
 
 def _is_bound_by_arithmetic(result: Result) -> bool:

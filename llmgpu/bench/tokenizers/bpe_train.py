@@ -19,7 +19,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers.tokenizers import TRAINING_PEERS, TrainingPeer
 from llmgpu.bench.results import BPE_TRAIN, KernelTimes, Result, Times
-from llmgpu.bench.timing import has_timestamps, time_kernels, timed
+from llmgpu.bench.timing import kernel_times, timed
 from llmgpu.bench.tokenizers.corpus import Job
 from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
@@ -49,16 +49,22 @@ class Trainer:
         return self.engine.name if self.kind == "batched" else f"{self.kind} on {self.engine.name}"
 
     @property
-    def variant(self) -> str | None:
+    def variant(self) -> str:
         """What tells trainers of one name apart."""
         if self.kind != "recount":
-            return None
+            return ""
         return f"{self.recount_slots:,} slots in workgroup memory"
 
     @property
     def changes(self) -> dict[str, Any]:
         """The options in which it differs from the default trainer."""
         return {"engine": self.kind, "recount_slots": self.recount_slots}
+
+
+def all_trainers(engine: Engine) -> list[Trainer]:
+    """Return the batched trainer of an engine, and the recount trainer with each table."""
+    tables = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)
+    return [Trainer(engine), *(Trainer(engine, "recount", slots) for slots in tables)]
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,12 @@ class TrainingBench:
     def measure_trainer(self, trainer: Trainer) -> Result:
         """Measure one of llmgpu's trainers; one that can't do the job says why."""
         begun = replace(self.job.begin(BPE_TRAIN, trainer.name), variant=trainer.variant)
+        backend = trainer.engine.backend
         phases: dict[str, list[float]] = {}
 
         def train() -> bool:
-            trained = self._train_to_file(trainer)
+            trained = train_file(self.job, backend, **trainer.changes)
+            trained.vocabulary.save(self.job.folder / "v.bin")
             for name, seconds in trained.seconds.items():
                 phases.setdefault(name, []).append(seconds)
             return np.array_equal(trained.vocabulary.merges, self.reference.merges)
@@ -85,10 +93,10 @@ class TrainingBench:
             result = self._measure_runs(begun, "merges of NumPy", train)
             if not result.correct:
                 return result
-            if trainer.engine.backend is NUMPY:
-                result = replace(result, answer="the reference")
+            answer = "the reference" if backend is NUMPY else result.answer
             return replace(
                 result,
+                answer=answer,
                 start_up=start_up,
                 phases={name: Times.of(seconds) for name, seconds in phases.items()},
                 kernels=self._time_kernels(trainer),
@@ -102,19 +110,16 @@ class TrainingBench:
         reason = peer.why_not(self.job)
         if reason is not None:
             return replace(begun, note=reason)
-        own_tie = peer.tie == self.reference.tie
-        reference = self.reference
-        if not own_tie:
+        reference, rule = self.reference, ""
+        if peer.tie != reference.tie:
             reference = train_file(self.job, NUMPY, tie=peer.tie).vocabulary
+            rule = f", --tie {peer.tie}"
         expected = peer.expected(reference)
+        size, target = 256 + len(reference.merges), self.job.folder / "peer"
 
         def train() -> bool:
-            learned = peer.train(self.job.path, self.job.pattern, 256 + len(reference.merges))
-            if peer.save is not None:
-                peer.save(learned, self.job.folder / "peer")
-            return peer.learned(learned) == expected
+            return peer.train(self.job.path, self.job.pattern, size, target) == expected
 
-        rule = "" if own_tie else f", --tie {peer.tie}"
         return self._measure_runs(begun, f"{peer.compared} of NumPy{rule}", train)
 
     def _measure_runs(self, begun: Result, answer: str, train: Callable[[], bool]) -> Result:
@@ -146,25 +151,17 @@ class TrainingBench:
         first, _ = timed(lambda: train_vocabulary(corpus, options, backend))
         return {"open device": trainer.engine.open_seconds, "compile, first 1 KB": first}
 
-    def _train_to_file(self, trainer: Trainer) -> TrainingResult:
-        result = train_file(self.job, trainer.engine.backend, **trainer.changes)
-        result.vocabulary.save(self.job.folder / "v.bin")
-        return result
-
     def _time_kernels(self, trainer: Trainer) -> KernelTimes | None:
-        backend = trainer.engine.backend
-        if backend.device is None or not has_timestamps(backend.device):
-            return None
         size = min(self.job.vocab_size, 256 + TIMED_MERGES)
-        trained: list[TrainingResult] = []
-        seconds = time_kernels(
-            backend.device,
-            lambda: trained.append(
-                train_file(self.job, backend, vocab_size=size, **trainer.changes)
-            ),
-        )
-        merges = len(trained[0].vocabulary.merges)
-        return KernelTimes(seconds, sum(seconds.values()), merges)
+        merges: list[int] = []
+
+        def train() -> None:
+            backend, changes = trainer.engine.backend, trainer.changes
+            trained = train_file(self.job, backend, vocab_size=size, **changes)
+            merges.append(len(trained.vocabulary.merges))
+
+        times = kernel_times(trainer.engine.backend.device, train)
+        return None if times is None else replace(times, merges=merges[0])
 
 
 def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:

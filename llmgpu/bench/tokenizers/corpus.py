@@ -38,7 +38,11 @@ class BenchText:
     @cached_property
     def is_utf8(self) -> bool:
         """Whether peers, which take text and not bytes, can read it."""
-        return _is_utf8(self.data)
+        try:
+            self.data.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
     def first(self, limit: int) -> BenchText:
         """Return the first `limit` bytes at most, up to the end of a line if there is one."""
@@ -90,7 +94,7 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
     if not sources:
         text = BenchText("Python's standard library", _standard_library(limit))
     elif GENERATED in sources:
-        text = BenchText("generated", b"".join(_generated(sources, limit)))
+        text = BenchText(GENERATED, b"".join(text_blocks(sources, limit)))
     else:
         text = BenchText(", ".join(sources), _cut(_read(sources, limit + 1), limit))
     if not text.data:
@@ -104,10 +108,12 @@ def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
     Raises:
         InputError: as `load_text`.
     """
-    if GENERATED in sources:
-        yield from _generated(sources, limit)
-    else:
+    if GENERATED not in sources:
         yield load_text(sources, limit).data
+    elif len(sources) > 1:
+        raise InputError("generated text is of any size by itself: give no other sources with it")
+    else:
+        yield from generate_text(limit)
 
 
 def standard_library_files() -> list[Path]:
@@ -117,32 +123,17 @@ def standard_library_files() -> list[Path]:
     return sorted(path for path in files if not _NOT_STANDARD & set(path.relative_to(root).parts))
 
 
-def _generated(sources: Sequence[str], limit: int) -> Iterator[bytes]:
-    if len(sources) > 1:
-        raise InputError("generated text is of any size by itself: give no other sources with it")
-    return generate_text(limit)
-
-
 def _standard_library(limit: int) -> bytes:
     pieces: list[bytes] = []
     length = 0
     for path in standard_library_files():
-        data = path.read_bytes()
-        if not _is_utf8(data):
-            continue
-        pieces.append(data)
-        length += len(data)
         if length > limit:
             break
+        text = BenchText(str(path), path.read_bytes())
+        if text.is_utf8:
+            pieces.append(text.data)
+            length += len(text.data)
     return _cut(b"".join(pieces), limit)
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _read(sources: Sequence[str], limit: int) -> bytes:

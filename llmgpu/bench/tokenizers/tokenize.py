@@ -21,7 +21,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers.tokenizers import TOKENIZING_PEERS, EncodeFile, TokenizingPeer
 from llmgpu.bench.results import TOKENIZE, KernelTimes, Result, Times
-from llmgpu.bench.timing import has_timestamps, time_kernels, timed
+from llmgpu.bench.timing import kernel_times, timed
 from llmgpu.bench.tokenizers.bpe_train import train_file
 from llmgpu.bench.tokenizers.corpus import Job
 from llmgpu.bpe.encoding.encoder import EncodedSlice, Encoder
@@ -57,23 +57,16 @@ class TokenizingBench:
     def measure_engine(self, engine: Engine) -> Result:
         """Measure one of llmgpu's engines; an engine that can't do the job says why."""
         begun = self.job.begin(TOKENIZE, engine.name)
+        begun = replace(begun, start_up={"open device": engine.open_seconds})
         try:
-            opening, encoder = timed(lambda: self._open(engine))
-            first, _ = timed(lambda: self._encode_file(encoder))
-            result = self._compare(begun)
+            result = self._measure_runs(begun, partial(self._open, engine), self._encode_file)
             if not result.correct:
                 return result
-            if engine.backend is NUMPY:
-                result = replace(result, answer="the reference")
-            start_up = {"open device": engine.open_seconds, "open encoder": opening}
-            result = self._measure_runs(
-                replace(result, start_up=start_up | {"first run": first}),
-                lambda: self._open(engine),
-                self._encode_file,
-            )
-            return replace(result, phases=self._phases(engine), kernels=self._time_kernels(engine))
+            answer = "the reference" if engine.backend is NUMPY else result.answer
+            phases, kernels = self._phases(engine), self._time_kernels(engine)
+            return replace(result, answer=answer, phases=phases, kernels=kernels)
         except LlmgpuError as error:
-            return replace(begun, note=str(error))
+            return replace(begun, start_up={}, note=str(error))
 
     def measure_peer(self, peer: TokenizingPeer) -> Result:
         """Measure a peer; one that can't do the job says why."""
@@ -94,13 +87,7 @@ class TokenizingBench:
             encode(words)
             return encode
 
-        opening, encode = timed(open_peer)
-        first, _ = timed(lambda: self._encode_with_peer(encode))
-        result = self._compare(begun)
-        if not result.correct:
-            return result
-        result = replace(result, start_up={"open encoder": opening, "first run": first})
-        return self._measure_runs(result, open_peer, self._encode_with_peer)
+        return self._measure_runs(begun, open_peer, self._encode_with_peer)
 
     @property
     def _target(self) -> Path:
@@ -108,13 +95,6 @@ class TokenizingBench:
 
     def _open(self, engine: Engine) -> Encoder:
         return open_encoder(Vocabulary.load(self.vocabulary_path), engine.backend)
-
-    def _compare(self, begun: Result) -> Result:
-        """Compare the file that was written with the reference."""
-        ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
-        same = np.array_equal(ids, self.reference)
-        answer = f"{'the' if same else 'NOT the'} ids of NumPy"
-        return replace(begun, correct=same, answer=answer, tokens=len(ids))
 
     def _encode_file(self, encoder: Encoder) -> None:
         with Corpus([str(self.job.path)]) as corpus, self._open_writer() as writer:
@@ -130,16 +110,30 @@ class TokenizingBench:
         )
 
     def _measure_runs(
-        self, result: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]
+        self, begun: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]
     ) -> Result:
-        """Time encodings of the file, each by a new encoder."""
+        """Compare the ids of a first run; time encodings of the file, each by a new encoder."""
+        opening, encoder = timed(open_new)
+        first, _ = timed(partial(encode, encoder))
+        ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
+        if not np.array_equal(ids, self.reference):
+            return replace(
+                begun, correct=False, answer="NOT the ids of NumPy", tokens=len(ids), start_up={}
+            )
         seconds: list[float] = []
         for run in range(self.job.runs):
-            self.progress(f"{TOKENIZE}: {result.engine}", run, self.job.runs)
+            self.progress(f"{TOKENIZE}: {begun.engine}", run, self.job.runs)
             seconds.append(timed(partial(encode, open_new()))[0])
         times = Times.of(seconds)
-        rate = len(self.job.text.data) / times.median / 1e6
-        return replace(result, seconds=times, mb_per_second=rate)
+        return replace(
+            begun,
+            correct=True,
+            answer="the ids of NumPy",
+            tokens=len(ids),
+            start_up=begun.start_up | {"open encoder": opening, "first run": first},
+            seconds=times,
+            mb_per_second=len(self.job.text.data) / times.median / 1e6,
+        )
 
     def _phases(self, engine: Engine) -> dict[str, Times]:
         """Time each part alone; end to end they overlap, so their sum may be more."""
@@ -168,13 +162,10 @@ class TokenizingBench:
 
     def _time_kernels(self, engine: Engine) -> KernelTimes | None:
         device = engine.backend.device
-        if device is None or not has_timestamps(device):
-            return None
-        encoder = self._open(engine)
-        seconds = time_kernels(device, lambda: self._encode_file(encoder))
-        total = sum(seconds.values())
-        rate = len(self.job.text.data) / total / 1e6 if total else None
-        return KernelTimes(seconds, total, mb_per_second=rate)
+        times = kernel_times(device, partial(self._encode_file, self._open(engine)))
+        if times is None or not times.total:
+            return times
+        return replace(times, mb_per_second=len(self.job.text.data) / times.total / 1e6)
 
 
 def encode_all(encoder: Encoder, corpus: Corpus) -> NDArray[np.uint32]:

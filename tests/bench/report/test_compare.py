@@ -191,7 +191,7 @@ def test_bad_thresholds(tmp_path: Path, threshold: str) -> None:
     path = write(tmp_path / "r.json", record(result()))
     answered = run("--from", path, "--compare", path, "--threshold", threshold)
     assert answered.exit_code == 2
-    assert "no percentage" in answered.stderr
+    assert "not a percentage" in answered.stderr
 
 
 @pytest.mark.parametrize(
