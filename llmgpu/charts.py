@@ -10,11 +10,11 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-LOG_RATIO = 10.0  # from this much between the largest and the smallest number on, logarithmic
+LOG_RATIO = 10.0  # of the largest to the smallest number, from which an axis is logarithmic
 
 _LEAST = 1e-30  # smaller numbers are 0 for a picture
-_LEAST_RANGE = 1e-4  # of numbers that are shown as different ones, in parts of the largest
-_TOLERANCE = 1e-9  # by which a number may be outside of the ticks: rounding errors are smaller
+_LEAST_RANGE = 1e-4  # share of the largest number; closer numbers would get equal labels
+_TOLERANCE = 1e-9  # a number may be this far outside the ticks: rounding errors are smaller
 _STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3
@@ -44,7 +44,7 @@ class Axis:
 
     @np.errstate(under="ignore")  # differences far below a pixel
     def place(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return where numbers are on the picture: float64, as many."""
+        """Return the positions of numbers in the picture, float64 of the same shape."""
         low, high, at = self.low, self.high, values
         if self.is_log:
             low, high, at = math.log(low), math.log(high), np.log(values)
@@ -52,7 +52,7 @@ class Axis:
 
 
 def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
-    """Return an axis from tick to tick around `values`, of which there is at least one."""
+    """Return an axis that starts and ends at ticks around `values` (n,), n >= 1."""
     low, high = float(values.min()), float(values.max())
     if low > _LEAST and high >= LOG_RATIO * low:
         ticks = _log_ticks(low, high)

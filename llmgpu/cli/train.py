@@ -58,7 +58,7 @@ def _model_options(command: Decorated) -> Decorated:
         click.option("--tied/--untied", default=None,
                      help="Use the embedding table as the output layer.  [default: tied]"),
         click.option("--activation", type=click.Choice(ACTIVATIONS),
-                     help="Activation. gelu has no gate, and other tools can't open the model."),
+                     help="Activation; gelu has no gate, and other tools can't open such a model."),
     )  # fmt: skip
     return add_options(command, options)
 

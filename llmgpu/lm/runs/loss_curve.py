@@ -106,7 +106,7 @@ def _thin(points: Points) -> Points:
 
 
 def _smooth(points: Points) -> Points:
-    """Return the means of each point and its neighbours, as many on either side.
+    """Return the mean of each point and its neighbours, equally many on either side.
 
     Means of earlier points only would be too high while the loss falls.
     """
@@ -114,7 +114,7 @@ def _smooth(points: Points) -> Points:
     most = max(1, round(_SMOOTHED_PART * len(points)))
     smoothed = points.copy()
     for index in range(len(points)):
-        # As many points on either side, fewer near the ends.
+        # Equally many points on either side, fewer near the ends.
         sides = min(most, index, last - index)
         smoothed[index, 1] = losses[index - sides : index + sides + 1].mean()
     return smoothed
