@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -29,7 +29,13 @@ from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.cli.console import (
+    Reporter,
+    human_bytes,
+    left_out_of,
+    print_json,
+    report_left_out,
+)
 from llmgpu.cli.options import (
     VocabularySizes,
     chosen_pattern,
@@ -243,7 +249,7 @@ def _count(job: _Job) -> dict[str, Any]:
         "distinct_words": len(source.words),
         "text_bytes": source.words.text_bytes,
         "documents": source.documents,
-        **_reading_summary(job.text),
+        **left_out_of(job.text),
         "seconds": seconds,
     }
 
@@ -251,7 +257,9 @@ def _count(job: _Job) -> dict[str, Any]:
 def _train(job: _Job, kept: Checkpoint | None, outputs: dict[int, str]) -> TrainingResult:
     """Train and write the vocabularies."""
     on_counted = partial(job.save, kept=kept) if job.counts_output or kept else None
-    with _open_all(outputs) as files:
+    with ExitStack() as stack:
+        # All files get their names at the end, or none does.
+        files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
         try:
             result = carry_out(
                 job.plan, job.source(kept), job.report, checkpoint=kept, on_counted=on_counted
@@ -334,9 +342,9 @@ def _check_checkpoint_options(
     if resume and not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
     if checkpoint and options.engine == "recount":
-        raise click.UsageError("--checkpoint does not go with --engine recount")
+        raise click.UsageError("--checkpoint can't be combined with --engine recount")
     if checkpoint and counts_only:
-        raise click.UsageError("--checkpoint does not go with --counts-only")
+        raise click.UsageError("--checkpoint can't be combined with --counts-only")
 
 
 @contextmanager
@@ -365,21 +373,10 @@ def _open_checkpoint(
     checkpoint.remove()
 
 
-@contextmanager
-def _open_all(outputs: dict[int, str]) -> Iterator[dict[int, BinaryIO]]:
-    """Open the file of each size; all of them get their names at the end, or none does."""
-    with ExitStack() as stack:
-        yield {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
-
-
 def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | None) -> int | None:
     """Return an upper bound of the bytes of text; None if there is none."""
-    sizes = (
-        loaded.words.text_bytes if loaded else None,
-        text.total_bytes if text else None,
-        limit,
-    )
-    return min((size for size in sizes if size is not None), default=None)
+    known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
+    return min((size for size in (known, limit) if size is not None), default=None)
 
 
 def _announce(report: Reporter, plan: Plan, text_bytes: int | None) -> None:
@@ -419,29 +416,16 @@ def _summary(
         "distinct_words": result.distinct_words,
         "new_merges": len(result.merge_counts),
         "batches": result.batches,
-        **_reading_summary(text),
+        **left_out_of(text),
         "stop_reason": result.stop_reason,
         "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
-    }
-
-
-def _reading_summary(text: Corpus | None) -> dict[str, int]:
-    return {
-        "invalid_sequences": text.invalid_sequences if text else 0,
-        "left_out_files": text.left_out if text else 0,
-        "left_out_rows": text.null_rows if text else 0,
     }
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
     if summary.get("stop_reason"):
         report.line(f"note: {summary['stop_reason']}")
-    if summary["invalid_sequences"]:
-        report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
-    if summary["left_out_files"]:
-        report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
-    if summary["left_out_rows"]:
-        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
+    report_left_out(report, summary)
     text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")
@@ -452,16 +436,12 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
                 f"{made['bytes_per_token']:.2f} bytes a token"
             )
     if summary["distinct_words"] is not None:
-        report.line(
-            f"{summary['distinct_words']:,} distinct pre-tokens{_describe_batches(summary)}"
+        batches = summary.get("batches")
+        made_in = (
+            "" if batches is None else f", {summary['new_merges']:,} merges in {batches:,} batches"
         )
+        report.line(f"{summary['distinct_words']:,} distinct pre-tokens{made_in}")
     report.line(", ".join(_describe_phase(name, summary) for name in summary["seconds"]))
-
-
-def _describe_batches(summary: dict[str, Any]) -> str:
-    if summary.get("batches") is None:
-        return ""
-    return f", {summary['new_merges']:,} merges in {summary['batches']:,} batches"
 
 
 def _describe_phase(name: str, summary: dict[str, Any]) -> str:

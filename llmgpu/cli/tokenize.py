@@ -14,7 +14,13 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
-from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.cli.console import (
+    Reporter,
+    human_bytes,
+    left_out_of,
+    print_json,
+    report_left_out,
+)
 from llmgpu.cli.options import (
     corpus_options,
     device_option,
@@ -177,9 +183,7 @@ def _summary(
         "tokens": tokens,
         "text_bytes": text.text_bytes,
         "documents": text.documents,
-        "invalid_sequences": text.invalid_sequences,
-        "left_out_files": text.left_out,
-        "left_out_rows": text.null_rows,
+        **left_out_of(text),
         "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
         "fingerprint": vocabulary.fingerprint,
         "device": backend.description,
@@ -189,12 +193,7 @@ def _summary(
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
-    if summary["invalid_sequences"]:
-        report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
-    if summary["left_out_files"]:
-        report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
-    if summary["left_out_rows"]:
-        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
+    report_left_out(report, summary)
     if summary["tokens"]:
         report.line(
             f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "

@@ -154,8 +154,8 @@ class _Slot:
         size = encoder._slice_bytes
         self.staging = Staging(device, size)
         self._input = device.create_buffer("text", size)
-        self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size)
-        self._pretokenizer.bind(self._input)
+        pattern = encoder._vocabulary.pattern
+        self._pretokenizer = GpuPretokenizer(device, pattern, self._input, size)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * size)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)

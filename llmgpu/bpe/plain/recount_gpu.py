@@ -183,8 +183,8 @@ class _RecountLoop:
     ) -> Buffer:
         """Mark where pre-tokens start in the whole text; return the bits."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
-        pretokenizer = GpuPretokenizer(self._device, self._options.pattern, len(text))
-        pretokenizer.bind(text_buffer)
+        pattern = self._options.pattern
+        pretokenizer = GpuPretokenizer(self._device, pattern, text_buffer, len(text))
         commands = self._device.record()
         pretokenizer.record(commands, whole)
         self._device.submit(commands)

@@ -113,7 +113,7 @@ class _Counter:
         self, padded: NDArray[np.uint8], bounds: NDArray[np.int64], counts: NDArray[np.int64] | int
     ) -> None:
         """Add words that lie end to end with their counts, an array or one number for all."""
-        numbers = self._table.number_padded(padded, bounds[:-1], bounds[1:])
+        numbers = self._table.number(padded, bounds[:-1], bounds[1:])
         self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
         np.add.at(self._counts.values, numbers, counts)
         if self._table.nbytes + self._counts.nbytes > self._memory_bytes:
@@ -144,5 +144,5 @@ def count_slice(piece: Slice, pattern: str) -> DistinctWords:
     """Count the words of one slice."""
     table = WordTable()
     bounds = word_bounds(piece, pattern)
-    numbers = table.number_padded(piece.buffer, bounds[:-1], bounds[1:])
+    numbers = table.number(piece.buffer, bounds[:-1], bounds[1:])
     return DistinctWords(table.data, table.offsets, np.bincount(numbers, minlength=len(table)))

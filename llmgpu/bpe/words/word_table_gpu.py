@@ -190,8 +190,7 @@ class WordSlot:
         self.staging = Staging(device, slice_bytes)
         self.staging.array()  # now, because the first map is slow
         self._text = device.create_buffer("text", slice_bytes + 8)
-        self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes)
-        self._pretokenizer.bind(self._text)
+        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, slice_bytes)
         self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
         self._params = device.create_uniform("slice params", 16)
         self._state_copy = Download(device)
