@@ -284,9 +284,6 @@ def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
     """Return at how many positions a thread may match tokens in one dispatch, 1 or more.
 
     A match walks up to as many bytes as the longest token has, and searches 8 steps for each.
-
-    Raises:
-        DeviceError: not even at one, because a token is too long.
     """
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)

@@ -64,10 +64,6 @@ def train(
 
     options: the vocabulary's size, pattern, tie rule and minimum frequency.
     table_slots: size of the first pair table, a power of two.
-
-    Raises:
-        LlmgpuError: 16 bits can't number the tokens.
-        DeviceError: the text doesn't fit into the adapter's memory.
     """
     tokens = 256 + options.merges
     if tokens > MAX_TOKENS:

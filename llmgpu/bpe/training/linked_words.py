@@ -283,8 +283,6 @@ def apply_merges(
 
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
         may be absent; results may be symbols that exist already.
-
-    Raises LlmgpuError for more tokens or positions than the trainer can number.
     """
     if len(merges) == 0:
         return words

@@ -49,10 +49,6 @@ def count_words(
         `default_memory_bytes`.
     slice_bytes: about how much text is in a slice.
     The words and their counts don't depend on these.
-
-    Raises:
-        InputError: the corpus can't be read, or a word has more than MAX_WORD_BYTES.
-        OutputError: the temporary file can't be written.
     """
     threads = default_threads() if threads is None else threads
     memory = default_memory_bytes() if memory_bytes is None else memory_bytes

@@ -67,9 +67,7 @@ class WordAccumulator:
     def add(self, words: DistinctWords) -> None:
         """Add words with their counts.
 
-        Raises:
-            InputError: they are of too much text.
-            OutputError: the temporary file can't be written.
+        Raises InputError for too much text, OutputError if the temporary file can't be written.
         """
         if len(words) == 0:
             return

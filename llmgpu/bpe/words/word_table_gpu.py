@@ -128,9 +128,6 @@ class GpuWordTable:
         """Make room for the new words of a slice and as many again; return whether that is allowed.
 
         state: that of the slice. beyond_limit: grow even so.
-
-        Raises:
-            DeviceError: out of memory, or too many words have one hash value.
         """
         now = self.read_state()
         words, data = int(now["words"]), int(now["data_used"])
