@@ -3,7 +3,7 @@
 - A source is a file, a folder (walked; its files in byte order of their relative names), a glob
   (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
   standard input. A name that exists is that file even if it looks like a glob.
-- In folders, names that begin with a dot, links to folders and special files are left out and
+- In folders, names that start with a dot, links to folders and special files are left out and
   counted.
 - A format goes by suffix; a file that has none of them is text. To add one, write a
   `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.

@@ -71,7 +71,12 @@ def train(
             f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, the most "
             f"are {MAX_TOKENS}; ask for fewer or use --device cpu"
         )
-    check_fits(device, len(text))
+    most = most_text_bytes(device)
+    if len(text) > most:
+        raise DeviceError(
+            f"the corpus has more than {most} bytes, which is the most that {device.name} can "
+            f"train on; use --limit {most} or --device cpu"
+        )
     loop = _RecountLoop(device, len(text), options, workgroup_size, table_slots)
     loop.load(text, document_starts)
     return loop.run(progress)
@@ -80,16 +85,6 @@ def train(
 def most_text_bytes(device: Device) -> int:
     """Return how many bytes of text the device can train on: one binding holds all symbols."""
     return device.max_binding_bytes // 4
-
-
-def check_fits(device: Device, text_bytes: int) -> None:
-    """Raise a DeviceError if a text of this many bytes is more than the device can train on."""
-    most = most_text_bytes(device)
-    if text_bytes > most:
-        raise DeviceError(
-            f"the corpus has more than {most} bytes, which is the most that {device.name} can "
-            f"train on; use --limit {most} or --device cpu"
-        )
 
 
 class _RecountLoop:

@@ -313,7 +313,6 @@ def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
         most = recount_gpu.most_text_bytes(device)
         text, starts = _read_all(corpus, most, run.progress)
         _require_text(corpus)
-        recount_gpu.check_fits(device, len(text))
     with run.phase("merge"):
         learned = recount_gpu.train(device, text, starts, options, progress=run.progress)
     count = len(learned.pairs)

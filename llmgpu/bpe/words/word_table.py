@@ -2,7 +2,7 @@
 
 - Every word has a 64-bit key. A word of up to 7 bytes is its key; one of up to 15 bytes is
   identified by its key and its first eight bytes; longer words with equal keys are compared.
-- Slots are a power of two in number, a quarter of them taken at most, probed one after the other.
+- Slots are a power of two in number, up to a quarter of them taken, probed one after the other.
   A slot holds a word's number and no key: frequent words come early and get low numbers, so the
   keys that most look-ups need lie together and stay in the processor's cache.
 - All words of a block are looked up in lockstep, in arrays that are reused for every block.
@@ -150,7 +150,7 @@ class _Known:
     def _read_slots(
         self, slots: NDArray[np.int64], out: NDArray[np.int64], scratch: _Scratch
     ) -> NDArray[np.int64]:
-        """Write what is in each slot, of a block at most, to `out` and return that."""
+        """Write what is in each slot, of up to a block, to `out` and return that."""
         last = len(self.keys) - 1
         if self.slots.dtype == out.dtype:
             np.take(self.slots, slots, out=out, mode="clip")
