@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import llmgpu
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bench.results import Adapter, Machine
 from llmgpu.bench.timing import timed
 from llmgpu.errors import DeviceError
 from llmgpu.processors import usable_processors
+from llmgpu.version import __version__
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
@@ -80,8 +80,8 @@ def describe_machine(engines: Sequence[Engine]) -> Machine:
         cpus=usable_processors(),
         adapters=tuple(_describe(e.backend.device) for e in engines if e.backend.device),
         python=platform.python_version(),
-        llmgpu=llmgpu.__version__,
-        commit=git_commit(Path(llmgpu.__file__).resolve().parents[1]),
+        llmgpu=__version__,
+        commit=git_commit(Path(__file__).resolve().parents[2]),
         **{name: package_version(name) for name in _PACKAGES},
     )
 

@@ -32,7 +32,6 @@ from llmgpu.cli.console import (
     human_bytes,
     left_out_of,
     print_json,
-    report_left_out,
 )
 from llmgpu.cli.options import (
     VocabularySizes,
@@ -411,7 +410,7 @@ def _summary(
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
     if summary.get("stop_reason"):
         report.line(f"note: {summary['stop_reason']}")
-    report_left_out(report, summary)
+    report.note_left_out(summary)
     text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from llmgpu.text.corpus import Corpus
 
 LINE_SECONDS = 5.0  # between plain progress lines
+LEFT_OUT = {
+    "invalid_sequences": "invalid UTF-8 sequences",
+    "left_out_files": "hidden or special files left out",
+    "left_out_rows": "rows without text left out",
+}
 BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others count things
 
 
@@ -37,6 +42,12 @@ class Reporter:
         """Print a line, above the bars if there are any."""
         if not self._quiet:
             self._console.print(text, markup=False)
+
+    def note_left_out(self, summary: dict[str, Any]) -> None:
+        """Print what a summary says of text that was invalid or left out."""
+        for name, what in LEFT_OUT.items():
+            if summary[name]:
+                self.line(f"note: {summary[name]:,} {what}")
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left."""
@@ -92,17 +103,6 @@ def left_out_of(text: Corpus | None) -> dict[str, int]:
         "left_out_files": text.left_out if text else 0,
         "left_out_rows": text.null_rows if text else 0,
     }
-
-
-def report_left_out(report: Reporter, summary: dict[str, Any]) -> None:
-    """Print a note for each of `left_out_of` that is not 0."""
-    for name, what in (
-        ("invalid_sequences", "invalid UTF-8 sequences"),
-        ("left_out_files", "hidden or special files left out"),
-        ("left_out_rows", "rows without text left out"),
-    ):
-        if summary[name]:
-            report.line(f"note: {summary[name]:,} {what}")
 
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:

@@ -26,7 +26,7 @@ from llmgpu.bench.results import EMBEDDING, Result
 from llmgpu.bench.timing import PartOptions
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Groups, Operations
 from llmgpu.lm.runs.memory import free_memory
 from llmgpu.progress import Progress
 
@@ -184,6 +184,11 @@ def _index(ops: Any, t: Tensors) -> None:
     ops.append(step)
 
 
+def _grouped(ops: Any, t: Tensors) -> None:
+    groups = Groups(t["order"], t["starts"], t["rows"])
+    ops.embed_backward_grouped(groups, t["grad_out"], t["grad_table"])
+
+
 def _add_row_after_row(ops: Any, t: Tensors) -> None:
     tokens, grad_out, grad_table = (t[name].array for name in _GRADIENT)
 
@@ -206,7 +211,6 @@ _elements = _call("embed_lookup_elements", *_LOOKUP)
 _positions = _call(
     "embed_lookup_positions", "tokens", "table 0", "positions", "position_table", "out"
 )
-_grouped = _call("embed_backward_grouped", "order", "starts", "rows", "grad_out", "grad_table")
 REFERENCES = {LOOKUP: _lookup, HALF: _lookup, POSITIONS: _positions} | dict.fromkeys(
     GRADIENTS, _grouped
 )

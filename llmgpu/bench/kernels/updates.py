@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
-from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.weight_state import AdamW, hyper_parameters
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes
 
 TENSORS = 110  # of a model with 12 layers

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import llmgpu
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
+from llmgpu.version import __version__
 
 READ_BYTES = 8 << 20  # text read at a time
 NUMPY_BYTES = 256 << 20  # buffers of counting and merging, for any text
@@ -397,7 +397,7 @@ def _training_facts(
         "tokens": symbols,
         "bytes_per_token": round(text_bytes / symbols, 6),
         "min_frequency": options.min_frequency,
-        "tool": f"llmgpu {llmgpu.__version__}",
+        "tool": f"llmgpu {__version__}",
     }
     if options.max_token_length is not None:
         facts["max_token_length"] = options.max_token_length

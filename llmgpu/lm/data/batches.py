@@ -48,11 +48,11 @@ class Batches:
         """Divide the tokens.
 
         batch_size: sequences (B). seq_len: tokens of each (T). evaluation_fraction: the part of all
-        sequences that is held out, one at least; 0 for none.
+        sequences that is held out, one at least; 0 for none. All are as `TrainOptions` and
+        `ModelConfig` check them.
 
-        Raises InputError for numbers out of range, and for too few tokens.
+        Raises InputError for too few tokens.
         """
-        _check_options(batch_size, seq_len, seed, evaluation_fraction)
         self.batch_size, self.seq_len = batch_size, seq_len
         self._source, self._seed = source, seed
         targets = max(0, len(source) - 1)
@@ -126,18 +126,6 @@ def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     spans = vocabulary.token_spans.astype(np.uint32)
     spans[list(vocabulary.special_tokens.values())] = 0
     return spans
-
-
-def _check_options(batch_size: int, seq_len: int, seed: int, evaluation_fraction: float) -> None:
-    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
-        if value < 1:
-            raise InputError(f"{name} is {value}, it must be at least 1")
-    if not 0 <= seed < 1 << 64:
-        raise InputError(f"seed {seed} is not a number from 0 to 2^64 - 1")
-    if not 0 <= evaluation_fraction < 1:
-        raise InputError(
-            f"evaluation_fraction is {evaluation_fraction}, it must be at least 0 and less than 1"
-        )
 
 
 def _too_short(source: TokenSource, seq_len: int, held_out: int) -> InputError:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmgpu.lm.ops.hyper import BAD
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
+from llmgpu.lm.ops.weight_state import BAD, WeightState, WeightUpdate
 
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
 MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many

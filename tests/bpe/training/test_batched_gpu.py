@@ -184,8 +184,12 @@ def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
 
 
 def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) -> None:
-    first, second = random_words(5, 500, b"abcd"), random_words(6, 800, b"abcdef")
-    alone = [batched_gpu.train(any_device, words, REPEATED, merges=60) for words in (first, second)]
+    # The second has merges enough for several submissions on any device.
+    first, second = random_words(5, 500, b"abcd"), random_words(6, 5000, b"abcdefgh")
+    alone = [
+        batched_gpu.train(any_device, words, REPEATED, merges=merges)
+        for words, merges in ((first, 60), (second, 900))
+    ]
     nested: list[Merges] = []
 
     def train_the_other(pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
@@ -194,7 +198,7 @@ def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) 
         )
 
     together = batched_gpu.train(
-        any_device, second, REPEATED, merges=60, first_capacities=TINY, on_merges=train_the_other
+        any_device, second, REPEATED, merges=900, first_capacities=TINY, on_merges=train_the_other
     )
     assert len(nested) >= 2  # so some ran between submissions of the other
     assert_same(together, alone[1])

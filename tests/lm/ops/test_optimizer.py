@@ -9,11 +9,18 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.backends import NumpyOperations
-from llmgpu.lm.ops.hyper import BAD, CLIP_SCALE, LOSS, NORM, AdamW, hyper_parameters
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.ops.weight_state import (
+    BAD,
+    CLIP_SCALE,
+    LOSS,
+    NORM,
+    AdamW,
+    WeightUpdate,
+    hyper_parameters,
+)
 from llmgpu.lm.optimizers.adamw import PIECE, Moments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,

@@ -13,7 +13,7 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
-from llmgpu.lm.runs.run import Intervals, TrainingRun, prepare_run
+from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import new_settings
 from tests.lm.vocabularies import sample_text, sample_vocabulary
@@ -33,7 +33,7 @@ def prepared(
     source = open_tokens([str(text)], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
     intervals = Intervals(log=2)
-    return prepare_run(
+    return TrainingRun(
         folder,
         settings,
         NUMPY,
