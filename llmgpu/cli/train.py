@@ -21,8 +21,7 @@ from llmgpu.cli.options import (
     make_corpus_options,
     output_options,
 )
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from llmgpu.lm.checkpoints.step_folders import list_checkpoints
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.optimizers import OPTIMIZERS

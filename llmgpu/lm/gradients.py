@@ -7,7 +7,6 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,33 +24,9 @@ from llmgpu.lm.ops.operations import (
 from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
-ROW_ALIGNMENT = 64  # float32 rows of one number: a block of this many begins at 256 bytes
-
-
-@dataclass(frozen=True)
-class BatchInputs:
-    """Tensors that the host writes before a batch: ids, targets and how equal ids are grouped."""
-
-    tokens: Tensor  # uint32 (N,)
-    targets: Tensor  # uint32 (N,)
-    groups: Groups
-
-    @classmethod
-    def make(cls, operations: Operations, rows: int) -> BatchInputs:
-        """Make the tensors for `rows` rows."""
-
-        def tensor(name: str, count: int) -> Tensor:
-            return operations.tensor(name, (count,), np.uint32)
-
-        return cls(
-            tokens=tensor("tokens", rows),
-            targets=tensor("targets", rows),
-            groups=Groups(
-                tensor("order of tokens", rows),
-                tensor("starts of equal tokens", rows + 1),
-                tensor("distinct tokens", rows),
-            ),
-        )
+ROW_ALIGNMENT = (
+    64  # float32 rows of one number: a block of this many starts at a multiple of 256 bytes
+)
 
 
 class LayerGradients:
@@ -91,8 +66,14 @@ class LossGraph:
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)
-        self.inputs = BatchInputs.make(ops, self.rows)
-        self.positions = ops.tensor("positions", (self.rows,), np.uint32)
+        self.tokens = self._ids("tokens")
+        self.targets = self._ids("targets")
+        self.groups = Groups(
+            self._ids("order of tokens"),
+            ops.tensor("starts of equal tokens", (self.rows + 1,), np.uint32),
+            self._ids("distinct tokens"),
+        )
+        self.positions = self._ids("positions")
         ops.write(self.positions, np.tile(np.arange(seq, dtype=np.uint32), batch))
         self.loss_params = ops.parameters("loss parameters", (4,))
         self.losses = ops.tensor("losses", (self.rows,))
@@ -105,6 +86,10 @@ class LossGraph:
         self._activations = list(self._layer_activations(keep_all=gradients is not None))
         if gradients is not None:
             self._inside = LayerGradients(ops, config, self.rows)
+            self._of_weights = [LayerWeights.of(gradients, k) for k in range(config.layers)]
+
+    def _ids(self, name: str) -> Tensor:
+        return self.model.operations.tensor(name, (self.rows,), np.uint32)
 
     def _activation(self, name: str, width: int) -> Tensor:
         return self.model.operations.tensor(name, (self.rows, width))
@@ -123,11 +108,10 @@ class LossGraph:
     def write_batch(self, tokens: NDArray[np.uint32], targets: NDArray[np.uint32]) -> None:
         """Write ids and targets, both (B, T) and checked, for the next run."""
         ops = self.model.operations
-        ops.write(self.inputs.tokens, tokens)
-        ops.write(self.inputs.targets, targets)
+        ops.write(self.tokens, tokens)
+        ops.write(self.targets, targets)
         if self._gradients is not None:
-            groups = self.inputs.groups
-            tensors = (groups.order, groups.starts, groups.rows)
+            tensors = (self.groups.order, self.groups.starts, self.groups.rows)
             for tensor, array in zip(tensors, group_tokens(tokens.reshape(-1)), strict=True):
                 ops.write(tensor, array)
 
@@ -160,11 +144,11 @@ class LossGraph:
             self._record_attention_backward(layer)
         # What is left is the gradient of the embedding's output.
         table = self._gradients[EMBEDDING]
-        ops.embed_backward_grouped(self.inputs.groups, inside.residual, table)
+        ops.embed_backward_grouped(self.groups, inside.residual, table)
 
     def _record_forward(self) -> None:
         ops, model = self.model.operations, self.model
-        ops.embed_lookup(self.inputs.tokens, model.working[EMBEDDING], self.embedded)
+        ops.embed_lookup(self.tokens, model.working[EMBEDDING], self.embedded)
         x = self.embedded
         for layer, a in enumerate(self._activations):
             model.record_layer(layer, x, self.positions, a, self._record_attention)
@@ -187,18 +171,14 @@ class LossGraph:
         ops = self.model.operations
         logits = self.logits.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
-        targets, losses = (t.rows(start, stop) for t in (self.inputs.targets, self.losses))
+        targets, losses = (t.rows(start, stop) for t in (self.targets, self.losses))
         ops.cross_entropy(logits, targets, losses, self.loss_params)
         return logits
-
-    def _layer_weight_gradients(self, layer: int) -> LayerWeights:
-        assert self._gradients is not None
-        return LayerWeights.of(self._gradients, layer)
 
     def _record_ffn_backward(self, layer: int) -> None:
         """Record the way from the gradient of a layer's output to that in its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        w, d = self.model.layers[layer], self._of_weights[layer]
         ops.linear_backward_weight(g.residual, a.activated, d.down)
         ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
         if a.gate is None or g.gate is None or d.gate is None:
@@ -216,7 +196,7 @@ class LossGraph:
     def _record_attention_backward(self, layer: int) -> None:
         """Record the way from the gradient in a layer's middle to that of its input."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        w, d = self.model.layers[layer], self._of_weights[layer]
         heads = g.attention
         ops.linear_backward_weight(g.residual, a.attention.out, d.attention_out)
         ops.linear_backward_input(g.residual, w.attention_out, heads.out, accumulate=False)

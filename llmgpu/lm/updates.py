@@ -19,7 +19,7 @@ from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightState, WeightUpdate, 
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import TrainOptions
 
-SUM_WIDTH = 64  # columns of the sums of losses, so that each row begins at 256 bytes
+SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a multiple of 256 bytes
 
 
 class Updates:

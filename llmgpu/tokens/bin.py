@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.files import OutputFile, output_errors
+from llmgpu.files import atomic_output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
@@ -247,19 +247,13 @@ class BinWriter(NumbersWriter):
             super().close()
             return
         try:
-            side = OutputFile(side_path(self._output.path))
+            # The side file gets its name last: without it, the file can't be read.
+            with atomic_output(side_path(self._output.path)) as side:
+                side.write(self._description())
+                super().close()
         except BaseException:
             self.abort()
             raise
-        try:
-            with output_errors(side.path):
-                side.stream.write(self._description())
-            super().close()
-        except BaseException:
-            self.abort()
-            side.discard()
-            raise
-        side.commit()
 
     def _description(self) -> bytes:
         offsets = np.concatenate(self._offsets).tolist() if self._offsets else []

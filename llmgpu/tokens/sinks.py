@@ -6,15 +6,15 @@ Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
 from __future__ import annotations
 
 import io
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
 from llmgpu.text.streams import ByteStream, Source
@@ -51,7 +51,7 @@ def with_buffer(stream: ByteStream) -> io.BufferedIOBase:
     return io.BufferedReader(stream, BLOCK_BYTES)
 
 
-class TokenSink(ABC):
+class TokenSink(Closing):
     """Takes ids slice by slice; a context manager that removes the output on an exception.
 
     ids, documents: taken so far.
@@ -63,10 +63,6 @@ class TokenSink(ABC):
     def __init__(self) -> None:
         self.ids = 0
         self.documents = 0
-
-    def __enter__(self) -> Self:
-        """Return the sink."""
-        return self
 
     def __exit__(
         self,

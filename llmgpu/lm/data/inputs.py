@@ -209,7 +209,7 @@ def _named_token_files(path: str) -> list[str] | None:
 
 
 def _json_format(path: str) -> str | None:
-    """Return the "format" that a JSON file of llmgpu begins with; None for any other file."""
+    """Return the "format" that a JSON file of llmgpu starts with; None for any other file."""
     try:
         with open(path, "rb") as file:
             found = _FORMAT.match(file.read(_HEAD_BYTES))

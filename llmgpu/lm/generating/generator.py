@@ -8,6 +8,7 @@ again from the last half of the ids, and generation continues.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,7 +17,6 @@ from llmgpu.errors import InputError
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
 from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm
-from llmgpu.lm.ops.tensor import Tensor
 
 PROMPT_ROWS = 64  # ids of a prompt that go through at a time
 NAMED_IDS = 5  # invalid ids that a message names
@@ -31,6 +31,7 @@ class CachedRows:
         self._ops = model.operations
         self.rows = rows
         config = model.config
+        self._shape = model.attention_shape(1, config.seq_len)
         self._tokens = self._ops.tensor("tokens", (rows,), np.uint32)
         self._positions = self._ops.tensor("positions", (rows,), np.uint32)
         x = self._ops.tensor("residual", (rows, config.dim))
@@ -41,26 +42,20 @@ class CachedRows:
         with self._ops.record("keys and values") as self._layers:
             self._ops.embed_lookup(self._tokens, model.working[EMBEDDING], x)
             for layer, cache in enumerate(caches):
-                self._record_layer(layer, x, activations, cache)
+                attend = partial(self._attend, cache)
+                model.record_layer(layer, x, self._positions, activations, attend)
         with self._ops.record("logits") as self._output:
             norm = Norm(x, model.weights[FINAL_NORM], normed, scale)
             self._ops.rms_norm(norm, config.norm_epsilon)
             self._ops.linear(normed, model.output_weight, self.logits)
 
-    def _record_layer(
-        self, layer: int, x: Tensor, activations: LayerActivations, cache: KeyValues
-    ) -> None:
-        shape = self._model.attention_shape(1, self._model.config.seq_len)
-
-        def attend(a: AttentionTensors) -> None:
-            for rows, cached in zip((a.k, a.v), cache, strict=True):
-                self._ops.cache_append(rows, cached, self._positions)
-            self._ops.attention_cached(a.q, cache, self._positions, a.out, shape)
-
-        self._model.record_layer(layer, x, self._positions, activations, attend)
+    def _attend(self, cache: KeyValues, a: AttentionTensors) -> None:
+        for rows, cached in zip((a.k, a.v), cache, strict=True):
+            self._ops.cache_append(rows, cached, self._positions)
+        self._ops.attention_cached(a.q, cache, self._positions, a.out, self._shape)
 
     def run(self, ids: Sequence[int], start: int) -> None:
-        """Take in `ids`, at most `rows`, the first of them at position `start`."""
+        """Take in up to `rows` ids, the first of them at position `start`."""
         unused = self._model.config.seq_len  # a position whose keys and values are never read
         # Rows that are not used write to a position that no query sees.
         tokens = np.zeros(self.rows, np.uint32)
@@ -107,7 +102,7 @@ class Generator:
         length = self._model.config.seq_len
         done = 0  # ids whose keys and values are in the cache
         for _ in range(count):
-            # The sequence is full: begin again with its last half, whose positions change.
+            # The sequence is full: start again from its last half, whose positions change.
             if len(ids) > length:
                 ids, done = ids[-max(1, length // 2) :], 0
             done = self._take_in(ids, done)
@@ -126,7 +121,7 @@ class Generator:
         return len(ids)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits of what follows `ids`, (V,), at most `seq_len` ids."""
+        """Return the logits (V,) of what follows `ids`, of which there may be `seq_len`."""
         self._check(ids)
         if len(ids) > self._model.config.seq_len:
             raise InputError(

@@ -19,8 +19,8 @@ from llmgpu.lm.ops.recording import (
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 VECTOR = 4  # elements of one load
-VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows begins before it stores
-SUBGROUP = 32  # threads that share a row at least, where it is long enough
+VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows issues before it stores
+SUBGROUP = 32  # least threads that share a row, where it is long enough
 SLICE = 32  # sorted positions that one thread of embed_backward_grouped walks
 NO_TOKEN = 0xFFFFFFFF
 
@@ -34,7 +34,7 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
 
     Returns:
         order: (N,) positions, those of equal tokens next to each other and ascending.
-        starts: (N + 1,) where in `order` each distinct token begins; N after the last.
+        starts: (N + 1,) where in `order` each distinct token starts; N after the last.
         rows: (N,) the distinct tokens, ascending; `NO_TOKEN` after the last.
     """
     count = len(tokens)
@@ -153,8 +153,8 @@ class GpuEmbedding(GpuRecorder):
 def lanes_of_row(width: int) -> int:
     """Return how many threads share a row of `width` elements, a multiple of 4.
 
-    A thread has up to four loads under way. Short rows are shared by no more threads than there are
-    loads, long ones by up to a whole workgroup, and those in between by at least a subgroup.
+    A thread has up to four loads under way. A short row has no more threads than loads, a long one
+    up to a whole workgroup, and one in between at least a subgroup.
     """
     vectors = width // VECTOR
     wanted = max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1)
@@ -175,7 +175,7 @@ def copy_rows(
     *,
     keep: bool = False,
 ) -> None:
-    """Copy table[rows] to out; where there is no such row, write zeros or `keep` what is there."""
+    """Copy table[rows] to out; for other numbers write zeros, or `keep` what out has."""
     known = (rows >= 0) & (rows < len(table))
     if known.all() and table.dtype == out.dtype:
         np.take(table, rows, axis=0, out=out, mode="clip")  # the one mode that makes no copy first

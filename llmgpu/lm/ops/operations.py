@@ -133,7 +133,7 @@ class Operations(ABC):
     """
 
     def __init__(self) -> None:
-        """Begin without tensors; nothing is being recorded."""
+        """Start without tensors; nothing is being recorded."""
         self.nbytes = 0
         self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._program: Program | None = None
@@ -184,7 +184,7 @@ class Operations(ABC):
         """Return a copy of a tensor, after everything that was run."""
 
     def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
-        """Return float32 memory that an operation may use until the next one begins.
+        """Return float32 memory that an operation may use until the next one starts.
 
         All operations that ask for the same role and shape share it; its contents are undefined.
         """
@@ -220,7 +220,7 @@ class Operations(ABC):
 
     @abstractmethod
     def wait_for_runs(self, ahead: int) -> None:
-        """Return once at most `ahead` of the programs that were run are unfinished."""
+        """Return once no more than `ahead` of the programs that were run are unfinished."""
 
     # Zeros and conversions
 
@@ -237,7 +237,7 @@ class Operations(ABC):
 
     @abstractmethod
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
-        """Round to the nearest half-precision numbers, at most 65504 in size; NaN stays NaN.
+        """Round to the nearest half-precision number of up to 65504 in size; NaN stays NaN.
 
         Raises:
             DeviceError: the device has no half-precision numbers.

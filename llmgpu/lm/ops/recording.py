@@ -90,7 +90,7 @@ class GpuRecorder(Operations):
     """Programs of bound kernels with their numbers of workgroups."""
 
     def __init__(self, device: Device) -> None:
-        """Begin without tensors on an open device."""
+        """Start without tensors on an open device."""
         super().__init__()
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
@@ -216,7 +216,7 @@ class GpuRecorder(Operations):
 
 
 def saturate_to_half(source: FloatArray, out: AnyArray) -> None:
-    """Write the nearest half-precision numbers, at most `LARGEST_HALF` in size; NaN stays NaN."""
+    """Write the nearest half-precision numbers of up to `LARGEST_HALF` in size; NaN stays NaN."""
     # NumPy's clip keeps NaN.
     np.copyto(out, np.clip(source, -LARGEST_HALF, LARGEST_HALF), casting="same_kind")
 
@@ -232,9 +232,9 @@ def workgroups(threads: int) -> int:
 
 
 def thread_count(items: int, least: int = 1) -> int:
-    """Return a number of threads for `items` items: a power of two from `least` up.
+    """Return a number of threads for `items` items: a power of two, `least` or more.
 
-    It is at most `WORKGROUP_SIZE`, WebGPU's default limit.
+    The largest is `WORKGROUP_SIZE`, WebGPU's default limit.
     """
     return min(max(1 << (items - 1).bit_length(), least), WORKGROUP_SIZE)
 

@@ -132,7 +132,7 @@ class WeightState(ABC):
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the state, for checkpoints; their names begin with the weight's."""
+        """All tensors of the state, for checkpoints; their names start with the weight's."""
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:

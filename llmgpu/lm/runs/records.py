@@ -41,7 +41,7 @@ class EvaluationTotals:
         self._nats = self._text_nats = 0.0  # of all targets, and of those that stand for text
 
     def add(self, losses: NDArray[np.floating], targets: NDArray[np.uint32]) -> None:
-        """Add a batch: nats of each target, and as many ids; those beyond the vocabulary are skipped."""
+        """Add the nats of each target, any shape; ids beyond the vocabulary are left out."""
         counts = targets.ravel() < len(self._token_bytes)
         nats = losses.ravel()[counts].astype(np.float64)
         sizes = self._token_bytes[targets.ravel()[counts]]

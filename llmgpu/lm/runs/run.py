@@ -22,8 +22,13 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, TrainingState, save_checkpoint
-from llmgpu.lm.checkpoints.step_folders import prepare_step_folders, step_folder_name
+from llmgpu.lm.checkpoints.checkpoint import (
+    Checkpoint,
+    TrainingState,
+    prepare_step_folders,
+    save_checkpoint,
+    step_folder_name,
+)
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
@@ -204,7 +209,8 @@ class TrainingRun:
         self._first_step = self._logged_step = self._trainer.step
         with self._log, stop_requests() as stop:
             while self._trainer.step < self._options.steps:
-                self._take_step()
+                step = self._trainer.step
+                self._trainer.take_step(self._step_batches(step), self._options.rate(step))
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
                 if stop.is_set():  # after a step, so that there is something to save
                     break
@@ -230,10 +236,6 @@ class TrainingRun:
             self._batches.training(first + index * size)
             for index in range(self._options.grad_accum)
         ]
-
-    def _take_step(self) -> None:
-        step = self._trainer.step
-        self._trainer.take_step(self._step_batches(step), self._options.rate(step))
 
     def _do_what_is_due(self, *, last: bool) -> None:
         step = self._trainer.step

@@ -30,7 +30,7 @@ def sources(tensors: dict[str, NDArray[Any]]) -> dict[str, TensorSource]:
 
 
 def sample() -> dict[str, NDArray[Any]]:
-    """Tensors of all dtypes, odd sizes and none, one name that is no ASCII."""
+    """Tensors of all dtypes, odd sizes and none, one name that is not ASCII."""
     generator = np.random.default_rng(1)
     return {
         "b.weight": generator.standard_normal((3, 5)).astype(np.float32),

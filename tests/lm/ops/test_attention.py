@@ -28,7 +28,7 @@ from tests.lm.ops.checking import (
 from tests.reference.lm import attention as reference
 
 Array = NDArray[np.float64]
-# Few widths, since each is compiled anew; the blocks of the kernels are 64 tokens.
+# Few widths, since each is compiled separately; the blocks of the kernels are 64 tokens.
 ONE_TOKEN = [AttentionShape(1, 1, 1, 1, 12), AttentionShape(3, 1, 2, 1, 8)]
 SHAPES = [
     AttentionShape(2, 7, 2, 2, 8),

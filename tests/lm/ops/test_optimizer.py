@@ -70,7 +70,7 @@ def test_sums_of_squares(operations: Operations) -> None:
 
 
 @pytest.mark.parametrize(("width", "start"), [(32, 2), (7, 0)])
-def test_sums_of_squares_of_a_row_leave_out_those_behind_it(
+def test_sums_of_squares_of_a_row_leave_out_those_after_it(
     operations: Operations, width: int, start: int
 ) -> None:
     whole = tensor_of(operations, "gradient", np.full((5, width), 2.0))

@@ -123,7 +123,7 @@ def test_nothing_else_changes(operations: Operations, with_half_copy: bool) -> N
         assert np.array_equal(operations.read(half_copy), half_of(steps.read()[0]))
 
 
-def test_rows_behind_the_table_stay(operations: Operations) -> None:
+def test_rows_after_the_table_stay(operations: Operations) -> None:
     steps = Steps(operations, np.ones((5, 7)))
     steps.begin(OPTIONS, 0, np.ones((5, 7)))
     before = steps.read()

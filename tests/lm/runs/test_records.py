@@ -1,4 +1,4 @@
-"""The log of a run: what is written comes back, whatever a kill left of it, and bits per byte."""
+"""The log of a run: what is written comes back, wherever a kill cuts it off, and bits per byte."""
 
 from __future__ import annotations
 

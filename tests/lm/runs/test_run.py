@@ -59,7 +59,7 @@ def test_the_time_left_is_of_this_process(tmp_path: Path) -> None:
     assert left == pytest.approx((record.seconds - first.seconds) / 2 * 4)
 
 
-def test_a_summary_is_json_whatever_the_losses_are(tmp_path: Path) -> None:
+def test_a_summary_is_json_for_any_losses(tmp_path: Path) -> None:
     with open_run_folder(tmp_path / "run") as folder:
         run = prepared(folder, [], steps=6, learning_rate=100.0, warmup_steps=0, grad_clip=1.0)
         summary = run.run()
