@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -29,7 +27,12 @@ from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.cli.console import (
+    Reporter,
+    human_bytes,
+    left_out_of,
+    print_json,
+)
 from llmgpu.cli.options import (
     VocabularySizes,
     chosen_pattern,
@@ -179,14 +182,15 @@ def bpe_train(
         plan = make_plan(options, select_backend(device, "train"))
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         _announce(report, plan, _known_bytes(text, loaded, how.limit))
-        job = _Job(plan, text, loaded, counts_output, report)
+        source = loaded or text
+        assert source is not None
         if counts_only:
-            summary = _count(job)
+            summary = _count(source, plan, counts_output, report)
         else:
             paths = [source.path for source in text.sources.files] if text else from_counts
             run = {**options.facts(), FILES: list(map(file_facts, paths)), **reading}
             with _open_checkpoint(checkpoint, resume, run, report) as kept:
-                result = _train(job, kept, outputs)
+                result = _train(source, plan, kept, outputs, counts_output, report)
             summary = _summary(result, plan, text, outputs, seconds)
             for note in result.notes:
                 report.line(f"note: {note}")
@@ -196,68 +200,57 @@ def bpe_train(
         print_json(summary, to_stderr=STANDARD_OUTPUT in (output, counts_output))
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What counting and training share.
-
-    text: the corpus, or None if `loaded` has its word counts.
-    counts_output: file that takes the counts, or None.
-    """
-
-    plan: Plan
-    text: Corpus | None
-    loaded: WordCounts | None
-    counts_output: str | None
-    report: Reporter
-
-    def source(self, kept: Checkpoint | None) -> Corpus | WordCounts:
-        """Return what to count or to train on; counts of a checkpoint come first."""
-        counts = load_counts(kept.counts_path) if kept and kept.has_counts else self.loaded
-        if counts is None:
-            assert self.text is not None
-            return self.text
-        return counts
-
-    def save(self, counts: WordCounts, kept: Checkpoint | None) -> None:
-        """Write counts where they were asked for."""
-        if kept and not kept.has_counts:
-            save_counts(kept.counts_path, counts)
-        if self.counts_output:
-            save_counts(self.counts_output, counts)
-
-
-def _count(job: _Job) -> dict[str, Any]:
+def _count(
+    source: Corpus | WordCounts, plan: Plan, output: str | None, report: Reporter
+) -> dict[str, Any]:
     """Count words and save them; return the summary."""
-    source = job.source(None)
+    assert output is not None
     seconds: dict[str, float] = {}
+    text = source if isinstance(source, Corpus) else None
     if isinstance(source, Corpus):
         start = time.perf_counter()
         try:
-            source = count_corpus(source, job.plan, job.report)
+            source = count_corpus(source, plan, report)
         finally:
-            job.report.close()
+            report.close()
         seconds["count words"] = round(time.perf_counter() - start, 3)
-    job.save(source, None)
+    save_counts(output, source)
     return {
-        "output": job.counts_output,
+        "output": output,
         "distinct_words": len(source.words),
         "text_bytes": source.words.text_bytes,
         "documents": source.documents,
-        **_reading_summary(job.text),
+        **left_out_of(text),
         "seconds": seconds,
     }
 
 
-def _train(job: _Job, kept: Checkpoint | None, outputs: dict[int, str]) -> TrainingResult:
-    """Train and write the vocabularies."""
-    on_counted = partial(job.save, kept=kept) if job.counts_output or kept else None
-    with _open_all(outputs) as files:
+def _train(
+    source: Corpus | WordCounts,
+    plan: Plan,
+    kept: Checkpoint | None,
+    outputs: dict[int, str],
+    counts_output: str | None,
+    report: Reporter,
+) -> TrainingResult:
+    """Train and write the vocabularies, and the counts where they are asked for."""
+    if kept and kept.has_counts:
+        source = load_counts(kept.counts_path)
+
+    def save(counts: WordCounts) -> None:
+        if kept and not kept.has_counts:
+            save_counts(kept.counts_path, counts)
+        if counts_output:
+            save_counts(counts_output, counts)
+
+    on_counted = save if counts_output or kept else None
+    with ExitStack() as stack:
+        # All files get their names at the end, or none does.
+        files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
         try:
-            result = carry_out(
-                job.plan, job.source(kept), job.report, checkpoint=kept, on_counted=on_counted
-            )
+            result = carry_out(plan, source, report, checkpoint=kept, on_counted=on_counted)
         finally:
-            job.report.close()
+            report.close()
         for size, vocabulary in result.vocabularies.items():
             files[size].write(vocabulary.to_bytes())
     return result
@@ -334,9 +327,9 @@ def _check_checkpoint_options(
     if resume and not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
     if checkpoint and options.engine == "recount":
-        raise click.UsageError("--checkpoint does not go with --engine recount")
+        raise click.UsageError("--checkpoint can't be combined with --engine recount")
     if checkpoint and counts_only:
-        raise click.UsageError("--checkpoint does not go with --counts-only")
+        raise click.UsageError("--checkpoint can't be combined with --counts-only")
 
 
 @contextmanager
@@ -365,21 +358,10 @@ def _open_checkpoint(
     checkpoint.remove()
 
 
-@contextmanager
-def _open_all(outputs: dict[int, str]) -> Iterator[dict[int, BinaryIO]]:
-    """Open the file of each size; all of them get their names at the end, or none does."""
-    with ExitStack() as stack:
-        yield {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
-
-
 def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | None) -> int | None:
     """Return an upper bound of the bytes of text; None if there is none."""
-    sizes = (
-        loaded.words.text_bytes if loaded else None,
-        text.total_bytes if text else None,
-        limit,
-    )
-    return min((size for size in sizes if size is not None), default=None)
+    known = loaded.words.text_bytes if loaded else text.total_bytes if text else None
+    return min((size for size in (known, limit) if size is not None), default=None)
 
 
 def _announce(report: Reporter, plan: Plan, text_bytes: int | None) -> None:
@@ -419,17 +401,9 @@ def _summary(
         "distinct_words": result.distinct_words,
         "new_merges": len(result.merge_counts),
         "batches": result.batches,
-        **_reading_summary(text),
+        **left_out_of(text),
         "stop_reason": result.stop_reason,
         "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
-    }
-
-
-def _reading_summary(text: Corpus | None) -> dict[str, int]:
-    return {
-        "invalid_sequences": text.invalid_sequences if text else 0,
-        "left_out_files": text.left_out if text else 0,
-        "left_out_rows": text.null_rows if text else 0,
     }
 
 
@@ -447,16 +421,11 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
                 f"{made['bytes_per_token']:.2f} bytes a token"
             )
     if summary["distinct_words"] is not None:
-        report.line(
-            f"{summary['distinct_words']:,} distinct pre-tokens{_describe_batches(summary)}"
-        )
+        line = f"{summary['distinct_words']:,} distinct pre-tokens"
+        if summary.get("batches") is not None:
+            line += f", {summary['new_merges']:,} merges in {summary['batches']:,} batches"
+        report.line(line)
     report.line(", ".join(_describe_phase(name, summary) for name in summary["seconds"]))
-
-
-def _describe_batches(summary: dict[str, Any]) -> str:
-    if summary.get("batches") is None:
-        return ""
-    return f", {summary['new_merges']:,} merges in {summary['batches']:,} batches"
 
 
 def _describe_phase(name: str, summary: dict[str, Any]) -> str:

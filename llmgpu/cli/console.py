@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+if TYPE_CHECKING:
+    from llmgpu.text.corpus import Corpus
 
 LINE_SECONDS = 5.0  # between plain progress lines
 LEFT_OUT = {
@@ -91,6 +94,15 @@ def progress_text(phase: str, done: int, total: int | None, seconds: float) -> s
         return text
     text += f", {show(done / seconds)}/s"
     return text if total is None else f"{text}, {human_time(seconds * (total - done) / done)} left"
+
+
+def left_out_of(text: Corpus | None) -> dict[str, int]:
+    """Return what a corpus lacks of its sources, as a summary has it."""
+    return {
+        "invalid_sequences": text.invalid_sequences if text else 0,
+        "left_out_files": text.left_out if text else 0,
+        "left_out_rows": text.null_rows if text else 0,
+    }
 
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:

@@ -15,7 +15,12 @@ from llmgpu.bpe.encoding.id_buffers import ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
-from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.cli.console import (
+    Reporter,
+    human_bytes,
+    left_out_of,
+    print_json,
+)
 from llmgpu.cli.options import (
     TokenCount,
     corpus_options,
@@ -256,9 +261,7 @@ def _encode(
         "tokens": tokens,
         "text_bytes": text.text_bytes,
         "documents": text.documents,
-        "invalid_sequences": text.invalid_sequences,
-        "left_out_files": text.left_out,
-        "left_out_rows": text.null_rows,
+        **left_out_of(text),
         "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
         "seconds": round(seconds, 3),
         "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),

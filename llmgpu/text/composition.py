@@ -50,12 +50,13 @@ def normalize(text: str) -> str:
         return text
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     changeable = _tables().changeable[codes]
-    # A run of characters that may change, together with the one before it, is a unit of its own.
+    # A run of characters that may change, together with the one before it, is a unit.
     edges = np.flatnonzero(np.diff(changeable, prepend=False, append=False))
     parts, done = [], 0
     for begin, end in edges.reshape(-1, 2).tolist():
         begin = max(done, begin - 1)
-        parts += [text[done:begin], _normalize_unit(text[begin:end])]
+        compose = _normalize_short if end - begin <= _SHORT else _normalize
+        parts += [text[done:begin], compose(text[begin:end])]
         done = end
     return "".join([*parts, text[done:]]) if parts else text
 
@@ -71,10 +72,6 @@ def starts_unit(character: str) -> bool:
     if first in tables.classes:
         return False
     return first not in _seconds() and ord(first) not in _VOWELS and ord(first) not in _TRAILING
-
-
-def _normalize_unit(text: str) -> str:
-    return _normalize_short(text) if len(text) <= _SHORT else _normalize(text)
 
 
 @lru_cache(maxsize=1 << 16)  # a language has few combinations, and they make up its texts

@@ -79,7 +79,8 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise InputError(f"{where}: not a JSON object but {_kind(value)}")
+        kind = _KINDS.get(type(value), "null")
+        raise InputError(f"{where}: not a JSON object but {kind}")
     return value
 
 
@@ -90,12 +91,9 @@ def _field(line: str, where: str, text_field: str) -> str:
         raise InputError(f"{where}: no field {text_field!r}; the fields are: {present}")
     value = document[text_field]
     if not isinstance(value, str):
-        raise InputError(f"{where}: field {text_field!r} is not a string but {_kind(value)}")
+        kind = _KINDS.get(type(value), "null")
+        raise InputError(f"{where}: field {text_field!r} is not a string but {kind}")
     return value
-
-
-def _kind(value: object) -> str:
-    return _KINDS.get(type(value), "null")
 
 
 def _decode(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]:

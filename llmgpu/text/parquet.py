@@ -21,11 +21,7 @@ _SHOWN_COLUMNS = 20
 
 
 class ParquetFile:
-    """A file of which one column is text, opened.
-
-    position: bytes of the file that were consumed, about.
-    null_rows: rows without a value so far.
-    """
+    """A file of which one column is text, opened; null_rows: rows without a value so far."""
 
     may_be_compressed: ClassVar[bool] = False
 

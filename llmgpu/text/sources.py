@@ -3,7 +3,7 @@
 - A source is a file, a folder (walked; its files in byte order of their relative names), a glob
   (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
   standard input. A name that exists is that file even if it looks like a glob.
-- In folders, names that begin with a dot, links to folders and special files are left out and
+- In folders, names that start with a dot, links to folders and special files are left out and
   counted.
 - A format goes by suffix; a file that has none of them is text. To add one, write a
   `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
@@ -100,7 +100,11 @@ def _walk(folder: str) -> tuple[list[str], int]:
     paths: list[str] = []
     left_out = 0
     for parent, folders, files in os.walk(folder, onerror=fail):
-        entered = [name for name in folders if not _is_left_out(parent, name)]
+        entered = [
+            name
+            for name in folders
+            if not (name.startswith(".") or os.path.islink(os.path.join(parent, name)))
+        ]
         left_out += len(folders) - len(entered)
         folders[:] = entered
         found = [os.path.join(parent, name) for name in files if not name.startswith(".")]
@@ -110,10 +114,6 @@ def _walk(folder: str) -> tuple[list[str], int]:
     if not paths:
         raise InputError(f"no files in the folder {folder!r} ({left_out} entries left out)")
     return sorted(paths, key=os.fsencode), left_out
-
-
-def _is_left_out(parent: str, folder: str) -> bool:
-    return folder.startswith(".") or os.path.islink(os.path.join(parent, folder))
 
 
 def _check(path: str) -> Source:

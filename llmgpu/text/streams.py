@@ -294,6 +294,6 @@ def _pollable_descriptor(raw: BinaryIO) -> int | None:
 
 
 def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of `stream` as they come, at most `block_bytes` at a time."""
+    """Yield the bytes of `stream` as they come, up to `block_bytes` at a time."""
     while block := stream.read(block_bytes):
         yield block

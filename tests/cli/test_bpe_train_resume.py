@@ -95,5 +95,5 @@ def test_a_run_that_fails_before_it_does_anything_leaves_no_checkpoint(
 def test_options_of_checkpoints(llmgpu: Run, corpus: Path) -> None:
     fails(llmgpu("bpe-train", "corpus.txt", "--resume"), 2, "--resume needs --checkpoint")
     done = llmgpu("bpe-train", "corpus.txt", "--checkpoint", "kept", "--engine", "recount")
-    fails(done, 2, "--checkpoint does not go with --engine recount")
+    fails(done, 2, "--checkpoint can't be combined with --engine recount")
     assert [path.name for path in corpus.parent.iterdir()] == ["corpus.txt"]

@@ -69,7 +69,7 @@ def test_counts_say_which_pattern(llmgpu: Run, corpus: Path) -> None:
         (
             ["corpus.txt", "--save-counts", "e", "--counts-only", "--checkpoint", "k"],
             2,
-            "--checkpoint does not go with --counts-only",
+            "--checkpoint can't be combined with --counts-only",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
     data = np.concatenate([vocabulary.token_data, np.zeros(PADDING, np.uint8)])
     # Number the tokens by their bytes, to look up the two parts of a cut.
     table = WordTable()
-    numbers = table.number_padded(data, starts, starts + lengths)
+    numbers = table.number(data, starts, starts + lengths)
     id_of = np.empty(len(table) + 1, np.int32)
     id_of[numbers[::-1]] = ids[::-1]  # the lowest id of equal tokens is written last
     id_of[-1] = _NO_ID  # for parts that are not in the table

@@ -92,16 +92,8 @@ class GpuGreedyEncoder:
         }
         self._idle: list[_Slot] = []  # slots of the last text, kept for the next one
 
-    def take_slots(self) -> list[_Slot]:
-        """Hand out slots for a text, those of the last one if they are idle."""
-        slots, self._idle = self._idle, []
-        if not slots:
-            shared = self._shared | self._make_slice_buffers()
-            slots = [_Slot(self, shared) for _ in range(SLOTS)]
-        return slots
-
-    def _make_slice_buffers(self) -> dict[str, Buffer]:
-        """Make the buffers that slices use in turn, by the names that the kernels give them."""
+    def _make_slots(self) -> list[_Slot]:
+        """Make the memory for slices; some buffers are used by all of them in turn."""
         chunks = -(-self._slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
@@ -112,11 +104,9 @@ class GpuGreedyEncoder:
             "long_args": 24,
         }
         create = self._device.create_buffer
-        return {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
-
-    def return_slots(self, slots: list[_Slot]) -> None:
-        """Take back the slots of a text that was encoded to its end."""
-        self._idle = slots
+        # By the names that the kernels give them.
+        shared = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
+        return [_Slot(self, self._shared | shared) for _ in range(SLOTS)]
 
     def _compile(self) -> list[Kernel]:
         """Compile the kernels of a slice, in the order in which they run."""
@@ -154,8 +144,8 @@ class _Slot:
         size = encoder._slice_bytes
         self.staging = Staging(device, size)
         self._input = device.create_buffer("text", size)
-        self._pretokenizer = GpuPretokenizer(device, encoder._vocabulary.pattern, size)
-        self._pretokenizer.bind(self._input)
+        pattern = encoder._vocabulary.pattern
+        self._pretokenizer = GpuPretokenizer(device, pattern, self._input, size)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * size)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
@@ -241,7 +231,7 @@ class _Run:
 
     def slices(self) -> Iterator[EncodedSlice]:
         encoder = self._encoder
-        slots = encoder.take_slots()
+        slots, encoder._idle = encoder._idle or encoder._make_slots(), []
         state = np.zeros(STATE_WORDS, np.uint32)
         state[STATE_UNMATCHED] = NO_BYTE
         encoder._device.write(slots[0].state, state)
@@ -251,7 +241,7 @@ class _Run:
                 self._offset += piece.main_end
             else:
                 yield self._collect(slot, piece)
-        encoder.return_slots(slots)
+        encoder._idle = slots
 
     def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:
         decided, state = slot.wait()
@@ -284,9 +274,6 @@ def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
     """Return at how many positions a thread may match tokens in one dispatch, 1 or more.
 
     A match walks up to as many bytes as the longest token has, and searches 8 steps for each.
-
-    Raises:
-        DeviceError: not even at one, because a token is too long.
     """
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)

@@ -40,24 +40,19 @@ class GreedyMatcher:
         return self._trie.match(text, words)
 
     def match_long(self, text: NDArray[np.uint8], words: Words) -> Matches:
-        """Match words of any length, one or more, each from its start to its stop."""
-        return match_long(self._trie, text, words)
+        """Match words of any length, one or more, each from its start to its stop.
 
-
-def match_long(matcher: TrieMatcher, text: NDArray[np.uint8], words: Words) -> Matches:
-    """Match words of any length, one or more, each from its start to its stop.
-
-    Memory: about 30 bytes for each byte from the first word's start to the last one's limit.
-    """
-    first, last = int(words.starts[0]), int(words.limits[-1])
-    words = Words(words.starts - first, words.stops - first, words.limits - first)
-    text = text[first:last]
-    blocks = _cut(words)
-    distinct, which = _distinct(blocks, text, matcher.longest_token)
-    paths = _Paths(matcher, text, blocks.take(distinct))
-    paths.follow_all()
-    matches = _chain(paths, words, blocks.counts, which.tolist())
-    return Matches(matches.ids, matches.counts, matches.exits + first)
+        Memory: about 30 bytes for each byte from the first word's start to the last one's limit.
+        """
+        first, last = int(words.starts[0]), int(words.limits[-1])
+        words = Words(words.starts - first, words.stops - first, words.limits - first)
+        text = text[first:last]
+        blocks = _cut(words)
+        distinct, which = _distinct(blocks, text, self._trie.longest_token)
+        paths = _Paths(self._trie, text, blocks.take(distinct))
+        paths.follow_all()
+        matches = _chain(paths, words, blocks.counts, which.tolist())
+        return Matches(matches.ids, matches.counts, matches.exits + first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,10 +64,6 @@ def train(
 
     options: the vocabulary's size, pattern, tie rule and minimum frequency.
     table_slots: size of the first pair table, a power of two.
-
-    Raises:
-        LlmgpuError: 16 bits can't number the tokens.
-        DeviceError: the text doesn't fit into the adapter's memory.
     """
     tokens = 256 + options.merges
     if tokens > MAX_TOKENS:
@@ -75,7 +71,12 @@ def train(
             f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, the most "
             f"are {MAX_TOKENS}; ask for fewer or use --device cpu"
         )
-    check_fits(device, len(text))
+    most = most_text_bytes(device)
+    if len(text) > most:
+        raise DeviceError(
+            f"the corpus has more than {most} bytes, which is the most that {device.name} can "
+            f"train on; use --limit {most} or --device cpu"
+        )
     loop = _RecountLoop(device, len(text), options, workgroup_size, table_slots)
     loop.load(text, document_starts)
     return loop.run(progress)
@@ -84,16 +85,6 @@ def train(
 def most_text_bytes(device: Device) -> int:
     """Return how many bytes of text the device can train on: one binding holds all symbols."""
     return device.max_binding_bytes // 4
-
-
-def check_fits(device: Device, text_bytes: int) -> None:
-    """Raise a DeviceError if a text of this many bytes is more than the device can train on."""
-    most = most_text_bytes(device)
-    if text_bytes > most:
-        raise DeviceError(
-            f"the corpus has more than {most} bytes, which is the most that {device.name} can "
-            f"train on; use --limit {most} or --device cpu"
-        )
 
 
 class _RecountLoop:
@@ -183,8 +174,8 @@ class _RecountLoop:
     ) -> Buffer:
         """Mark where pre-tokens start in the whole text; return the bits."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
-        pretokenizer = GpuPretokenizer(self._device, self._options.pattern, len(text))
-        pretokenizer.bind(text_buffer)
+        pattern = self._options.pattern
+        pretokenizer = GpuPretokenizer(self._device, pattern, text_buffer, len(text))
         commands = self._device.record()
         pretokenizer.record(commands, whole)
         self._device.submit(commands)

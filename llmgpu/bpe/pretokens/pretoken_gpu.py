@@ -15,15 +15,7 @@ from llmgpu.bpe.pretokens.custom_regex import RegexPattern
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
-from llmgpu.gpu import (
-    BoundKernel,
-    Buffer,
-    Commands,
-    Device,
-    Kernel,
-    constant,
-    struct_dtype,
-)
+from llmgpu.gpu import Buffer, Commands, Device, constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that a thread marks
@@ -44,49 +36,48 @@ class GpuPretokenizer:
         self,
         device: Device,
         pattern: str,
+        text: Buffer,
         capacity: int,
         *,
         workgroup_size: int = 256,
     ) -> None:
         """Compile the pattern's kernel and allocate its memory.
 
+        text: holds the text of slices; its size is a multiple of SEGMENT_BYTES.
         capacity: bytes of the largest slice.
         """
         self._device, self._pattern = device, pattern
-        self._by_host = isinstance(get_pattern(pattern), RegexPattern)
-        self._kernel = _pattern_kernel(device, pattern, workgroup_size)
+        found = get_pattern(pattern)
+        self._by_host = isinstance(found, RegexPattern)
+        self._kernel = device.kernel(
+            f"pretoken/{found.kernel}_starts.wgsl",
+            WORKGROUP_SIZE=workgroup_size,
+            **found.constants,
+        )
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.start_bits = device.create_buffer("start bits", size)
         self._document_bits = device.create_buffer("document bits", size)
         self._params = device.create_uniform("pretoken params", PARAMS.itemsize)
-        self._buffers = {
+        buffers = {
+            "text": text,
             "params": self._params,
             "document_bits": self._document_bits,
             "start_bits": self.start_bits,
         }
         names = {binding.name for binding in self._kernel.bindings}
         if "unicode_classes" in names:
-            self._buffers["unicode_classes"] = device.upload("Unicode classes", pack_classes())
+            buffers["unicode_classes"] = device.upload("Unicode classes", pack_classes())
         lists_undecided = "undecided" in names
         self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
         if lists_undecided:
-            self._buffers["undecided"] = self.undecided
-        self._bound: BoundKernel | None = None
-
-    def bind(self, text: Buffer) -> None:
-        """Attach the buffer that holds the text of slices; its size is a multiple of a segment."""
-        self._bound = self._kernel.bind(text=text, **self._buffers)
+            buffers["undecided"] = self.undecided
+        self._bound = self._kernel.bind(**buffers)
 
     def record(self, commands: Commands, piece: Slice) -> None:
         """Upload a slice's parameters and document starts; record marking its pre-token starts.
 
         Bits near its end are not final unless a document ends there, see `pattern.start_mask`.
-
-        Raises:
-            RuntimeError: `bind` was not called.
         """
-        if self._bound is None:
-            raise RuntimeError("no text is bound")
         inner = piece.starts[(piece.starts > 0) & (piece.starts < piece.length)]
         params = np.zeros(1, PARAMS)
         params["length"] = piece.length
@@ -124,13 +115,6 @@ class GpuPretokenizer:
         last = np.append(first[1:], len(parts)) - 1
         begins, ends = parts[first] * PART_BYTES, (parts[last] + 1) * PART_BYTES
         return list(zip(begins.tolist(), np.minimum(ends, length).tolist(), strict=True))
-
-
-def _pattern_kernel(device: Device, name: str, workgroup_size: int) -> Kernel:
-    """Compile the kernel of a pattern as the pattern needs it."""
-    pattern = get_pattern(name)
-    path = f"pretoken/{pattern.kernel}_starts.wgsl"
-    return device.kernel(path, WORKGROUP_SIZE=workgroup_size, **pattern.constants)
 
 
 @cache

@@ -130,8 +130,7 @@ def last_without(codes: NDArray[np.uint8], bits: int, end: int) -> int:
         found = np.flatnonzero(codes[first:end] & bits == 0)
         if len(found):
             return first + int(found[-1])
-        end = first
-        size *= 2
+        end, size = first, size * 2
     return -1
 
 

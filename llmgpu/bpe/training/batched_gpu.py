@@ -76,9 +76,6 @@ def train(
     options: say which pairs may be merged.
     on_merges: gets the finished merges after each submission.
     first_capacities: first sizes of the buffers; by default chosen to suit the words.
-
-    Raises:
-        DeviceError: the device can't train on these words, see `unfit`.
     """
     reason = unfit(device, words, merges)
     if reason is not None:

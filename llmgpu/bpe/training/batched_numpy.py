@@ -69,9 +69,6 @@ def train(
 
     Memory: about 60 bytes for each symbol of the words, half of it for the positions of pairs, and
     up to 60 for each distinct pair.
-
-    Raises:
-        LlmgpuError: more tokens or more positions than the trainer can number.
     """
     check_limits(words, merges)
     least = max(options.min_frequency, 1)

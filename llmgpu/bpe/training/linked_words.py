@@ -283,8 +283,6 @@ def apply_merges(
 
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
         may be absent; results may be symbols that exist already.
-
-    Raises LlmgpuError for more tokens or positions than the trainer can number.
     """
     if len(merges) == 0:
         return words
@@ -315,7 +313,10 @@ def apply_merges(
         if counted.any():
             together = np.array([slot for some in slots for slot in some], np.int64)
             merge_batch(symbols, pairs, together, np.repeat(results[first:last], counted))
-    return replace(symbols.words(), lengths=_lengths_of(words.lengths, merges, size))
+    lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
+    for left, right, result in merges.tolist():
+        lengths[result] = lengths[left] + lengths[right]
+    return replace(symbols.words(), lengths=np.array(lengths, np.uint32))
 
 
 def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
@@ -345,13 +346,3 @@ def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]
         pairs.add((left, right))
     if first < len(merges):
         yield first, len(merges)
-
-
-def _lengths_of(
-    lengths: NDArray[np.uint32], merges: NDArray[np.uint32], size: int
-) -> NDArray[np.uint32]:
-    """Return the bytes of `size` symbols, of which those beyond `lengths` are made by merges."""
-    known = lengths.tolist() + [0] * (size - len(lengths))
-    for left, right, result in merges.tolist():
-        known[result] = known[left] + known[right]
-    return np.array(known, np.uint32)

@@ -182,7 +182,8 @@ def carry_out(
     on_counted: takes the counted words before they are merged.
 
     Raises:
-        InputError: the corpus is empty or can't be read.
+        InputError: the corpus is empty or can't be read, or a pre-token is too long.
+        OutputError: words are spilled to a temporary file, which can't be written.
         DeviceError: it does not fit into the adapter's memory.
         LlmgpuError: the engine does not support what the options ask for.
     """
@@ -201,10 +202,7 @@ def carry_out(
 
 
 def count_corpus(corpus: Corpus, plan: Plan, progress: Progress = no_progress) -> WordCounts:
-    """Count the words of a corpus, and train nothing.
-
-    Raises InputError if the corpus is empty or can't be read.
-    """
+    """Count the words of a corpus, and train nothing; InputError as `carry_out` raises it."""
     return _count(corpus, _Run(plan, progress))
 
 
@@ -315,7 +313,6 @@ def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
         most = recount_gpu.most_text_bytes(device)
         text, starts = _read_all(corpus, most, run.progress)
         _require_text(corpus)
-        recount_gpu.check_fits(device, len(text))
     with run.phase("merge"):
         learned = recount_gpu.train(device, text, starts, options, progress=run.progress)
     count = len(learned.pairs)

@@ -63,9 +63,6 @@ class GpuWordCounter:
 
         words: collects the words that leave the device, at the end all of them.
         slice_bytes, first_words, table_bytes: sizes on which the result does not depend.
-
-        Raises:
-            DeviceError: the adapter's memory or limits are too small.
         """
         self._device, self._pattern, self._words = device, pattern, words
         if slice_bytes is None:
@@ -98,11 +95,7 @@ class GpuWordCounter:
         self._slots = [_Slot(self) for _ in range(SLOTS)]
 
     def count(self, corpus: Corpus, progress: Progress = no_progress) -> DistinctWords:
-        """Read a corpus to its end and return its words.
-
-        Raises:
-            InputError: the corpus can't be read, or a word has more than MAX_WORD_BYTES.
-        """
+        """Read a corpus to its end and return its words."""
         reader = SliceReader(corpus, self._pattern)
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
         for slot, piece in submitted_slices(reader, self._slots, self._slice_bytes, first):

@@ -49,10 +49,6 @@ def count_words(
         `default_memory_bytes`.
     slice_bytes: about how much text is in a slice.
     The words and their counts don't depend on these.
-
-    Raises:
-        InputError: the corpus can't be read, or a word has more than MAX_WORD_BYTES.
-        OutputError: the temporary file can't be written.
     """
     threads = default_threads() if threads is None else threads
     memory = default_memory_bytes() if memory_bytes is None else memory_bytes
@@ -113,7 +109,7 @@ class _Counter:
         self, padded: NDArray[np.uint8], bounds: NDArray[np.int64], counts: NDArray[np.int64] | int
     ) -> None:
         """Add words that lie end to end with their counts, an array or one number for all."""
-        numbers = self._table.number_padded(padded, bounds[:-1], bounds[1:])
+        numbers = self._table.number(padded, bounds[:-1], bounds[1:])
         self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
         np.add.at(self._counts.values, numbers, counts)
         if self._table.nbytes + self._counts.nbytes > self._memory_bytes:
@@ -144,5 +140,5 @@ def count_slice(piece: Slice, pattern: str) -> DistinctWords:
     """Count the words of one slice."""
     table = WordTable()
     bounds = word_bounds(piece, pattern)
-    numbers = table.number_padded(piece.buffer, bounds[:-1], bounds[1:])
+    numbers = table.number(piece.buffer, bounds[:-1], bounds[1:])
     return DistinctWords(table.data, table.offsets, np.bincount(numbers, minlength=len(table)))

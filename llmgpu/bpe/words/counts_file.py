@@ -178,7 +178,11 @@ def _check_header(header: dict[str, Any]) -> None:
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
     name, expression = header["pattern"], header["expression"]
-    if not _cuts_by(name, expression):
+    try:
+        is_known = get_pattern(name).expression == expression
+    except LlmgpuError:
+        is_known = False
+    if not is_known:
         raise _UnfitError(
             f"its words were cut by pattern {name!r}, {expression!r}, which this llmgpu does not "
             "know: count the corpus again"
@@ -215,10 +219,3 @@ def _check_words(words: DistinctWords, header: dict[str, Any]) -> None:
         )
     if not is_ascending(words.data, words.offsets):
         raise _UnfitError("damaged: its words are not in order")
-
-
-def _cuts_by(pattern: str, expression: str) -> bool:
-    try:
-        return get_pattern(pattern).expression == expression
-    except LlmgpuError:
-        return False

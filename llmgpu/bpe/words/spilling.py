@@ -67,9 +67,7 @@ class WordAccumulator:
     def add(self, words: DistinctWords) -> None:
         """Add words with their counts.
 
-        Raises:
-            InputError: they are of too much text.
-            OutputError: the temporary file can't be written.
+        Raises InputError for too much text, OutputError if the temporary file can't be written.
         """
         if len(words) == 0:
             return
@@ -158,17 +156,15 @@ class _RunFile:
             done = int(ends[first - 1]) if first else 0
             last = int(np.searchsorted(ends, done + self._block_bytes, side="right"))
             last = max(last, first + 1)
-            yield self._write_block(words.take_range(first, last))
+            part = words.take_range(first, last)
+            block = _Block(self._end, len(part), len(part.data))
+            with output_errors(self._name):
+                self._file.seek(self._end)
+                for array in (part.lengths, part.counts, part.data):
+                    self._file.write(np.ascontiguousarray(array).data)
+            self._end += 16 * block.words + block.data_bytes
+            yield block
             first = last
-
-    def _write_block(self, words: DistinctWords) -> _Block:
-        block = _Block(self._end, len(words), len(words.data))
-        with output_errors(self._name):
-            self._file.seek(self._end)
-            for array in (words.lengths, words.counts, words.data):
-                self._file.write(np.ascontiguousarray(array).data)
-        self._end += 16 * block.words + block.data_bytes
-        return block
 
     def read(self, run: _Run) -> Iterator[DistinctWords]:
         """Read a run block by block."""

@@ -2,7 +2,7 @@
 
 - Every word has a 64-bit key. A word of up to 7 bytes is its key; one of up to 15 bytes is
   identified by its key and its first eight bytes; longer words with equal keys are compared.
-- Slots are a power of two in number, a quarter of them taken at most, probed one after the other.
+- Slots are a power of two in number, up to a quarter of them taken, probed one after the other.
   A slot holds a word's number and no key: frequent words come early and get low numbers, so the
   keys that most look-ups need lie together and stay in the processor's cache.
 - All words of a block are looked up in lockstep, in arrays that are reused for every block.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
 
 LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
@@ -150,7 +150,7 @@ class _Known:
     def _read_slots(
         self, slots: NDArray[np.int64], out: NDArray[np.int64], scratch: _Scratch
     ) -> NDArray[np.int64]:
-        """Write what is in each slot, of a block at most, to `out` and return that."""
+        """Write what is in each slot, of up to a block, to `out` and return that."""
         last = len(self.keys) - 1
         if self.slots.dtype == out.dtype:
             np.take(self.slots, slots, out=out, mode="clip")
@@ -252,20 +252,13 @@ class WordTable:
         return arrays + self._known.slots.nbytes + self._long_bytes
 
     def number(
-        self, text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the number of every word text[start:end], giving new words the next numbers.
-
-        starts, ends: int64 (words,), each end after its start.
-        """
-        padded = np.zeros(len(text) + PADDING, np.uint8)
-        padded[: len(text)] = text
-        return self.number_padded(padded, starts, ends)
-
-    def number_padded(
         self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Do what `number` does with a text that has PADDING bytes after its last word."""
+        """Return the number of every word padded[start:end], giving new words the next numbers.
+
+        padded: a text with PADDING bytes after its last word.
+        starts, ends: int64 (words,), each end after its start.
+        """
         numbers, missing = self.find(padded, starts, ends)
         self.insert(padded, missing, numbers)
         return numbers
@@ -273,7 +266,7 @@ class WordTable:
     def look_up(
         self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the numbers of words as `number_padded` takes them, -1 for those not in it."""
+        """Return the numbers of words as `number` takes them, -1 for those not in it."""
         numbers, missing = self.find(padded, starts, ends)
         numbers[missing.which] = -1
         for which, start, length in missing.in_dictionary():
@@ -283,7 +276,7 @@ class WordTable:
     def find(
         self, padded: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], SoughtWords]:
-        """Return the numbers of words as `number_padded` takes them, and those it has not found."""
+        """Return the numbers of words as `number` takes them, and those it has not found."""
         known = self._known  # another thread may put a later one in its place
         numbers = np.empty(len(starts), np.int64)
         scratch = _Scratch(min(len(starts), _BLOCK))

@@ -128,9 +128,6 @@ class GpuWordTable:
         """Make room for the new words of a slice and as many again; return whether that is allowed.
 
         state: that of the slice. beyond_limit: grow even so.
-
-        Raises:
-            DeviceError: out of memory, or too many words have one hash value.
         """
         now = self.read_state()
         words, data = int(now["words"]), int(now["data_used"])
@@ -190,8 +187,7 @@ class WordSlot:
         self.staging = Staging(device, slice_bytes)
         self.staging.array()  # now, because the first map is slow
         self._text = device.create_buffer("text", slice_bytes + 8)
-        self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes)
-        self._pretokenizer.bind(self._text)
+        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, slice_bytes)
         self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
         self._params = device.create_uniform("slice params", 16)
         self._state_copy = Download(device)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
 from llmgpu.bpe.pretokens.pattern import (
     PATTERNS,
-    REGEX_PREFIX,
     get_pattern,
     last_start,
     pattern_of_expression,

@@ -26,9 +26,8 @@ class Marker:
 
     def __init__(self, device: Device, pattern: str, capacity: int = CAPACITY) -> None:
         self._device, self._pattern = device, pattern
-        self._pretokenizer = GpuPretokenizer(device, pattern, capacity)
         self._text = device.create_buffer("text", capacity)
-        self._pretokenizer.bind(self._text)
+        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, capacity)
 
     def mask(self, piece: Slice, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
         self._device.write(self._text, text)

@@ -38,9 +38,8 @@ class Walker:
 
     def __init__(self, device: Device, pattern: str) -> None:
         self._device = device
-        self.pretokenizer = GpuPretokenizer(device, pattern, CAPACITY)
         self._text = device.create_buffer("text", CAPACITY)
-        self.pretokenizer.bind(self._text)
+        self.pretokenizer = GpuPretokenizer(device, pattern, self._text, CAPACITY)
 
     def mask(
         self, text: bytes, begins: NDArray[np.int64], *, closed: bool = True

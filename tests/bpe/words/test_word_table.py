@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.words import word_table
 from llmgpu.bpe.words.word_table import LONGEST_HASHED, WordTable
 
@@ -28,7 +29,8 @@ WORD = st.one_of(
 def number(table: WordTable, words: list[bytes]) -> list[int]:
     ends = np.cumsum([len(word) for word in words], dtype=np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
-    numbers = table.number(np.frombuffer(b"".join(words), np.uint8), starts, ends)
+    padded = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
+    numbers = table.number(padded, starts, ends)
     return [int(number) for number in numbers]
 
 
