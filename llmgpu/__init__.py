@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmgpu.version import __version__
+
 if TYPE_CHECKING:
     from llmgpu.tokenizer import Tokenizer
 
 __all__ = ["Tokenizer", "__version__"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -46,20 +46,22 @@ NUMPY = Backend(None, "NumPy on the CPU")
 def select_backend(wanted: str, purpose: Purpose) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
-    auto: a hardware adapter, or else whichever measurements show to be faster for `purpose`.
+    auto: a hardware adapter, or else NumPy or a software adapter, by what is faster for `purpose`.
 
     Raises:
         DeviceError: nothing matches (the message lists the adapters), or it can't be opened.
     """
     if wanted == "cpu":
         return NUMPY
-    if wanted == "auto":
-        adapter = auto_adapter(purpose)
-        return NUMPY if adapter is None else _open(adapter)
-    _require_wgpu()
-    from llmgpu.gpu import select_adapter
+    adapter = auto_adapter(purpose) if wanted == "auto" else None
+    if wanted == "auto" and adapter is None:
+        return NUMPY
+    if not _has_wgpu():
+        raise DeviceError("can't import wgpu; use --device cpu, or run pip install wgpu")
+    from llmgpu.gpu import Device, select_adapter
 
-    return _open(select_adapter(wanted))
+    adapter = adapter or select_adapter(wanted)
+    return Backend(Device(adapter), str(adapter))
 
 
 def list_adapters() -> list[AdapterInfo]:
@@ -83,20 +85,9 @@ def auto_adapter(purpose: Purpose) -> AdapterInfo | None:
     return None
 
 
-def _open(adapter: AdapterInfo) -> Backend:
-    from llmgpu.gpu import Device
-
-    return Backend(Device(adapter), str(adapter))
-
-
 def _has_wgpu() -> bool:
     try:
         import llmgpu.gpu
     except (ImportError, OSError, RuntimeError):  # wgpu's native library is missing or unfit
         return False
     return bool(llmgpu.gpu)
-
-
-def _require_wgpu() -> None:
-    if not _has_wgpu():
-        raise DeviceError("can't import wgpu; use --device cpu, or run pip install wgpu")

@@ -16,7 +16,7 @@ class InputError(LlmgpuError):
 
 
 class TextError(InputError):
-    """A text is invalid at an offset."""
+    """A text is invalid at a byte offset."""
 
     def __init__(self, what: str, offset: int, why: str, source: str = "") -> None:
         """Say what is invalid where, and why; source: where the text is from."""
@@ -30,16 +30,16 @@ class OutputError(LlmgpuError):
 
 
 class VocabularyError(LlmgpuError):
-    """A vocabulary file is damaged, of a newer version, or unfit for its use."""
+    """A vocabulary file is damaged or of a newer version, or can't be used here."""
 
 
 class DeviceError(LlmgpuError):
-    """No adapter fits, an adapter's limit is too small, or its memory is used up."""
+    """No adapter matches, an adapter's limit is too small, or its memory is exhausted."""
 
 
 class TrainingError(LlmgpuError):
-    """Training can't go on: a loss or a gradient is not a finite number."""
+    """Training can't continue: a loss or a gradient is not a finite number."""
 
 
 class CheckpointError(LlmgpuError):
-    """A checkpoint is damaged, of a newer version, or unfit for its use."""
+    """A checkpoint is damaged or of a newer version, or can't be used here."""

@@ -256,7 +256,7 @@ class Tokenizer:
     def _encode(
         self, texts: Iterable[str | bytes], options: SpecialOptions
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of documents, end to end, and where in them each begins."""
+        """Return the ids of documents, end to end, and where in them each starts."""
         documents = [_to_bytes(text) for text in texts]
         is_small = sum(map(len, documents)) <= HOST_BYTES
         return self._current_engine().encode(corpus_from_bytes(documents), options, is_small)
@@ -295,7 +295,7 @@ class _Engine:
     def encode(
         self, source: Corpus, options: SpecialOptions, is_small: bool
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of all documents, end to end, and where in them each begins."""
+        """Return the ids of all documents, end to end, and where in them each starts."""
         ids = CollectedIds(source.total_bytes)
         starts = [np.empty(0, np.int64)]
         count = 0

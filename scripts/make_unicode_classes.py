@@ -1,10 +1,12 @@
-"""Write pretokens/unicode_classes.py: the classes of code points, as the `regex` module has them.
+"""Update pretokens/unicode_classes.py: the classes of code points, as the `regex` module has them.
 
-Run it from the top of the repository; the same version of `regex` gives the same output.
+Run it from the top of the repository; the same version of `regex` gives the same output. The first
+line of the module names its version of Unicode, and the table is its last string.
 """
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
@@ -23,46 +25,6 @@ CLASSES = {
     "n": r"\p{N}",
     "s": r"\s",
 }
-HEADER = '''"""Classes of code points, from Unicode {version}.
-
-Made by scripts/make_unicode_classes.py: don't edit. The runs are written one after the other, each
-as its length in code points (none: 1) and a letter for its class.
-"""
-
-from __future__ import annotations
-
-import re
-from functools import cache
-
-import numpy as np
-from numpy.typing import NDArray
-
-UNICODE_VERSION = "{version}"
-CODE_POINTS = 0x110000
-
-OTHER = 0
-UPPERCASE = 1  # Lu, Lt
-LOWERCASE = 2  # Ll
-OTHER_LETTER = 3  # Lm, Lo
-MARK = 4  # M
-NUMBER = 5  # N
-WHITE_SPACE = 6
-
-_LETTERS = "oulxmns"
-
-
-@cache
-def code_point_classes() -> NDArray[np.uint8]:
-    """Return the class of every code point: uint8 (0x110000,). Not to be written to."""
-    runs = re.findall(r"([0-9]*)([a-z])", "".join(_RUNS.split()))
-    lengths = [int(length or "1") for length, _ in runs]
-    return np.repeat(np.array([_LETTERS.index(name) for _, name in runs], np.uint8), lengths)
-
-
-_RUNS = """
-{runs}
-"""
-'''
 
 
 def classes() -> list[str]:
@@ -97,7 +59,10 @@ def main() -> None:
         for letter, length in ((key, len(list(group))) for key, group in groupby(classes()))
     )
     lines = "\n".join(wrap(runs, 98))
-    TARGET.write_text(HEADER.format(version=unicode_version(), runs=lines), encoding="utf-8")
+    module = TARGET.read_text(encoding="utf-8")
+    module = re.sub(r"Unicode [0-9.]+[0-9]", f"Unicode {unicode_version()}", module, count=1)
+    before, _, _ = module.partition('_RUNS = """')
+    TARGET.write_text(f'{before}_RUNS = """\n{lines}\n"""\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,11 +49,7 @@ def imported_names(path: Path) -> Iterator[str]:
 
 @cache
 def module_graph() -> Graph:
-    """Return the modules of the package that each module imports.
-
-    The package's own `__init__` is no target: Python runs it before any module anyway, it holds the
-    version, and imports `Tokenizer` only when somebody asks for that name.
-    """
+    """Return the modules of the package that each module imports."""
     known = modules()
     graph: Graph = {}
     for name, path in known.items():
@@ -63,7 +59,7 @@ def module_graph() -> Graph:
             if module.split(".")[0] == "llmgpu":
                 assert module in known, f"{name} imports {imported}, which is not there"
                 targets.add(module)
-        graph[name] = targets - {name, "llmgpu"}
+        graph[name] = targets - {name}
     return graph
 
 

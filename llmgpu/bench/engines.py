@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import llmgpu
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bench.results import Adapter, Machine
 from llmgpu.bench.timing import timed
 from llmgpu.errors import DeviceError
 from llmgpu.processors import usable_processors
+from llmgpu.version import __version__
 
 ALL = "all"
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
@@ -78,8 +78,8 @@ def describe_machine(engines: Sequence[Engine]) -> Machine:
         cpus=usable_processors(),
         adapters=tuple(adapters),
         python=platform.python_version(),
-        llmgpu=llmgpu.__version__,
-        commit=git_commit(Path(llmgpu.__file__).resolve().parents[1]),
+        llmgpu=__version__,
+        commit=git_commit(Path(__file__).resolve().parents[2]),
         **{name: package_version(name) for name in _PACKAGES},
     )
 

@@ -53,10 +53,6 @@ class GrowableArray(Generic[Scalar]):
         self._room[self._length : end] = values
         self._length = end
 
-    def truncate(self, length: int) -> None:
-        """Drop all values but the first `length`."""
-        self._length = min(self._length, length)
-
 
 def concatenate_ranges(
     values: NDArray[Scalar], starts: NDArray[np.int64], lengths: NDArray[np.int64]
@@ -80,6 +76,13 @@ def concatenate_ranges(
             result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
         done = end
     return result
+
+
+def offsets_of(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where things of these lengths start when they lie end to end, then the end."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 def blocks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:

@@ -12,14 +12,14 @@ import sys
 
 import click
 
-from llmgpu import __version__
 from llmgpu.errors import LlmgpuError
+from llmgpu.version import __version__
 
 COMMANDS = {
     "bench": "llmgpu.cli.bench:bench",
     "bpe-train": "llmgpu.cli.bpe_train:bpe_train",
-    "export": "llmgpu.cli.export_vocabulary:export_vocabulary",
-    "import": "llmgpu.cli.import_vocabulary:import_vocabulary",
+    "export": "llmgpu.cli.interchange:export_vocabulary",
+    "import": "llmgpu.cli.interchange:import_vocabulary",
     "generate": "llmgpu.cli.generate:generate",
     "info": "llmgpu.cli.info:info",
     "tokenize": "llmgpu.cli.tokenize:tokenize",

@@ -17,8 +17,14 @@ from llmgpu.backend import select_backend
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
-from llmgpu.bpe.training.plan import Plan, estimate_memory, make_plan
-from llmgpu.bpe.training.train import TrainingResult, carry_out, count_corpus
+from llmgpu.bpe.training.train import (
+    Plan,
+    TrainingResult,
+    carry_out,
+    count_corpus,
+    estimate_memory,
+    make_plan,
+)
 from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
@@ -430,12 +436,7 @@ def _reading_summary(text: Corpus | None) -> dict[str, int]:
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
     if summary.get("stop_reason"):
         report.line(f"note: {summary['stop_reason']}")
-    if summary["invalid_sequences"]:
-        report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
-    if summary["left_out_files"]:
-        report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
-    if summary["left_out_rows"]:
-        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
+    report.note_left_out(summary)
     text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")

@@ -15,6 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 LINE_SECONDS = 5.0  # between plain progress lines
+LEFT_OUT = {
+    "invalid_sequences": "invalid UTF-8 sequences",
+    "left_out_files": "hidden or special files left out",
+    "left_out_rows": "rows without text left out",
+}
 BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others count things
 
 
@@ -34,6 +39,12 @@ class Reporter:
         """Print a line, above the bars if there are any."""
         if not self._quiet:
             self._console.print(text, markup=False)
+
+    def note_left_out(self, summary: dict[str, Any]) -> None:
+        """Print what a summary says of text that was invalid or left out."""
+        for name, what in LEFT_OUT.items():
+            if summary[name]:
+                self.line(f"note: {summary[name]:,} {what}")
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left."""

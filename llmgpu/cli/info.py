@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmgpu import __version__
 from llmgpu.backend import auto_adapter, list_adapters
 from llmgpu.cli.console import print_json
 from llmgpu.cli.options import output_options
+from llmgpu.version import __version__
 
 if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

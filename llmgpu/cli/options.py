@@ -31,21 +31,38 @@ _UNITS = {
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
-class ByteSize(click.ParamType[int]):
-    """A number of bytes: 4096, 100MB (powers of 1000), 2GiB (powers of 1024)."""
+class Amount(click.ParamType[int]):
+    """A number with a unit, rounded down."""
 
-    name = "size"
+    units: dict[str, int]
+    one: str
+    examples: str
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a size."""
+        """Parse an amount."""
         if isinstance(value, int):
             return value
-        size = _parse_amount(str(value), _UNITS)
-        if size is None:
-            self.fail(f"{value!r} is not a size; write 4096, 100MB or 2GiB", param, ctx)
-        if size < 1:
-            self.fail(f"{value!r} is less than one byte", param, ctx)
-        return size
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value), re.ASCII)
+        if match is None or match[2].upper() not in self.units:
+            self.fail(f"{value!r} is not a {self.name}; write {self.examples}", param, ctx)
+        amount = int(Fraction(match[1]) * self.units[match[2].upper()])
+        if amount < 1:
+            self.fail(f"{value!r} is less than one {self.one}", param, ctx)
+        return amount
+
+
+class ByteSize(Amount):
+    """A number of bytes: 4096, 100MB (powers of 1000), 2GiB (powers of 1024)."""
+
+    name, one, units = "size", "byte", _UNITS
+    examples = "4096, 100MB or 2GiB"
+
+
+class TokenCount(Amount):
+    """A number of tokens: 4096, 250K, 100M, 1B."""
+
+    name, one, units = "number of tokens", "token", _THOUSANDS
+    examples = "4096, 100M or 1B"
 
 
 class Percentage(click.ParamType[float]):
@@ -66,31 +83,6 @@ class Percentage(click.ParamType[float]):
         if not 0 <= percent < math.inf:
             self.fail(f"{value!r} is not a percentage of 0 or more; write 10%", param, ctx)
         return percent / 100
-
-
-class TokenCount(click.ParamType[int]):
-    """A number of tokens: 4096, 250K, 100M, 1B."""
-
-    name = "tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a number."""
-        if isinstance(value, int):
-            return value
-        count = _parse_amount(str(value), _THOUSANDS)
-        if count is None:
-            self.fail(f"{value!r} is not a number of tokens; write 4096, 100M or 1B", param, ctx)
-        if count < 1:
-            self.fail(f"{value!r} is less than one token", param, ctx)
-        return count
-
-
-def _parse_amount(text: str, units: dict[str, int]) -> int | None:
-    """Return a number with a unit, rounded down; None if the text is something else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
-    if match is None or match[2].upper() not in units:
-        return None
-    return int(Fraction(match[1]) * units[match[2].upper()])
 
 
 class PatternName(click.Choice[str]):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from llmgpu.backend import Backend, select_backend
+from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.id_buffers import ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, print_json
 from llmgpu.cli.options import (
+    TokenCount,
     corpus_options,
     device_option,
     make_corpus_options,
@@ -23,13 +25,26 @@ from llmgpu.cli.options import (
     output_options,
     special_options,
 )
-from llmgpu.cli.shards import Cut, check_shard_options, open_sink, shard_options
-from llmgpu.files import atomic_output
+from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import check_fingerprint, read_side_file
-from llmgpu.tokens.formats import FORMATS, describe_formats, read_tokens
+from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, read_tokens
+from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
+from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
-from llmgpu.tokens.tokenizing import encode_corpus, encode_into
+from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable
+
+
+@dataclass(frozen=True)
+class _Output:
+    """Where ids go, by the options of the same names."""
+
+    name: str
+    format: str
+    layout: str
+    shard_tokens: int | None
+    resume: bool
 
 
 @click.command()
@@ -70,7 +85,26 @@ from llmgpu.tokens.tokenizing import encode_corpus, encode_into
     show_default="number of processors, up to 4",
     help="Number of threads that encode without a GPU.",
 )
-@shard_options
+@click.option(
+    "--layout",
+    type=click.Choice(list(LAYOUTS)),
+    default="raw",
+    show_default=True,
+    help=f"Layout of --format bin: {describe_layouts()}.",
+)
+@click.option(
+    "--shard-tokens",
+    type=TokenCount(),
+    metavar="N",
+    help="Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
+    "manifest OUT.json.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
+    "with it, not written.",
+)
 @special_options
 @corpus_options
 @device_option
@@ -110,8 +144,8 @@ def tokenize(
     """
     if decode and (count or line_documents):
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
-    cut = Cut(shard_tokens, layout, resume)
-    check_shard_options(cut, output, format_name, is_encoding=not (decode or count))
+    target = _Output(output, format_name, layout, shard_tokens, resume)
+    _check_output(target, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode and not special.is_plain:
         raise click.UsageError("--decode takes no special tokens: their ids become their text")
@@ -120,57 +154,104 @@ def tokenize(
     vocabulary = vocabulary.with_match(match or vocabulary.match)
     sources = files or ("-",)
     if decode:
-        summary = _decode(sources, vocabulary, vocab, format_name, output, layout)
+        summary = _decode(sources, vocabulary, vocab, target)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
         backend = select_backend(device, "tokenize")
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
-        reading_as = (cut, sources, options, special)
-        where = partial(open_sink, *reading_as, vocabulary, output, format_name, report)
-        target = None if count else where
+        found = resolve_sources(sources)
         encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
-        summary = _encode(sources, options, vocabulary, encoder, backend, target, report)
+
+        def open_sink() -> TokenSink:
+            if shard_tokens is None:
+                return _open_file(target, vocabulary)
+            return _open_shards(target, vocabulary, found, options, special, report)
+
+        with Corpus(found, options) as text:
+            summary = _encode(text, encoder, None if count else open_sink, report)
+        summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
+        _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
         click.echo(summary["tokens"])
 
 
-def _encode(
-    sources: tuple[str, ...],
-    options: CorpusOptions,
+def _check_output(output: _Output, is_encoding: bool) -> None:
+    """Raise click.UsageError for options that can't be combined."""
+    if output.layout != "raw" and output.format != "bin":
+        raise click.UsageError("--layout needs --format bin")
+    if output.resume and output.shard_tokens is None:
+        raise click.UsageError("--resume needs --shard-tokens N")
+    if output.shard_tokens is None:
+        return
+    if not is_encoding:
+        raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
+    if output.format != "bin" or output.name == STANDARD_OUTPUT:
+        raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
+
+
+def _open_file(output: _Output, vocabulary: Vocabulary) -> TokenSink:
+    return open_writer(
+        output.name,
+        output.format,
+        vocabulary_size=vocabulary.size,
+        fingerprint=vocabulary.fingerprint,
+        layout=output.layout,
+    )
+
+
+def _open_shards(
+    output: _Output,
     vocabulary: Vocabulary,
-    encoder: Encoder,
-    backend: Backend,
-    target: Callable[[], TokenSink] | None,
+    sources: Sources,
+    options: CorpusOptions,
+    special: SpecialOptions,
     report: Reporter,
-) -> dict[str, Any]:
-    """Tokenize into the sink that `target` opens, or only count; return the summary."""
-    with Corpus(sources, options) as text:
-        start = time.perf_counter()
-        tokens = 0
-        try:
-            if target is None:
-                for piece in encode_corpus(encoder, text, ReusedMemory().allocate):
-                    tokens += len(piece.ids)
-                    report("tokenizing", text.bytes_read, text.total_bytes)
-            else:
-                with target() as writer:
-                    encode_into(writer, encoder, text, report)
-                tokens = writer.ids
-        finally:
-            report.close()
-        seconds = time.perf_counter() - start
-        summary = _summary(text, tokens, seconds, backend, vocabulary)
-    _print_summary(report, summary)
-    return summary
+) -> ShardWriter:
+    assert output.shard_tokens is not None
+    if output.resume:
+        require_rereadable(sources)
+    around = [token for token in (special.bos, special.eos) if token is not None]
+    shards = ShardWriter(
+        output.name,
+        vocabulary,
+        output.shard_tokens,
+        layout=output.layout,
+        added={token_id(vocabulary, token) for token in around},
+        run=encoding_key(sources, options, special),
+        resume=output.resume,
+    )
+    if output.resume:
+        progress = ShardNames(output.name).progress
+        report.line(
+            f"resuming from {progress}: {shards.kept:,} shards are finished"
+            if shards.kept
+            else f"note: no finished shard in {progress} to resume from: starting from scratch"
+        )
+    return shards
 
 
-def _summary(
-    text: Corpus, tokens: int, seconds: float, backend: Backend, vocabulary: Vocabulary
+def _encode(
+    text: Corpus, encoder: Encoder, open_sink: Callable[[], TokenSink] | None, report: Reporter
 ) -> dict[str, Any]:
+    """Tokenize into a sink, or only count; return the summary."""
+    start = time.perf_counter()
+    tokens = 0
+    try:
+        if open_sink is None:
+            for piece in encode_corpus(encoder, text, ReusedMemory().allocate):
+                tokens += len(piece.ids)
+                report("tokenizing", text.bytes_read, text.total_bytes)
+        else:
+            with open_sink() as sink:
+                encode_into(sink, encoder, text, report)
+            tokens = sink.ids
+    finally:
+        report.close()
+    seconds = time.perf_counter() - start
     return {
         "tokens": tokens,
         "text_bytes": text.text_bytes,
@@ -179,20 +260,13 @@ def _summary(
         "left_out_files": text.left_out,
         "left_out_rows": text.null_rows,
         "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
-        "fingerprint": vocabulary.fingerprint,
-        "device": backend.description,
         "seconds": round(seconds, 3),
         "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),
     }
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
-    if summary["invalid_sequences"]:
-        report.line(f"note: {summary['invalid_sequences']:,} invalid UTF-8 sequences")
-    if summary["left_out_files"]:
-        report.line(f"note: {summary['left_out_files']:,} hidden or special files left out")
-    if summary["left_out_rows"]:
-        report.line(f"note: {summary['left_out_rows']:,} rows without text left out")
+    report.note_left_out(summary)
     if summary["tokens"]:
         report.line(
             f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "
@@ -202,21 +276,16 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
 
 
 def _decode(
-    sources: tuple[str, ...],
-    vocabulary: Vocabulary,
-    vocab: str,
-    format_name: str,
-    output: str,
-    layout: str,
+    sources: tuple[str, ...], vocabulary: Vocabulary, vocab: str, output: _Output
 ) -> dict[str, Any]:
-    tokens = text_bytes = 0
-    with atomic_output(output) as file:
+    size, tokens, text_bytes = vocabulary.size, 0, 0
+    with atomic_output(output.name) as file:
         for source in sources:
-            if format_name == "bin" and source != "-":
+            if output.format == "bin" and source != "-":
                 made_with = str(read_side_file(source)["fingerprint"])
                 check_fingerprint(source, made_with, vocabulary.fingerprint, vocab)
-            size = vocabulary.size
-            for ids in read_tokens(source, format_name, vocabulary_size=size, layout=layout):
+            blocks = read_tokens(source, output.format, vocabulary_size=size, layout=output.layout)
+            for ids in blocks:
                 data = vocabulary.decode(ids)
                 file.write(data)
                 tokens += len(ids)

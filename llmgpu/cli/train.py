@@ -21,15 +21,14 @@ from llmgpu.cli.options import (
     make_corpus_options,
     output_options,
 )
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from llmgpu.lm.checkpoints.step_folders import list_checkpoints
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import PRECISIONS, TrainOptions
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
-from llmgpu.lm.runs.run import Intervals, prepare_run
+from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 
@@ -196,9 +195,9 @@ def train(
             report.line(f"resuming from {checkpoint.folder}")
         elif resume:
             report.line(f"{output} has no checkpoint yet: starting at the first step")
-        use = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
+        needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         report.line(_description(asked, backend))
-        report.line(f"needs up to about {human_bytes(use.total)} of memory")
+        report.line(f"needs up to about {human_bytes(needed_bytes)} of memory")
         separator = default_separator(vocabulary) if eos is None else eos
         try:
             source = open_tokens(
@@ -214,7 +213,7 @@ def train(
             )
         finally:
             report.close()
-        run = prepare_run(
+        run = TrainingRun(
             folder,
             asked,
             backend,
@@ -222,7 +221,7 @@ def train(
             vocabulary,
             intervals,
             checkpoint,
-            use,
+            needed_bytes,
             eos_id=None if separator is None else token_id(vocabulary, separator),
             on_record=partial(_print_record, report, asked.options.steps),
             note=report.line,

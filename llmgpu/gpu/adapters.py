@@ -76,8 +76,7 @@ def _describe(handle: Any) -> AdapterInfo:
 def select_adapter(wanted: str = "gpu") -> AdapterInfo:
     """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
 
-    Raises:
-        DeviceError: there is no adapter, or none of that name (the message lists all).
+    DeviceError if there is no adapter, or none of that name (the message lists all).
     """
     adapters = list_adapters()
     if not adapters:

@@ -9,17 +9,17 @@ submit: it checks that no buffer is mapped and that no commands are submitted tw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import wgpu
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
-from llmgpu.gpu.buffers import Buffer
 from llmgpu.gpu.kernel import BoundKernel
-from llmgpu.gpu.opened import OpenedAdapter
+from llmgpu.gpu.opened import Buffer, OpenedAdapter
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
 MAX_TIMED = 2_000  # dispatches that one query set times
@@ -43,15 +43,6 @@ class Submission:
     index: int
 
 
-class Mappable(Protocol):
-    """Memory that must not be submitted while the host has it."""
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether the host has the memory."""
-        ...
-
-
 class Commands:
     """A list of commands being recorded. Made by `Device.record`, used up by `submit`.
 
@@ -72,7 +63,7 @@ class Commands:
         self._pass: Any = None
         self._fast: native.FastPass | None = None
         self._kept: list[object] = []  # alive until the submission
-        self.staging: list[Mappable] = []
+        self.still_mapped: list[Callable[[], bool]] = []  # asks whether the host has the memory
         self._timed_labels: list[str] = []
         if self._times is not None:
             self._queries = handle.create_query_set(type="timestamp", count=2 * MAX_TIMED)
@@ -127,7 +118,7 @@ class Commands:
         return submission
 
     def _submit_part(self) -> Submission:
-        if any(memory.is_mapped for memory in self.staging):
+        if any(is_mapped() for is_mapped in self.still_mapped):
             raise RuntimeError("staging memory is still mapped")
         self._end_pass()
         timestamps = self._resolve_timestamps() if self._timed_labels else None

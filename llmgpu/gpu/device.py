@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, select_adapter
-from llmgpu.gpu.buffers import Buffer, aligned
 from llmgpu.gpu.commands import Commands, Submission
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.opened import OpenedAdapter
-from llmgpu.gpu.source import Line, compose, kernel_source
+from llmgpu.gpu.opened import Buffer, OpenedAdapter, aligned
+from llmgpu.gpu.source import compose, kernel_source
 from llmgpu.gpu.transfer import Download, Staging, parallel_copy
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
@@ -52,10 +51,7 @@ class Device(OpenedAdapter):
         """Open `adapter` (the best by default) with those of `features` that it has.
 
         limits: WebGPU limits to ask for; the adapter's by default. Lower ones serve tests and
-            memory budgets.
-
-        Raises:
-            DeviceError: there is no adapter, or it can't be opened with these limits.
+            memory budgets. DeviceError if there is no adapter, or it can't be opened with these.
         """
         super().__init__(adapter or select_adapter(), features, limits)
         self.timing = False
@@ -88,7 +84,7 @@ class Device(OpenedAdapter):
         """Return the one kernel of a generated text, compiled once."""
         found = self._kernels.get((text,))
         if found is None:
-            lines = [Line(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
+            lines = [(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
             source = kernel_source(lines, "")
             found = self._kernels.setdefault((text,), Kernel(self, source, {}))
         return found
@@ -101,8 +97,7 @@ class Device(OpenedAdapter):
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         """Make a storage buffer of at least `nbytes` bytes, zeros at first.
 
-        Raises:
-            DeviceError: the adapter can't bind that much, or is out of memory.
+        DeviceError if the adapter can't bind that much, or is out of memory.
         """
         size = aligned(nbytes)
         if size > self.max_binding_bytes:
@@ -141,8 +136,7 @@ class Device(OpenedAdapter):
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
         """Copy an array to the start of a buffer, before anything submitted later.
 
-        Raises:
-            ValueError: the array is larger than the buffer.
+        ValueError if the array is larger than the buffer.
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if len(flat) > buffer.nbytes:
@@ -169,18 +163,15 @@ class Device(OpenedAdapter):
         """Return the first `count` elements of a buffer, after all submitted work."""
         out = np.empty(count, dtype)
         if count:
-            download = self._take_download()
+            try:
+                download = self._idle_downloads.pop()
+            except IndexError:  # none is idle, or another thread took it
+                download = Download(self)
             download.start(buffer, out.nbytes)
             download.finish(out.view(np.uint8))
             if len(self._idle_downloads) < IDLE_DOWNLOADS and out.nbytes <= UPLOAD_PIECE:
                 self._idle_downloads.append(download)
         return out
-
-    def _take_download(self) -> Download:
-        try:
-            return self._idle_downloads.pop()
-        except IndexError:  # none is idle, or another thread took it
-            return Download(self)
 
     def _probe_subgroups(self) -> int:
         """Return the subgroup size; 0 if lanes are not numbered as the scans need them."""

@@ -1,4 +1,4 @@
-"""An opened adapter: the lowest module of the package, which all others take.
+"""An opened adapter and its memory: the module on which all others build.
 
 It imports no other module of the package but `adapters` and `native`.
 """
@@ -6,6 +6,7 @@ It imports no other module of the package but `adapters` and `native`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import wgpu
@@ -13,6 +14,7 @@ import wgpu
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import AdapterInfo
 
+ALIGNMENT = 256  # bytes; every size is rounded up to a multiple of it, and none is 0
 WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
     "max-buffer-size": 268_435_456,
     "max-storage-buffer-binding-size": 134_217_728,
@@ -21,6 +23,31 @@ WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
     "max-compute-invocations-per-workgroup": 256,
     "max-compute-workgroup-size-x": 256,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory on the device, a wgpu buffer or a part of it; size and offset are aligned."""
+
+    label: str
+    nbytes: int
+    handle: Any
+    offset: int = 0
+
+    def view(self, offset: int, nbytes: int) -> Buffer:
+        """Return a part of this memory, its size rounded up to a multiple of `ALIGNMENT` bytes.
+
+        ValueError if `offset` is not a multiple of `ALIGNMENT`, or the part is not inside.
+        """
+        size = aligned(nbytes)
+        if offset % ALIGNMENT or not 0 <= offset <= self.nbytes - size:
+            raise ValueError(f"{self.label}: no {nbytes} bytes at {offset} of {self.nbytes}")
+        return Buffer(self.label, size, self.handle, self.offset + offset)
+
+
+def aligned(nbytes: int) -> int:
+    """Return the size of a buffer for `nbytes` bytes."""
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
 
 
 class OpenedAdapter:
@@ -57,14 +84,10 @@ class OpenedAdapter:
     def max_binding_bytes(self) -> int:
         """Largest buffer that can be made and bound whole, in bytes."""
         size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
-        return size // 256 * 256
+        return size // ALIGNMENT * ALIGNMENT
 
     def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
-        """Make a wgpu buffer.
-
-        Raises:
-            DeviceError: the device is out of memory.
-        """
+        """Make a wgpu buffer; DeviceError if the device is out of memory."""
         try:
             return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
         except wgpu.GPUError as error:

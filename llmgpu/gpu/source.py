@@ -46,13 +46,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a kernel's text, and the file and line it came from."""
-
-    text: str
-    file: str
-    number: int
+Line = tuple[str, str, int]  # of a kernel's text, and the file and line it came from
 
 
 @dataclass(frozen=True)
@@ -94,11 +88,7 @@ def _root() -> Traversable:
 
 
 def read_wgsl(name: str) -> str:
-    """Return the text of a file below wgsl/.
-
-    Raises:
-        DeviceError: there is no such file.
-    """
+    """Return the text of a file below wgsl/; DeviceError if there is none."""
     path = _root() / name
     if not path.is_file():
         raise DeviceError(f"kernel source wgsl/{name} is missing; reinstall llmgpu")
@@ -108,10 +98,7 @@ def read_wgsl(name: str) -> str:
 def constant(file: str, name: str) -> int:
     """Return the u32 constant `name` that a WGSL file declares; of an override, its default.
 
-    file: its path below wgsl/; what it includes does not count.
-
-    Raises:
-        DeviceError: the file declares no such constant.
+    file: its path below wgsl/; what it includes does not count. DeviceError if it declares none.
     """
     constants = _declared(file).constants
     if name not in constants:
@@ -169,8 +156,7 @@ class _Declared:
     def layout(self, kind: str) -> tuple[np.dtype[np.void], int]:
         """Return the dtype of a WGSL type and its alignment in bytes.
 
-        Raises:
-            DeviceError: an unknown type, or an array whose elements need padding.
+        DeviceError for an unknown type, and for an array whose elements need padding.
         """
         kind = _ATOMIC.sub(r"\1", kind.strip())
         if kind in self.structs:
@@ -209,8 +195,7 @@ def compose(name: str, choices: Mapping[str, str]) -> KernelSource:
     name: the kernel's file.
     choices: what an include that names no file stands for, as `Device.source_choices` has it.
 
-    Raises:
-        DeviceError: there is no such file, or it does not hold one kernel.
+    DeviceError if there is no such file, or it does not hold one kernel.
     """
     lines: list[Line] = []
     _append(name, choices, set(), lines)
@@ -219,17 +204,12 @@ def compose(name: str, choices: Mapping[str, str]) -> KernelSource:
 
 def kernel_source(lines: list[Line], file: str) -> KernelSource:
     """Return the source of the one kernel of a text."""
-    text = "\n".join(line.text for line in lines)
+    text = "\n".join(line for line, _, _ in lines)
     entries = _ENTRY.findall(text)
     if len(entries) != 1:
         raise DeviceError(f"wgsl/{file} has {len(entries)} entry points instead of one")
-    ((_, entry),) = entries
-    return KernelSource(
-        entry=entry,
-        text=text,
-        bindings=_bindings(text),
-        lines=tuple((line.file, line.number) for line in lines),
-    )
+    places = tuple((name, number) for _, name, number in lines)
+    return KernelSource(entries[0][1], text, _bindings(text), places)
 
 
 def _append(name: str, choices: Mapping[str, str], seen: set[str], lines: list[Line]) -> None:
@@ -237,7 +217,7 @@ def _append(name: str, choices: Mapping[str, str], seen: set[str], lines: list[L
     for number, line in enumerate(read_wgsl(name).splitlines(), 1):
         include = _INCLUDE.match(line)
         if include is None:
-            lines.append(Line(line, name, number))
+            lines.append((line, name, number))
             continue
         included = choices.get(include[1], include[1])
         if included not in seen:

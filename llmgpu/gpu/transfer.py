@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
-from llmgpu.gpu.buffers import Buffer, aligned
 from llmgpu.gpu.commands import Commands
-from llmgpu.gpu.opened import OpenedAdapter
+from llmgpu.gpu.opened import Buffer, OpenedAdapter, aligned
 from llmgpu.processors import usable_processors
 
 COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
@@ -49,7 +48,6 @@ class Staging:
         self._buffer = opened.create_handle("staging", self.nbytes, usage)
         self._map: native.BufferMap | None = None
 
-    @property
     def is_mapped(self) -> bool:
         """Whether the host has the memory, so that it must not be submitted."""
         return self._map is not None
@@ -72,7 +70,7 @@ class Staging:
         if self._map is not None:
             self._map.unmap()
             self._map = None
-        commands.staging.append(self)
+        commands.still_mapped.append(self.is_mapped)
         size = -(-nbytes // 4) * 4
         offset = target.offset + target_offset
         commands.copy(self._buffer, target.handle, size, target_offset=offset)

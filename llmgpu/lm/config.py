@@ -99,9 +99,9 @@ class ModelConfig:
     def weights(self) -> Iterator[Weight]:
         """All weights in the order of a forward pass.
 
-        Matrices are (outputs, inputs). Values begin normal with deviation 0.02, those of the two
-        projections that write into the residual stream with 0.02 / sqrt(2 * layers), so that its
-        variance does not grow with depth (GPT-2, section 2.3); norms begin with ones.
+        Matrices are (outputs, inputs). Initial values are normal with deviation 0.02. The two
+        projections that write into the residual stream have 0.02 / sqrt(2 * layers), so that its
+        variance does not grow with depth (GPT-2, section 2.3); norms start as ones.
         """
         table = (self.padded_vocab_size, self.dim)
         yield Weight("model.embed_tokens.weight", table, 0.02, True)

@@ -7,7 +7,6 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,37 +14,19 @@ from numpy.typing import NDArray
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, OUTPUT, LayerActivations, LayerWeights, Model
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import (
+    AttentionGradients,
+    AttentionTensors,
+    Groups,
+    Norm,
+    Operations,
+)
 from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
-ROW_ALIGNMENT = 64  # float32 rows of one number: a block of this many begins at 256 bytes
-
-
-@dataclass(frozen=True)
-class BatchInputs:
-    """Tensors that the host writes before a batch: ids, targets and how equal ids are grouped."""
-
-    tokens: Tensor  # uint32 (N,)
-    targets: Tensor  # uint32 (N,)
-    order: Tensor  # uint32 (N,)
-    starts: Tensor  # uint32 (N + 1,)
-    rows: Tensor  # uint32 (N,)
-
-    @classmethod
-    def make(cls, operations: Operations, rows: int) -> BatchInputs:
-        """Make the tensors for `rows` rows."""
-
-        def tensor(name: str, count: int) -> Tensor:
-            return operations.tensor(name, (count,), np.uint32)
-
-        return cls(
-            tokens=tensor("tokens", rows),
-            targets=tensor("targets", rows),
-            order=tensor("order of tokens", rows),
-            starts=tensor("starts of equal tokens", rows + 1),
-            rows=tensor("distinct tokens", rows),
-        )
+ROW_ALIGNMENT = (
+    64  # float32 rows of one number: a block of this many starts at a multiple of 256 bytes
+)
 
 
 class LayerGradients:
@@ -59,10 +40,12 @@ class LayerGradients:
 
         self.residual = tensor("the residual stream", config.dim)
         self.normed = tensor("a norm's output", config.dim)
-        self.attended = tensor("attention", config.dim)
-        self.q = tensor("queries", config.dim)
-        self.k = tensor("keys", config.kv_dim)
-        self.v = tensor("values", config.kv_dim)
+        self.attention = AttentionGradients(
+            out=tensor("attention", config.dim),
+            q=tensor("queries", config.dim),
+            k=tensor("keys", config.kv_dim),
+            v=tensor("values", config.kv_dim),
+        )
         self.activated = tensor("the activation", config.ffn_dim)
         self.gate = tensor("the gate", config.ffn_dim) if config.is_gated else None
         self.up = tensor("up", config.ffn_dim)
@@ -83,8 +66,14 @@ class LossGraph:
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)
-        self.inputs = BatchInputs.make(ops, self.rows)
-        self.positions = ops.tensor("positions", (self.rows,), np.uint32)
+        self.tokens = self._ids("tokens")
+        self.targets = self._ids("targets")
+        self.groups = Groups(
+            self._ids("order of tokens"),
+            ops.tensor("starts of equal tokens", (self.rows + 1,), np.uint32),
+            self._ids("distinct tokens"),
+        )
+        self.positions = self._ids("positions")
         ops.write(self.positions, np.tile(np.arange(seq, dtype=np.uint32), batch))
         self.loss_params = ops.parameters("loss parameters", (4,))
         self.losses = ops.tensor("losses", (self.rows,))
@@ -97,6 +86,10 @@ class LossGraph:
         self._activations = list(self._layer_activations(keep_all=gradients is not None))
         if gradients is not None:
             self._inside = LayerGradients(ops, config, self.rows)
+            self._of_weights = [LayerWeights.of(gradients, k) for k in range(config.layers)]
+
+    def _ids(self, name: str) -> Tensor:
+        return self.model.operations.tensor(name, (self.rows,), np.uint32)
 
     def _activation(self, name: str, width: int) -> Tensor:
         return self.model.operations.tensor(name, (self.rows, width))
@@ -115,13 +108,12 @@ class LossGraph:
     def write_batch(self, tokens: NDArray[np.uint32], targets: NDArray[np.uint32]) -> None:
         """Write ids and targets, both (B, T) and checked, for the next run."""
         ops = self.model.operations
-        ops.write(self.inputs.tokens, tokens)
-        ops.write(self.inputs.targets, targets)
+        ops.write(self.tokens, tokens)
+        ops.write(self.targets, targets)
         if self._gradients is not None:
-            order, starts, rows = group_tokens(tokens.reshape(-1))
-            ops.write(self.inputs.order, order)
-            ops.write(self.inputs.starts, starts)
-            ops.write(self.inputs.rows, rows)
+            tensors = (self.groups.order, self.groups.starts, self.groups.rows)
+            for tensor, array in zip(tensors, group_tokens(tokens.reshape(-1)), strict=True):
+                ops.write(tensor, array)
 
     def record_losses(self) -> None:
         """Record the forward pass up to `losses` (N,)."""
@@ -143,37 +135,32 @@ class LossGraph:
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
         # Backward norms add to the gradient of their input: the residual stream collects them.
         ops.fill_zero(inside.residual)
-        last = self._activations[-1].out
         ops.rms_norm_backward(
-            last,
-            model.weights[FINAL_NORM],
-            self.final_inverse_rms,
-            inside.normed,
-            inside.residual,
-            self._gradients[FINAL_NORM],
+            self._final_norm(), inside.normed, inside.residual, self._gradients[FINAL_NORM]
         )
         # Backwards through the layers, each of which leaves its part in the residual gradient.
         for layer in reversed(range(model.config.layers)):
             self._record_ffn_backward(layer)
             self._record_attention_backward(layer)
         # What is left is the gradient of the embedding's output.
-        i = self.inputs
         table = self._gradients[EMBEDDING]
-        ops.embed_backward_grouped(i.order, i.starts, i.rows, inside.residual, table)
+        ops.embed_backward_grouped(self.groups, inside.residual, table)
 
     def _record_forward(self) -> None:
         ops, model = self.model.operations, self.model
-        ops.embed_lookup(self.inputs.tokens, model.working[EMBEDDING], self.embedded)
+        ops.embed_lookup(self.tokens, model.working[EMBEDDING], self.embedded)
         x = self.embedded
         for layer, a in enumerate(self._activations):
             model.record_layer(layer, x, self.positions, a, self._record_attention)
             x = a.out
-        epsilon = model.config.norm_epsilon
-        weight = model.weights[FINAL_NORM]
-        ops.rms_norm(x, weight, self.final_normed, self.final_inverse_rms, epsilon)
+        ops.rms_norm(self._final_norm(), model.config.norm_epsilon)
 
-    def _record_attention(self, a: LayerActivations) -> None:
-        self.model.operations.attention(a.q, a.k, a.v, a.attended, a.log_sum_exp, self._shape)
+    def _final_norm(self) -> Norm:
+        last, weight = self._activations[-1].out, self.model.weights[FINAL_NORM]
+        return Norm(last, weight, self.final_normed, self.final_inverse_rms)
+
+    def _record_attention(self, tensors: AttentionTensors) -> None:
+        self.model.operations.attention(tensors, self._shape)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         for start in range(0, self.rows, self.block_rows):
@@ -184,21 +171,14 @@ class LossGraph:
         ops = self.model.operations
         logits = self.logits.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
-        targets, losses = (t.rows(start, stop) for t in (self.inputs.targets, self.losses))
+        targets, losses = (t.rows(start, stop) for t in (self.targets, self.losses))
         ops.cross_entropy(logits, targets, losses, self.loss_params)
         return logits
-
-    def _input(self, layer: int) -> Tensor:
-        return self._activations[layer - 1].out if layer else self.embedded
-
-    def _layer_weight_gradients(self, layer: int) -> LayerWeights:
-        assert self._gradients is not None
-        return LayerWeights.of(self._gradients, layer)
 
     def _record_ffn_backward(self, layer: int) -> None:
         """Record the way from the gradient of a layer's output to that in its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
+        w, d = self.model.layers[layer], self._of_weights[layer]
         ops.linear_backward_weight(g.residual, a.activated, d.down)
         ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
         if a.gate is None or g.gate is None or d.gate is None:
@@ -210,44 +190,31 @@ class LossGraph:
         ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
         if w.gate is not None and g.gate is not None:
             ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
-        ops.rms_norm_backward(
-            a.middle, w.ffn_norm, a.ffn_inverse_rms, g.normed, g.residual, d.ffn_norm
-        )
+        norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
+        ops.rms_norm_backward(norm, g.normed, g.residual, d.ffn_norm)
 
     def _record_attention_backward(self, layer: int) -> None:
         """Record the way from the gradient in a layer's middle to that of its input."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
-        w, d = self.model.layers[layer], self._layer_weight_gradients(layer)
-        ops.linear_backward_weight(g.residual, a.attended, d.attention_out)
-        ops.linear_backward_input(g.residual, w.attention_out, g.attended, accumulate=False)
-        ops.attention_backward(
-            a.q, a.k, a.v, a.attended, a.log_sum_exp, g.attended, g.q, g.k, g.v, self._shape
+        w, d = self.model.layers[layer], self._of_weights[layer]
+        heads = g.attention
+        ops.linear_backward_weight(g.residual, a.attention.out, d.attention_out)
+        ops.linear_backward_input(g.residual, w.attention_out, heads.out, accumulate=False)
+        ops.attention_backward(a.attention, heads, self._shape)
+        # The gradients of queries and keys as they were before their rotation.
+        for rotated in (heads.q, heads.k):
+            ops.rotary(rotated, self.model.rotation(self.positions), inverse=True)
+        triples = (
+            (heads.q, w.query, d.query),
+            (heads.k, w.key, d.key),
+            (heads.v, w.value, d.value),
         )
-        self._record_unrotate(g.q, g.k)
-        triples = ((g.q, w.query, d.query), (g.k, w.key, d.key), (g.v, w.value, d.value))
         for index, (gradient, weight, weight_gradient) in enumerate(triples):
             ops.linear_backward_weight(gradient, a.attention_normed, weight_gradient)
             ops.linear_backward_input(gradient, weight, g.normed, accumulate=index > 0)
-        ops.rms_norm_backward(
-            self._input(layer),
-            w.attention_norm,
-            a.attention_inverse_rms,
-            g.normed,
-            g.residual,
-            d.attention_norm,
-        )
-
-    def _record_unrotate(self, *gradients: Tensor) -> None:
-        model = self.model
-        for gradient in gradients:
-            model.operations.rotary(
-                gradient,
-                model.cosines,
-                model.sines,
-                self.positions,
-                model.config.head_dim,
-                inverse=True,
-            )
+        x = self._activations[layer - 1].out if layer else self.embedded
+        norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
+        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
 
 
 def logits_block_rows(operations: Operations, config: ModelConfig, rows: int) -> int:

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.operations import AttentionShape, Operations
-from llmgpu.lm.ops.rotary import rotary_tables
+from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.operations import (
+    AttentionShape,
+    AttentionTensors,
+    Norm,
+    Operations,
+    Rotation,
+)
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -65,11 +71,7 @@ class LayerActivations:
 
     attention_normed: Tensor  # (N, C)
     attention_inverse_rms: Tensor  # (N,)
-    q: Tensor  # (N, C)
-    k: Tensor  # (N, K*D)
-    v: Tensor  # (N, K*D)
-    attended: Tensor  # (N, C)
-    log_sum_exp: Tensor  # (N, H)
+    attention: AttentionTensors
     middle: Tensor  # (N, C) residual stream after attention
     ffn_normed: Tensor  # (N, C)
     ffn_inverse_rms: Tensor  # (N,)
@@ -91,11 +93,13 @@ class LayerActivations:
         return cls(
             attention_normed=tensor("attention norm", config.dim),
             attention_inverse_rms=tensor("attention norm's scale"),
-            q=tensor("queries", config.dim),
-            k=tensor("keys", config.kv_dim),
-            v=tensor("values", config.kv_dim),
-            attended=tensor("attention", config.dim),
-            log_sum_exp=tensor("attention's normaliser", config.heads),
+            attention=AttentionTensors(
+                q=tensor("queries", config.dim),
+                k=tensor("keys", config.kv_dim),
+                v=tensor("values", config.kv_dim),
+                out=tensor("attention", config.dim),
+                log_sum_exp=tensor("attention's normaliser", config.heads),
+            ),
             middle=tensor("residual after attention", config.dim),
             ffn_normed=tensor("feed-forward norm", config.dim),
             ffn_inverse_rms=tensor("feed-forward norm's scale"),
@@ -137,10 +141,10 @@ class Model:
         self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
         positions = config.seq_len + 1  # one more for rows that are not in use
         cosines, sines = rotary_tables(positions, config.head_dim, config.rope_theta)
-        self.cosines = operations.tensor("cosines", cosines.shape)
-        self.sines = operations.tensor("sines", sines.shape)
-        operations.write(self.cosines, cosines)
-        operations.write(self.sines, sines)
+        self._cosines = operations.tensor("cosines", cosines.shape)
+        self._sines = operations.tensor("sines", sines.shape)
+        operations.write(self._cosines, cosines)
+        operations.write(self._sines, sines)
 
     @property
     def output_weight(self) -> Tensor:
@@ -171,24 +175,26 @@ class Model:
         x: Tensor,
         positions: Tensor,
         a: LayerActivations,
-        attend: Callable[[LayerActivations], None],
+        attend: Callable[[AttentionTensors], None],
     ) -> None:
         """Record a layer's forward pass from `x` (N, C) to `a.out`.
 
         positions: uint32 (N,), where in its sequence each row is.
-        attend: records `a.attended` from q, k and v.
+        attend: records `out` from q, k and v.
         """
-        ops, w, epsilon = self.operations, self.layers[layer], self.config.norm_epsilon
-        ops.rms_norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms, epsilon)
-        ops.linear(a.attention_normed, w.query, a.q)
-        ops.linear(a.attention_normed, w.key, a.k)
-        ops.linear(a.attention_normed, w.value, a.v)
+        ops, w, heads = self.operations, self.layers[layer], a.attention
+        norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
+        ops.rms_norm(norm, self.config.norm_epsilon)
+        ops.linear(a.attention_normed, w.query, heads.q)
+        ops.linear(a.attention_normed, w.key, heads.k)
+        ops.linear(a.attention_normed, w.value, heads.v)
         # Positions enter by rotating queries and keys; values stay.
-        for rotated in (a.q, a.k):
-            ops.rotary(rotated, self.cosines, self.sines, positions, self.config.head_dim)
-        attend(a)
-        ops.linear(a.attended, w.attention_out, a.middle, residual=x)
-        ops.rms_norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms, epsilon)
+        for rotated in (heads.q, heads.k):
+            ops.rotary(rotated, self.rotation(positions))
+        attend(heads)
+        ops.linear(heads.out, w.attention_out, a.middle, residual=x)
+        norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
+        ops.rms_norm(norm, self.config.norm_epsilon)
         ops.linear(a.ffn_normed, w.up, a.up)
         # The feed-forward network, which adds to the residual stream again.
         if w.gate is None or a.gate is None:
@@ -197,6 +203,10 @@ class Model:
             ops.linear(a.ffn_normed, w.gate, a.gate)
             ops.swiglu(a.gate, a.up, a.activated)
         ops.linear(a.activated, w.down, a.out, residual=a.middle)
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Return the angles of rows at `positions`, uint32 (N,)."""
+        return Rotation(self._cosines, self._sines, positions, self.config.head_dim)
 
     def attention_shape(self, batch: int, seq: int) -> AttentionShape:
         """Return the sizes of attention over `batch` sequences of `seq` tokens."""

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 
 from llmgpu.errors import InputError
 from llmgpu.lm.optimizers import OPTIMIZERS
-from llmgpu.lm.schedule import LearningRate
 
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -53,9 +52,14 @@ class TrainOptions:
             value = getattr(self, field.name)
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{field.name} is {value}, it must be 0 or more")
-        for name in ("batch_size", "grad_accum", "steps"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        for name, least in (
+            ("batch_size", 1),
+            ("grad_accum", 1),
+            ("steps", 1),
+            ("warmup_steps", 0),
+        ):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}, it must be at least {least}")
         for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction"):
             if getattr(self, name) >= 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be less than 1")
@@ -68,17 +72,27 @@ class TrainOptions:
             raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
+        if self.min_learning_rate > self.learning_rate:
+            raise InputError(
+                f"the learning rate goes from {self.learning_rate} to {self.min_learning_rate}; "
+                "use a min_learning_rate of 0 to learning_rate"
+            )
 
     @property
     def sequences(self) -> int:
         """Sequences that a step takes."""
         return self.batch_size * self.grad_accum
 
-    def schedule(self) -> LearningRate:
-        """Return the schedule of the learning rate; LlmgpuError if its numbers do not fit."""
-        return LearningRate(
-            peak=self.learning_rate,
-            minimum=self.min_learning_rate,
-            warmup_steps=self.warmup_steps,
-            total_steps=max(self.steps, self.warmup_steps),
-        )
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, 0 for the first: linear warm-up, then a cosine.
+
+        Step `steps`, and where that is in the warm-up the first step after it, has the minimum.
+        """
+        peak, minimum, warmup = self.learning_rate, self.min_learning_rate, self.warmup_steps
+        if step < warmup:
+            return peak * (step + 1) / warmup
+        if step >= self.steps:
+            return minimum
+        progress = (step - warmup) / (self.steps - warmup)
+        height = (1 + math.cos(math.pi * progress)) / 2  # of the cosine, from 1 down to 0
+        return minimum + (peak - minimum) * height

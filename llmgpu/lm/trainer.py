@@ -80,7 +80,8 @@ class Trainer:
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches; `results` returns what it found."""
         # The loss is the mean over the targets of all batches of the step.
-        count = sum(self._valid(targets) for _, targets in batches)
+        vocabulary = self.model.config.padded_vocab_size
+        count = sum(int(np.count_nonzero(targets < vocabulary)) for _, targets in batches)
         self._write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
         self.updates.write_step(self.step, learning_rate, count)
         self._ops.run(self._clear)
@@ -141,6 +142,3 @@ class Trainer:
         vocabulary = self.model.config.padded_vocab_size
         params = [1 / count if count else 0.0, label_smoothing, z_loss, 1 / vocabulary]
         self._ops.write(self.graph.loss_params, np.array(params, np.float32))
-
-    def _valid(self, targets: NDArray[np.uint32]) -> int:
-        return int(np.count_nonzero(targets < self.model.config.padded_vocab_size))

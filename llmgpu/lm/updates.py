@@ -13,14 +13,13 @@ import numpy as np
 
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.model import EMBEDDING, Model
-from llmgpu.lm.ops.hyper import HYPER, AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
-from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
+from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import TrainOptions
 
-SUM_WIDTH = 64  # columns of the sums of losses, so that each row begins at 256 bytes
+SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a multiple of 256 bytes
 
 
 class Updates:
@@ -41,7 +40,10 @@ class Updates:
             name: ops.tensor(f"gradient of {name}", tensor.shape)
             for name, tensor in model.weights.items()
         }
-        self.rows = self._make_rows() if options.sparse_embedding else None
+        count = options.sequences * model.config.seq_len
+        self.rows = (
+            ops.tensor("updated rows", (count,), np.uint32) if options.sparse_embedding else None
+        )
         self.states = {
             name: self._make_state(name, tensor) for name, tensor in model.weights.items()
         }
@@ -50,11 +52,6 @@ class Updates:
         self.history = ops.tensor("history", (slots, 4))
         self.loss_sums = ops.tensor("loss sums", (options.grad_accum, SUM_WIDTH))
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
-
-    def _make_rows(self) -> Tensor:
-        """Make the list of the embedding's rows that a step updates."""
-        count = self._options.sequences * self._model.config.seq_len
-        return self._model.operations.tensor("updated rows", (count,), np.uint32)
 
     def _make_state(self, name: str, weight: Tensor) -> WeightState:
         operations = self._model.operations
@@ -104,19 +101,15 @@ class Updates:
             self.partials, self.loss_sums, self.stats, self.history, self._hyper
         )
         for weight in self._model.config.weights():
-            self._record_weight(weight.name, decays=weight.decays)
-
-    def _record_weight(self, name: str, *, decays: bool) -> None:
-        model = self._model
-        update = WeightUpdate(
-            model.weights[name],
-            self.gradients[name],
-            self.stats,
-            self._hyper,
-            decays,
-            model.half_copies.get(name),
-        )
-        model.operations.update_weight(self.states[name], update)
+            update = WeightUpdate(
+                self._model.weights[weight.name],
+                self.gradients[weight.name],
+                self.stats,
+                self._hyper,
+                weight.decays,
+                self._model.half_copies.get(weight.name),
+            )
+            ops.update_weight(self.states[weight.name], update)
 
     def bad_tensors(self) -> list[str]:
         """Return the weights whose gradients' norms were not finite in the last step."""

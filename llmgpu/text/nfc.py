@@ -1,31 +1,26 @@
-"""NFC: text composed as Unicode defines it, block by block.
+"""Unicode's normalization form C of text that comes block by block.
 
 - Each document is normalized on its own, and within it each run of valid UTF-8. Invalid bytes stay
   as they are, and nothing composes across them.
 - A document that comes in blocks is cut before a character that is independent of what precedes it:
   its decomposition begins with a starter that never composes with a character before it. Text after
   the last such place is held back. That is a few bytes, unless a text is one endless run of marks.
-- The table is Python's own; `UNICODE_VERSION` says which one that is.
+- How a text is composed is for `llmgpu.text.composition` to say.
 """
 
 from __future__ import annotations
 
 import codecs
-import sys
-import unicodedata
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.text.composition import normalize, starts_unit
 from llmgpu.text.documents import Piece
-
-UNICODE_VERSION = unicodedata.unidata_version
 
 _ERRORS = "surrogateescape"  # invalid bytes become lone surrogates, which are starters
 _LONGEST = 4  # bytes of a character
-_VOWELS_AND_FINALS = range(0x1160, 0x1200)  # conjoining Hangul letters that follow others
 
 
 class NfcFilter:
@@ -54,10 +49,12 @@ class NfcFilter:
 
 def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
     """Return the normalized bytes, and where in them the documents start."""
-    if data.isascii() or unicodedata.is_normalized("NFC", data.decode(errors=_ERRORS)):
+    text = data.decode(errors=_ERRORS)
+    # Most texts are composed already, and then so is each document in them.
+    if normalize(text) == text:
         return data, starts
     parts = [
-        unicodedata.normalize("NFC", data[begin:end].decode(errors=_ERRORS)).encode(errors=_ERRORS)
+        normalize(data[begin:end].decode(errors=_ERRORS)).encode(errors=_ERRORS)
         for begin, end in pairwise([0, *starts.tolist(), len(data)])
     ]
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
@@ -77,21 +74,4 @@ def _is_safe(data: bytes, position: int) -> bool:
         before = data[max(0, position - _LONGEST + 1) : position]
         return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
     text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)
-    return bool(text) and is_independent(text[0])
-
-
-def is_independent(character: str) -> bool:
-    """Whether a character neither changes nor is changed by what comes before it."""
-    first = unicodedata.normalize("NFD", character)[0]
-    return not unicodedata.combining(first) and first not in _composing()
-
-
-@cache
-def _composing() -> frozenset[str]:
-    """Return all characters that can compose with the one before, and possibly others."""
-    found = set(map(chr, _VOWELS_AND_FINALS))
-    for code in range(sys.maxunicode + 1):
-        parts = unicodedata.decomposition(chr(code)).split()
-        if len(parts) == 2 and not parts[0].startswith("<"):
-            found.add(chr(int(parts[1], 16)))
-    return frozenset(found)
+    return bool(text) and starts_unit(text[0])

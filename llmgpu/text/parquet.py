@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Utf8Policy
-from llmgpu.text.extras import PYARROW, PYARROW_PARQUET
-from llmgpu.text.streams import Source
+from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, Source
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 1024

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import io
 import lzma
 import os
@@ -20,19 +21,92 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import BinaryIO, ClassVar, Protocol, cast
+from typing import Any, BinaryIO, ClassVar, Protocol, cast
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Utf8Policy
-from llmgpu.text.extras import ZSTANDARD, Package
-from llmgpu.text.zstd import ZstdFile
 
 STANDARD_INPUT = "-"
 
 _DECOMPRESSED_BYTES = 1 << 20
+_ZSTD_READ_BYTES = 1 << 20
+_ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
 _PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
 _HAS_PREADV = hasattr(os, "preadv")
 _READERS = 8  # threads that read parts
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional package: the module to import, and the extra of llmgpu that installs it."""
+
+    module: str
+    extra: str
+
+    def require(self, path: str) -> Any:
+        """Import and return the module; InputError says how to install it to read `path`."""
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise InputError(
+                f"{path}: reading it needs the package {self.module}: "
+                f"pip install 'llmgpu[{self.extra}]'"
+            ) from error
+
+
+ZSTANDARD = Package("zstandard", "zstd")
+PYARROW, PYARROW_PARQUET = Package("pyarrow", "parquet"), Package("pyarrow.parquet", "parquet")
+
+
+class ZstdFile:
+    """Decompresses any number of frames in pieces of bounded size.
+
+    A file that ends inside a frame is damaged.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        """Take the compressed bytes of `raw`; InputError without the package for it."""
+        self._raw = raw
+        self._package = ZSTANDARD.require(".zst")
+        self._decoder = self._package.ZstdDecompressor()
+        self._frame = self._decoder.decompressobj()  # what is being read; None between frames
+        self._compressed = memoryview(b"")
+        self._text = memoryview(b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the front of `buffer`; 0 at the end. OSError, EOFError for damaged files."""
+        while not self._text:
+            if not self._compressed:
+                self._compressed = memoryview(self._raw.read(_ZSTD_READ_BYTES) or b"")
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            self._text = memoryview(self._decompress())
+        count = min(len(buffer), len(self._text))
+        buffer[:count] = self._text[:count]
+        self._text = self._text[count:]
+        return count
+
+    def close(self) -> None:
+        """Drop what is buffered."""
+        self._compressed = self._text = memoryview(b"")
+
+    def _decompress(self) -> bytes:
+        """Decompress the next few bytes."""
+        if self._frame is None:
+            self._frame = self._decoder.decompressobj()
+        step = self._compressed[:_ZSTD_STEP_BYTES]
+        try:
+            text: bytes = self._frame.decompress(step)
+        except self._package.ZstdError as error:
+            raise OSError(str(error)) from error
+        used = len(step)
+        if self._frame.eof:
+            used -= len(self._frame.unused_data)
+            self._frame = None
+        self._compressed = self._compressed[used:]
+        return text
 
 
 class _Readable(Protocol):

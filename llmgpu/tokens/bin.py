@@ -17,13 +17,14 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.files import OutputFile, output_errors
+from llmgpu.files import atomic_output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
 from llmgpu.tokens.npy import NumbersWriter, read_numbers
-from llmgpu.tokens.sinks import TokenWriter, id_dtype, open_stream, with_buffer
+from llmgpu.tokens.sinks import id_dtype, open_stream, with_buffer
 
 DESCRIPTION = "raw numbers with a side file .json"
 SIDE_FORMAT = "llmgpu-tokens"
@@ -39,19 +40,12 @@ _SIDE_FIELDS: dict[str, type] = {
 }
 
 
-def open_writer(
-    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
-) -> TokenWriter:
-    """Open `path` for numbers in one of LAYOUTS."""
-    return BinWriter(path, vocabulary_size, fingerprint, layout)
-
-
 def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Return the ids of a file in blocks.
 
     vocabulary_size, layout: describe a pipe, which has no side file.
     """
-    return _read_bin(name, _bin_facts(name, vocabulary_size, get_layout(layout)))
+    return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout)))
 
 
 def side_path(path: str | Path) -> str:
@@ -118,18 +112,13 @@ def describe_bin_file(path: str | Path) -> BinFile:
         raise InputError(f"no such file: {name!r}")
     side = read_side_file(name)
     facts = _side_facts(name, side, is_stream=False)
-    assert facts.dtype is not None and facts.count is not None
+    dtype, count = facts.dtype, facts.count
+    assert dtype is not None and count is not None
     if facts.layout.parse_header:
         with open_stream(name) as stream:
             _check_header(with_buffer(stream), name, facts)
-    return BinFile(
-        name,
-        facts.dtype,
-        facts.layout.header_bytes,
-        facts.count,
-        cast(int, side["bytes"]),
-        cast(str, side["fingerprint"]),
-    )
+    text_bytes, fingerprint = cast(int, side["bytes"]), cast(str, side["fingerprint"])
+    return BinFile(name, dtype, facts.layout.header_bytes, count, text_bytes, fingerprint)
 
 
 def check_fingerprint(name: str, made_with: str, fingerprint: str, vocabulary_name: str) -> None:
@@ -164,7 +153,7 @@ class _BinFacts:
     count: int | None
 
 
-def _bin_facts(name: str, vocabulary_size: int | None, layout: Layout) -> _BinFacts:
+def _known_facts(name: str, vocabulary_size: int | None, layout: Layout) -> _BinFacts:
     is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
     if is_stream and not os.path.exists(side_path(name)):
         if layout.parse_header:
@@ -225,8 +214,8 @@ class BinWriter(NumbersWriter):
         self,
         path: str | Path,
         vocabulary_size: int,
-        fingerprint: str,
-        layout: str,
+        fingerprint: str = "",
+        layout: str = "raw",
         *,
         continues: bool = False,
     ) -> None:
@@ -241,22 +230,16 @@ class BinWriter(NumbersWriter):
     def _header(self, count: int) -> bytes:
         return self._layout.make_header(self._dtype, count)
 
-    def _write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        text_bytes: int,
-        closed: bool,
-    ) -> None:
+    def _write(self, piece: EncodedSlice) -> None:
         most = self._layout.max_tokens
-        if most is not None and self.ids + len(ids) > most:
+        if most is not None and self.ids + len(piece.ids) > most:
             raise OutputError(
                 f"{self._output.path}: more than {most} tokens, the limit of a file of layout "
                 f"{self._layout.name}: use --shard-tokens"
             )
-        super()._write(ids, document_starts, text_bytes, closed)
-        self._offsets.append(document_starts + self.ids)
-        self._text_bytes += text_bytes
+        super()._write(piece)
+        self._offsets.append(piece.document_starts + self.ids)
+        self._text_bytes += piece.text_bytes
 
     def close(self) -> None:
         """Write the side file, and give both files their names."""
@@ -264,19 +247,13 @@ class BinWriter(NumbersWriter):
             super().close()
             return
         try:
-            side = OutputFile(side_path(self._output.path))
+            # The side file gets its name last: without it, the file can't be read.
+            with atomic_output(side_path(self._output.path)) as side:
+                side.write(self._description())
+                super().close()
         except BaseException:
             self.abort()
             raise
-        try:
-            with output_errors(side.path):
-                side.stream.write(self._description())
-            super().close()
-        except BaseException:
-            self.abort()
-            side.discard()
-            raise
-        side.commit()
 
     def _description(self) -> bytes:
         offsets = np.concatenate(self._offsets).tolist() if self._offsets else []
@@ -296,3 +273,6 @@ class BinWriter(NumbersWriter):
             "document_offsets": offsets,
         }
         return json.dumps(side).encode() + b"\n"
+
+
+open_writer = BinWriter

@@ -7,7 +7,7 @@ is a number from 0 to 2^32 - 1; whether a vocabulary has it is for its decoder t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -29,10 +29,9 @@ class TokenFormat(Protocol):
         """What it is, for --help."""
         ...
 
-    def open_writer(
-        self, path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
-    ) -> TokenWriter:
-        """Open a writer; see `open_writer` below."""
+    @property
+    def open_writer(self) -> Callable[[str | Path, int, str, str], TokenWriter]:
+        """The class of its writer; see `open_writer` below."""
         ...
 
     def read(

@@ -12,24 +12,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
 from llmgpu.text.streams import read_blocks
 from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, not_an_id, open_stream
 
 DESCRIPTION = "decimal ids, one line per document"
 
-_PIECE_IDS = 1 << 20  # ids formatted at a time
+_BLOCK_IDS = 1 << 20  # ids formatted at a time
 _MAX_DIGITS = 10
 _IS_SPACE = np.zeros(256, np.bool_)
 _IS_SPACE[list(b" \t\r\n")] = True
 _WORD = re.compile(rb"[^ \t\r\n]+")
-
-
-def open_writer(
-    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
-) -> TokenWriter:
-    """Open `path` for decimal ids."""
-    return TextWriter(path, vocabulary_size, b" ", b"", b"\n")
 
 
 def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
@@ -95,37 +89,33 @@ class TextWriter(TokenWriter):
     are removed last. What is before and after a document are cells between those of the ids.
     """
 
+    SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # of ids, and around those of a document
+
     def __init__(
-        self, path: str | Path, vocabulary_size: int, separator: bytes, before: bytes, after: bytes
+        self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
     ) -> None:
-        """Open `path`; before, after: what goes around the ids of a document."""
+        """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
-        self._before, self._after = before, after
-        longest = max(1 + len(str(vocabulary_size)), len(before), len(after))
+        longest = max(1 + len(str(vocabulary_size)), len(self.BEFORE), len(self.AFTER))
         width = -(-longest // 8) * 8
         digits = np.arange(vocabulary_size).astype(f"S{width - 1}")
-        self._cells = np.char.add(separator, digits).astype(f"S{width}")
+        self._cells = np.char.add(self.SEPARATOR, digits).astype(f"S{width}")
         self._width = width
         self._is_open = False  # a document has started and its end is not written
         self._is_empty = True  # none of its ids is written
 
-    def _write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        text_bytes: int,
-        closed: bool,
-    ) -> None:
-        for begin in range(0, max(len(ids), 1), _PIECE_IDS):
-            piece = ids[begin : begin + _PIECE_IDS]
-            end = begin + len(piece)
-            # A start between two pieces goes with the second.
+    def _write(self, piece: EncodedSlice) -> None:
+        ids, document_starts = piece.ids, piece.document_starts
+        for begin in range(0, max(len(ids), 1), _BLOCK_IDS):
+            block = ids[begin : begin + _BLOCK_IDS]
+            end = begin + len(block)
+            # A start between two blocks goes with the second.
             low = np.searchsorted(document_starts, begin)
             is_last = end == len(ids)
             high = len(document_starts) if is_last else np.searchsorted(document_starts, end)
             starts = document_starts[low:high] - begin
-            self._output.stream.write(self._format(piece, starts))
-        if closed and not self._is_empty:
+            self._output.stream.write(self._format(block, starts))
+        if piece.closed and not self._is_empty:
             self._finish()
 
     def _format(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> bytes:
@@ -136,7 +126,7 @@ class TextWriter(TokenWriter):
         cells.view(np.uint8).reshape(-1, self._width)[firsts, 0] = 0  # no separator there
         if len(starts):
             # Before each start goes the end of the document before, unless there is none.
-            borders = np.array([self._after, self._before], cells.dtype)
+            borders = np.array([self.AFTER, self.BEFORE], cells.dtype)
             borders = np.tile(borders, len(starts))[0 if self._is_open else 1 :]
             positions = np.repeat(starts, 2)[-len(borders) :]
             cells = np.insert(cells, positions, borders)
@@ -148,6 +138,9 @@ class TextWriter(TokenWriter):
 
     def _finish(self) -> None:
         if self._is_open:
-            self._output.stream.write(self._after)
+            self._output.stream.write(self.AFTER)
         self._is_open = False
         self._is_empty = True
+
+
+open_writer = TextWriter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +11,20 @@ from numpy.typing import NDArray
 from llmgpu.errors import InputError
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
 from llmgpu.tokens.ids import TextWriter
-from llmgpu.tokens.sinks import MAX_ID, TokenWriter, not_an_id, open_stream, with_buffer
+from llmgpu.tokens.sinks import MAX_ID, not_an_id, open_stream, with_buffer
 
 DESCRIPTION = "JSON lines"
 
 _BLOCK_IDS = 1 << 18
 
 
-def open_writer(
-    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
-) -> TokenWriter:
-    """Open `path` for JSON lines."""
-    return TextWriter(path, vocabulary_size, b",", b'{"ids": [', b"]}\n")
+class JsonlWriter(TextWriter):
+    """Writes ids as JSON lines."""
+
+    SEPARATOR, BEFORE, AFTER = b",", b'{"ids": [', b"]}\n"
+
+
+open_writer = JsonlWriter
 
 
 def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
@@ -33,13 +34,6 @@ DESCRIPTION = "one NumPy array"
 
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
-
-
-def open_writer(
-    path: str | Path, vocabulary_size: int, fingerprint: str, layout: str
-) -> TokenWriter:
-    """Open `path` for an array."""
-    return _NpyWriter(path, vocabulary_size)
 
 
 def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
@@ -82,7 +76,9 @@ class NumbersWriter(TokenWriter):
     that can't seek is collected in a temporary file first.
     """
 
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
+    def __init__(
+        self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
+    ) -> None:
         """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
         self._dtype = id_dtype(vocabulary_size)
@@ -98,14 +94,8 @@ class NumbersWriter(TokenWriter):
     def _header(self, count: int) -> bytes:
         """Return the bytes before `count` numbers; their length does not depend on it."""
 
-    def _write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        text_bytes: int,
-        closed: bool,
-    ) -> None:
-        self._numbers.write(np.ascontiguousarray(ids, self._dtype).data.cast("B"))
+    def _write(self, piece: EncodedSlice) -> None:
+        self._numbers.write(np.ascontiguousarray(piece.ids, self._dtype).data.cast("B"))
 
     def _finish(self) -> None:
         stream, header = self._output.stream, self._header(self.ids)
@@ -125,11 +115,14 @@ class NumbersWriter(TokenWriter):
         super().abort()
 
 
-class _NpyWriter(NumbersWriter):
+class NpyWriter(NumbersWriter):
     """Writes numbers after the header of NumPy's format."""
 
     def _header(self, count: int) -> bytes:
         return _npy_header(self._dtype, count)
+
+
+open_writer = NpyWriter
 
 
 def read_numbers(

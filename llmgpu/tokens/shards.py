@@ -20,16 +20,18 @@ import json
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import atomic_output, output_errors
+from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.tokens.bin import BinWriter, describe_bin_file, read_side_file, side_path
 from llmgpu.tokens.layouts import Layout, get_layout
@@ -143,19 +145,13 @@ class ShardWriter(TokenSink):
         self._continues = False
         self._held = 0  # documents that start at the next id, or are empty and last
 
-    def write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        *,
-        text_bytes: int = 0,
-        closed: bool = False,
-    ) -> None:
-        """Write the next `ids`, see `TokenSink.write`; bytes of text are counted by the ids.
+    def write(self, piece: EncodedSlice) -> None:
+        """Write the next ids, see `TokenSink.write`; bytes of text are counted by the ids.
 
         Raises InputError if they differ from those of a finished shard.
         """
-        starts = np.concatenate([np.zeros(self._held, np.int64), document_starts])
+        ids = piece.ids
+        starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
         while begin < len(ids):
             if self._current is not None and self._current.ids == self._shard_tokens:
@@ -167,7 +163,7 @@ class ShardWriter(TokenSink):
             begin, low = end, high
         self._held = len(starts) - low
         self.ids += len(ids)
-        self.documents += len(document_starts)
+        self.documents += len(piece.document_starts)
 
     def close(self) -> None:
         """Finish the last shard, write the manifest and remove files that are no longer needed."""
@@ -196,14 +192,10 @@ class ShardWriter(TokenSink):
             self._current = self._open(index)
             self._current_bytes = 0
         require_ids(ids, self._vocabulary.size)
-        text_bytes = self._text_bytes(ids)
-        self._current.write(ids, starts, text_bytes=text_bytes)
-        self._current_bytes += text_bytes
-
-    def _text_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return how many bytes of text ids stand for."""
         blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
-        return sum(int(self._spans[block].sum()) for block in blocks)
+        text_bytes = sum(int(self._spans[block].sum()) for block in blocks)
+        self._current.write(EncodedSlice(ids, starts, text_bytes))
+        self._current_bytes += text_bytes
 
     def _open(self, index: int) -> TokenSink:
         path = self._names.shard(index)
@@ -233,12 +225,11 @@ class ShardWriter(TokenSink):
         self._current = None
         self._shards.append(shard)
         if index >= self.kept:
-            _sync(path)
-            self._write_progress()
-
-    def _write_progress(self) -> None:
-        content = {"run": self._run, **_totals(self._shards)}
-        _write_json(self._names.progress, PROGRESS_FORMAT, content)
+            # The shard has to be on disk before anything says that it is finished.
+            sync(path)
+            sync(side_path(path))
+            content = {"run": self._run, **_totals(self._shards)}
+            _write_json(self._names.progress, PROGRESS_FORMAT, content)
 
     def _write_manifest(self) -> None:
         totals = _totals(self._shards)
@@ -267,20 +258,13 @@ class _KeptShard(TokenSink):
         self._dtype = dtype
         self._offset = offset  # bytes before the numbers
 
-    def write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        *,
-        text_bytes: int = 0,
-        closed: bool = False,
-    ) -> None:
+    def write(self, piece: EncodedSlice) -> None:
         offset = self._offset + self.ids * self._dtype.itemsize
-        there = np.fromfile(self._path, self._dtype, len(ids), offset=offset)
-        if not np.array_equal(there, ids):
+        there = np.fromfile(self._path, self._dtype, len(piece.ids), offset=offset)
+        if not np.array_equal(there, piece.ids):
             raise _differs(self._path)
-        self.ids += len(ids)
-        self.documents += len(document_starts)
+        self.ids += len(piece.ids)
+        self.documents += len(piece.document_starts)
 
     def close(self) -> None:
         pass
@@ -294,16 +278,8 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
 
     Raises InputError if it can't be read, is damaged or is something else.
     """
-    try:
-        content = json.loads(Path(path).read_bytes())
-        format, version = content["format"], content["version"]
-        shards = [Shard(**entry) for entry in content["shards"]]
-        paths = [os.path.join(os.path.dirname(path), shard.file) for shard in shards]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is no list of token shards ({error})") from error
-    if (format, version) != (MANIFEST_FORMAT, VERSION):
-        raise InputError(f"{path}: {format!r} version {version!r}, not {MANIFEST_FORMAT} {VERSION}")
-    return list(zip(paths, shards, strict=True))
+    _, shards = _read_json(path, MANIFEST_FORMAT, "is not a list of token shards")
+    return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
 
 
 def _differs(path: str) -> InputError:
@@ -315,7 +291,7 @@ def _differs(path: str) -> InputError:
 
 def _check_length(shard_tokens: int, layout: Layout) -> None:
     if shard_tokens < 1:
-        raise InputError(f"shards of {shard_tokens} tokens can't be: use 1 or more")
+        raise InputError(f"shards of {shard_tokens} tokens: use 1 or more")
     if layout.max_tokens is not None and shard_tokens > layout.max_tokens:
         raise InputError(
             f"shards of {shard_tokens} tokens: the limit of layout {layout.name} is "
@@ -350,6 +326,24 @@ def _write_json(path: str, format: str, content: dict[str, Any]) -> None:
         file.write(json.dumps(whole, indent=1).encode() + b"\n")
 
 
+def _read_json(path: str | Path, format: str, failure: str) -> tuple[dict[str, Any], list[Shard]]:
+    """Return what a manifest or a progress file holds, and its shards.
+
+    failure: the beginning of the message if it is damaged.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+        found = content["format"], content["version"]
+        shards = [Shard(**entry) for entry in content["shards"]]
+        if not all(isinstance(shard.file, str) for shard in shards):
+            raise TypeError("a file's name is not a text")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} {failure} ({error})") from error
+    if found != (format, VERSION):
+        raise InputError(f"{path}: {found[0]!r} version {found[1]!r}, not {format} {VERSION}")
+    return content, shards
+
+
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     """Return the finished shards, up to the first that is not as it was left.
 
@@ -358,15 +352,8 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     path = names.progress
     if not os.path.lexists(path):
         return []
-    try:
-        content = json.loads(Path(path).read_bytes())
-        format, version = content["format"], content["version"]
-        begun, shards = cast(Run, content["run"]), [Shard(**entry) for entry in content["shards"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} does not say what a run has finished ({error})") from error
-    if (format, version) != (PROGRESS_FORMAT, VERSION):
-        raise InputError(f"{path}: {format!r} version {version!r}, not {PROGRESS_FORMAT} {VERSION}")
-    check_same_run(f"{path} is that of another run", begun, run)
+    content, shards = _read_json(path, PROGRESS_FORMAT, "does not say what a run has finished")
+    check_same_run(f"{path} is that of another run", content.get("run", {}), run)
     whole = 0
     while whole < len(shards) and _is_whole(names.shard(whole), shards[whole]):
         whole += 1
@@ -387,28 +374,14 @@ def _is_whole(path: str, shard: Shard) -> bool:
 def _remove_from(names: ShardNames, first: int) -> None:
     """Remove the shards from number `first` on, left by an earlier job."""
     end = first
-    while _is_shard(names.shard(end)):
-        end += 1
+    with suppress(InputError):
+        while read_side_file(names.shard(end)):
+            end += 1
     for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
         _remove(names.shard(index))
         _remove(side_path(names.shard(index)))
 
 
-def _is_shard(path: str) -> bool:
-    try:
-        read_side_file(path)
-    except InputError:
-        return False
-    return True
-
-
 def _remove(path: str) -> None:
     with output_errors(path):
         Path(path).unlink(missing_ok=True)
-
-
-def _sync(path: str) -> None:
-    """Flush a shard to disk, before anything says that it is finished."""
-    for name in (path, side_path(path)):
-        with output_errors(name), open(name, "r+b") as file:
-            os.fsync(file.fileno())

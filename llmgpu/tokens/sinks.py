@@ -6,14 +6,15 @@ Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
 from __future__ import annotations
 
 import io
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
 from llmgpu.text.streams import ByteStream, Source
@@ -50,7 +51,7 @@ def with_buffer(stream: ByteStream) -> io.BufferedIOBase:
     return io.BufferedReader(stream, BLOCK_BYTES)
 
 
-class TokenSink(ABC):
+class TokenSink(Closing):
     """Takes ids slice by slice; a context manager that removes the output on an exception.
 
     ids, documents: taken so far.
@@ -62,10 +63,6 @@ class TokenSink(ABC):
     def __init__(self) -> None:
         self.ids = 0
         self.documents = 0
-
-    def __enter__(self) -> Self:
-        """Return the sink."""
-        return self
 
     def __exit__(
         self,
@@ -80,21 +77,12 @@ class TokenSink(ABC):
             self.abort()
 
     @abstractmethod
-    def write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        *,
-        text_bytes: int = 0,
-        closed: bool = False,
-    ) -> None:
-        """Take the next `ids`.
+    def write(self, piece: EncodedSlice) -> None:
+        """Take the next ids.
 
-        document_starts: ascending positions in [0, len(ids)] where documents start, repeated for
-            empty documents; the first slice of a text has one at 0.
-        text_bytes: bytes of text that the ids stand for.
-        closed: the next id, if any, starts a document. The line of the last document ends now, not
-            when the next one starts (a document without ids stays open).
+        piece: the first one of a text has a document start at 0. If it is closed, the line of its
+            last document ends now, not when the next one starts (a document without ids stays
+            open).
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """
@@ -111,29 +99,27 @@ class TokenSink(ABC):
 class TokenWriter(TokenSink):
     """Writes ids to one output."""
 
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        """Open `path` ("-": standard output) for ids below `vocabulary_size`."""
+    def __init__(
+        self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
+    ) -> None:
+        """Open `path` ("-": standard output) for ids below `vocabulary_size`.
+
+        fingerprint, layout: for formats that use them, see `llmgpu.tokens.formats.open_writer`.
+        """
         super().__init__()
         self._vocabulary_size = vocabulary_size
         self._output = OutputFile(path)
         self.is_direct = self._output.is_direct
 
-    def write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        *,
-        text_bytes: int = 0,
-        closed: bool = False,
-    ) -> None:
-        """Write the next `ids`, see `TokenSink.write`."""
-        require_ids(ids, self._vocabulary_size)
+    def write(self, piece: EncodedSlice) -> None:
+        """Write the next ids, see `TokenSink.write`."""
+        require_ids(piece.ids, self._vocabulary_size)
         with output_errors(self._output.path):
-            self._write(ids, document_starts, text_bytes, closed)
+            self._write(piece)
             if self.is_direct:
                 self._output.stream.flush()
-        self.ids += len(ids)
-        self.documents += len(document_starts)
+        self.ids += len(piece.ids)
+        self.documents += len(piece.document_starts)
 
     def close(self) -> None:
         """Write the rest, and give the file its name."""
@@ -150,13 +136,7 @@ class TokenWriter(TokenSink):
         self._output.discard()
 
     @abstractmethod
-    def _write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        text_bytes: int,
-        closed: bool,
-    ) -> None: ...
+    def _write(self, piece: EncodedSlice) -> None: ...
 
     @abstractmethod
     def _finish(self) -> None:

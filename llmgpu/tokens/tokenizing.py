@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.encoding.id_buffers import ReusedMemory
@@ -46,28 +45,25 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
     memory = ReusedMemory(2)  # for the slice being written and the one being encoded
     with nullcontext(sink.write) if sink.is_direct else _in_background(sink.write) as write:
         for piece in encode_corpus(encoder, text, memory.allocate):
-            write(
-                piece.ids,
-                piece.document_starts,
-                text_bytes=piece.text_bytes,
-                closed=piece.closed,
-            )
+            write(piece)
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
 
 @contextmanager
-def _in_background(function: Callable[..., None]) -> Iterator[Callable[..., None]]:
+def _in_background(
+    function: Callable[[EncodedSlice], None],
+) -> Iterator[Callable[[EncodedSlice], None]]:
     """Yield a function that calls `function` in another thread, one call at a time.
 
     An exception of a call is raised by the next one, or at the end of the block.
     """
     last: Future[None] | None = None
 
-    def call(*arguments: Any, **named: Any) -> None:
+    def call(piece: EncodedSlice) -> None:
         nonlocal last
         if last is not None:
             last.result()
-        last = thread.submit(function, *arguments, **named)
+        last = thread.submit(function, piece)
 
     with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as thread:
         yield call

@@ -33,8 +33,6 @@ def test_growable_array_is_a_list(pieces: list[list[int]]) -> None:
     assert array.values.tolist() == flat
     assert len(array) == len(flat)
     assert array.values.dtype == np.int32
-    array.truncate(3)
-    assert array.values.tolist() == flat[:3]
 
 
 @pytest.mark.parametrize("longest", [3, 3000, 200_000])

@@ -42,6 +42,7 @@ def assert_unfinished(shards: int, made: Path) -> None:
     assert not (made / "out.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["raw", "llmc"])
 def test_a_killed_run_is_resumed(
     llmgpu: Run, vocab: Path, corpus: Path, long_text: Path, layout: str

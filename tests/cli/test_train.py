@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_its_own_tokens_only(llmgpu: Run, corpus: Path, vocab
         llmgpu("tokenize", "--vocab", "v.bin", "--format", "bin", *files)
     assert llmgpu(*command, "corpus.bin", "--steps", "2").returncode == 0
     gone_on = llmgpu(*command, "other.bin", "--steps", "4", "--resume")
-    fails(gone_on, 1, "run was begun with other tokens: tokens")
+    fails(gone_on, 1, "run was started with other tokens: tokens")
     assert llmgpu(*command, "corpus.txt", "--steps", "4", "--resume").returncode == 0
 
 

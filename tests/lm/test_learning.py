@@ -10,7 +10,6 @@ from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.schedule import LearningRate, learning_rate
 from llmgpu.lm.trainer import Trainer
 
 PARAGRAPH = b"The tide went out before dawn, and the boats lay on the sand until it came back."
@@ -23,13 +22,19 @@ def test_a_paragraph_is_learnt_by_heart(operations: Operations) -> None:
     config = ModelConfig(
         vocab_size=256, dim=64, layers=1, heads=4, kv_heads=2, ffn_dim=128, seq_len=len(ids) - 1
     )
-    options = TrainOptions(batch_size=1, steps=STEPS, weight_decay=0.0)
+    options = TrainOptions(
+        batch_size=1,
+        steps=STEPS,
+        weight_decay=0.0,
+        learning_rate=1e-2,
+        min_learning_rate=1e-3,
+        warmup_steps=10,
+    )
     trainer = Trainer(operations, config, options, slots=STEPS)
     trainer.model.initialise(1)
-    schedule = LearningRate(peak=1e-2, minimum=1e-3, warmup_steps=10, total_steps=STEPS)
     batch = (ids[None, :-1].copy(), ids[None, 1:].copy())
     for step in range(STEPS):
-        trainer.take_step([batch], learning_rate(step, schedule))
+        trainer.take_step([batch], options.rate(step))
     losses = [result.loss for result in trainer.results(STEPS)]
     assert losses[0] > 5 and losses[-1] < 0.05
     generator = Generator(trainer.model)

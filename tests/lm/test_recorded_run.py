@@ -47,6 +47,7 @@ def test_the_recorded_run_is_this_one() -> None:
     assert min(norms) < setup.hyperparameters.clip_norm < max(norms)
 
 
+@pytest.mark.slow
 def test_float64_gives_the_recorded_losses() -> None:
     kept = recorded()
     losses, norms = train_in_float64()

@@ -130,6 +130,7 @@ def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
         np.testing.assert_array_equal(values, other[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_trainings_on_one_device_do_not_share_memory(device: Device) -> None:
     alone = losses_of(reference_trainer(open_operations(device)), 4)
     trainers = [reference_trainer(open_operations(device)) for _ in range(2)]

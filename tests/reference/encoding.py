@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
+from tokenizers.normalizers import NFC
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference.bpe import pre_tokens
@@ -17,7 +17,7 @@ def bpe_encode(vocabulary: Vocabulary, text: bytes) -> list[int]:
     """
     assert vocabulary.match == "bpe"
     if vocabulary.normalizer == "NFC":
-        text = unicodedata.normalize("NFC", text.decode()).encode()
+        text = NFC().normalize_str(text.decode()).encode()
     by_merges = {
         (left, right): (k, new) for k, (left, right, new) in enumerate(vocabulary.merges.tolist())
     }

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
 from llmgpu.tokens import ids as decimal_text
@@ -61,7 +62,7 @@ def write_documents(writer: TokenWriter, documents: list[list[int]], cuts: list[
         upto = int(np.searchsorted(starts, end, side="right"))
         if end < len(stream) and upto > done:
             upto -= int(starts[upto - 1] == end)
-        writer.write(ids_of(*stream[begin:end]), starts[done:upto] - begin, text_bytes=3)
+        writer.write(EncodedSlice(ids_of(*stream[begin:end]), starts[done:upto] - begin, 3))
         done = upto
 
 
@@ -99,7 +100,7 @@ cuts_strategy = st.lists(st.integers(0, 40), max_size=4)
 @pytest.mark.parametrize("piece", [3, 1 << 20])
 def test_round_trip(tmp_path: Path, format: str, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decimal_text, "_PIECE_IDS", piece)
+        patch.setattr(decimal_text, "_BLOCK_IDS", piece)
         check_round_trip(tmp_path / "out", format)
 
 
@@ -142,10 +143,11 @@ def test_no_documents_and_empty_documents(tmp_path: Path, format: str) -> None:
 def test_a_closed_document_is_written_at_once(format: str, after: bytes) -> None:
     read_end, write_end = os.pipe()
     writer = opened(f"/dev/fd/{write_end}", format)
-    writer.write(ids_of(1, 2), starts_of(0), closed=True)
+    writer.write(EncodedSlice(ids_of(1, 2), starts_of(0), closed=True))
     assert os.read(read_end, 100) == after
-    writer.write(ids_of(1, 2), starts_of(0, 2), closed=True)  # the second has no id yet
-    writer.write(ids_of(3), starts_of())
+    # The second document has no id yet.
+    writer.write(EncodedSlice(ids_of(1, 2), starts_of(0, 2), closed=True))
+    writer.write(EncodedSlice(ids_of(3), starts_of()))
     writer.close()
     os.close(write_end)
     documents = expected_text([[1, 2], [3]], format)
@@ -160,7 +162,7 @@ def test_the_number_of_ids_sets_the_dtype(
 ) -> None:
     path = tmp_path / "out"
     with opened(path, format, size) as writer:
-        writer.write(ids_of(size - 1, 0), starts_of(0))
+        writer.write(EncodedSlice(ids_of(size - 1, 0), starts_of(0)))
     assert read_all(path, format) == [size - 1, 0]
     if format == "npy":
         assert np.load(path).dtype == np.dtype(dtype)
@@ -206,7 +208,7 @@ def test_the_npy_header_has_one_length() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_exception_leaves_nothing(tmp_path: Path, format: str) -> None:
     with pytest.raises(KeyboardInterrupt), opened(tmp_path / "out", format) as writer:
-        writer.write(ids_of(1), starts_of(0))
+        writer.write(EncodedSlice(ids_of(1), starts_of(0)))
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == []
 
@@ -215,7 +217,7 @@ def test_a_side_file_that_can_not_be_written_leaves_nothing(tmp_path: Path) -> N
     (tmp_path / "out.json").mkdir()
     expected = pytest.raises(OutputError, match=r"out.json: Is a directory")
     with expected, opened(tmp_path / "out", "bin") as writer:
-        writer.write(ids_of(1), starts_of(0))
+        writer.write(EncodedSlice(ids_of(1), starts_of(0)))
     assert os.listdir(tmp_path) == ["out.json"]
 
 
@@ -239,7 +241,7 @@ def test_an_exception_on_a_pipe(tmp_path: Path, format: str) -> None:
     fifo = tmp_path / "fifo"
     interrupted = pytest.raises(KeyboardInterrupt)
     with collected(fifo) as received, interrupted, opened(fifo, format) as writer:
-        writer.write(ids_of(1), starts_of(0))
+        writer.write(EncodedSlice(ids_of(1), starts_of(0)))
         raise KeyboardInterrupt
     assert received[0] == {"ids": b"1", "jsonl": b'{"ids": [1', "npy": b""}.get(format, b"\1\0\0\0")
 
@@ -248,7 +250,7 @@ def test_an_exception_on_a_pipe(tmp_path: Path, format: str) -> None:
 def test_a_full_device(format: str) -> None:
     expected = pytest.raises(OutputError, match="can't write /dev/full: No space left")
     with expected, opened("/dev/full", format) as writer:
-        writer.write(ids_of(1), starts_of(0))
+        writer.write(EncodedSlice(ids_of(1), starts_of(0)))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -256,7 +258,7 @@ def test_a_broken_pipe_passes(format: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     with pytest.raises(BrokenPipeError), opened(f"/dev/fd/{write_end}", format) as writer:
-        writer.write(ids_of(1), starts_of(0))
+        writer.write(EncodedSlice(ids_of(1), starts_of(0)))
     os.close(write_end)
 
 
@@ -273,7 +275,7 @@ def test_standard_streams(monkeypatch: pytest.MonkeyPatch, format: str) -> None:
 def test_an_id_beyond_the_vocabulary(tmp_path: Path) -> None:
     expected = pytest.raises(OutputError, match="id 300 is beyond the vocabulary of 300 tokens")
     with expected, opened(tmp_path / "out", "npy", 300) as writer:
-        writer.write(ids_of(299, 300), starts_of(0))
+        writer.write(EncodedSlice(ids_of(299, 300), starts_of(0)))
 
 
 def test_unknown_formats_and_missing_folders(tmp_path: Path) -> None:

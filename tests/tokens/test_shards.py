@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import read_side_file
@@ -40,7 +41,7 @@ def shards_in(folder: Path, vocabulary: Vocabulary = SMALL, tokens: int = 4, **o
 
 
 def write_bytes(writer: TokenSink, values: list[int]) -> None:
-    writer.write(ids_of(*values), starts_of(0), text_bytes=len(values))
+    writer.write(EncodedSlice(ids_of(*values), starts_of(0), len(values)))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -176,7 +177,7 @@ def test_a_resumed_run_gives_the_same_bytes(tmp_path: Path, layout: str, done: i
         assert writer.kept == kept
         for begin in range(0, 17, 3):
             starts = starts_of(0) if begin == 0 else starts_of()
-            writer.write(ids_of(*values[begin : begin + 3]), starts)
+            writer.write(EncodedSlice(ids_of(*values[begin : begin + 3]), starts))
     assert [path.stat().st_mtime_ns for path in before] == times
     assert files_of(folders[1]) == files_of(folders[0])
 

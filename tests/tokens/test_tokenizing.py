@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
@@ -37,19 +38,12 @@ class Collecting(TokenSink):
         self.text_bytes = 0
         self._failing = failing
 
-    def write(
-        self,
-        ids: NDArray[np.uint32],
-        document_starts: NDArray[np.int64],
-        *,
-        text_bytes: int = 0,
-        closed: bool = False,
-    ) -> None:
+    def write(self, piece: EncodedSlice) -> None:
         self.threads.add(threading.get_ident())
         if len(self.pieces) == self._failing:
             raise OutputError("no room")
-        self.pieces.append(ids.copy())
-        self.text_bytes += text_bytes
+        self.pieces.append(piece.ids.copy())
+        self.text_bytes += piece.text_bytes
 
     def close(self) -> None:
         raise AssertionError("that is for who opened the sink")

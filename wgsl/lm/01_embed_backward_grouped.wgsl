@@ -1,6 +1,6 @@
 // embed_backward_grouped: sums of grad_out over equal tokens, slice by slice (grouped_gradient.wgsl).
 //
-// binding 0  starts    read        (N + 1,) sorted position where group g begins; N after the last
+// binding 0  starts    read        (N + 1,) sorted position where group g starts; N after the last
 // binding 1  rows      read        (N,) token of group g; 0xffffffff after the last
 // binding 2  sums      read_write  (V, C) added to
 // binding 3  pieces    read_write  (slices, 2, C) sums of groups that reach beyond the slice

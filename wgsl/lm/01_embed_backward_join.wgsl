@@ -1,11 +1,11 @@
 // embed_backward_join: join the pieces that embed_backward_grouped leaves (grouped_gradient.wgsl).
 //
-// binding 0  starts  read        (N + 1,) sorted position where group g begins; N after the last
+// binding 0  starts  read        (N + 1,) sorted position where group g starts; N after the last
 // binding 1  rows    read        (N,) token of group g; 0xffffffff after the last
 // binding 2  sums    read_write  (V, C) added to
 // binding 3  pieces  read_write  (slices, 2, C) as embed_backward_grouped leaves them
 // binding 4  dims    uniform     N, C, V, slices
-// dispatch: one thread a slice and column, for the group that begins in the slice and ends beyond it
+// dispatch: one thread a slice and column, for the group that starts in the slice and ends after it
 //!include lm/grouped_gradient.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

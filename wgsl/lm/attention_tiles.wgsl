@@ -224,7 +224,7 @@ fn upper_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index / LANES * 8u;
 }
 
-// The thread's four other rows, of a block that begins with row `first`.
+// The thread's four other rows, of a block that starts with row `first`.
 fn lane_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index % LANES * 4u;
 }

@@ -12,7 +12,7 @@
 // Element i of `out`; a workgroup beyond the last element has no terms and stores nothing.
 fn linear_element(i: u32, local_index: u32) {
     let inside = i < dims.x * dims.y;
-    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // where the rows of x and weight begin
+    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // where the rows of x and weight start
     let terms = select(0u, dims.z, inside);
     var sum = 0.0;
     for (var k = local_index; k < terms; k += WORKGROUP_SIZE) {

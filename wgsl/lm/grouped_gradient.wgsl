@@ -8,7 +8,7 @@
 // costs no more than others do. Gradients that are not finite count as 0, tokens beyond the table are
 // left out.
 //
-// Of a group that is cut, the part in the slice where the group begins is pieces[slice, 1], and the
+// Of a group that is cut, the part in the slice where the group starts is pieces[slice, 1], and the
 // part in each later slice is pieces[slice, 0].
 //
 // With COMPACT = 1 the sum of group g goes to row g: the gradient as distinct tokens and their rows.

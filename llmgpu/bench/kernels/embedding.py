@@ -26,6 +26,7 @@ from llmgpu.bench.results import EMBEDDING, Result
 from llmgpu.bench.timing import PartOptions
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import Groups
 from llmgpu.lm.runs.memory import free_memory
 from llmgpu.progress import Progress
 
@@ -179,6 +180,15 @@ def _index(ops: Any, t: Tensors) -> None:
     ops.append(step)
 
 
+def _grouped(ops: Any, t: Tensors) -> None:
+    groups = Groups(t["order"], t["starts"], t["rows"])
+    ops.embed_backward_grouped(groups, t["grad_out"], t["grad_table"])
+
+
+def _compact(ops: Any, t: Tensors) -> None:
+    ops.embed_gradient_rows(Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["out"])
+
+
 def _add_row_after_row(ops: Any, t: Tensors) -> None:
     tokens, grad_out, grad_table = (t[name].array for name in _GRADIENT)
 
@@ -225,9 +235,6 @@ _elements = _call("embed_lookup_elements", *_LOOKUP)
 _positions = _call(
     kernels.embed_lookup_positions, "tokens", "table 0", "positions", "position_table", "out"
 )
-_GROUPS = ("order", "starts", "rows", "grad_out")
-_grouped = _call("embed_backward_grouped", *_GROUPS, "grad_table")
-_compact = _call("embed_gradient_rows", *_GROUPS, "out")
 _references = (_lookup, _lookup, _positions, _grouped, _grouped, _compact)
 REFERENCES = dict(zip(KINDS, _references, strict=True))
 IN_PARTS = (_lookup, _elements, _compact)  # which take tables of several parts, or none

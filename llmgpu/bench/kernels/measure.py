@@ -31,9 +31,9 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import logits_block_rows
 from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.cast import LARGEST_HALF
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.recording import LARGEST_HALF
 from llmgpu.progress import Progress
 
 FAMILIES = (*LAYERS, *UPDATES)

@@ -9,11 +9,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, by
+from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
 from llmgpu.bench.kernels.embedding_kernels import embed_lookup_positions
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import AttentionShape
-from llmgpu.lm.ops.rotary import rotary_tables
+from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.operations import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    Groups,
+    Norm,
+    Operations,
+    Rotation,
+)
 
 SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
 
@@ -59,12 +67,18 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
         "order starts rows grad_out:NC *table:VC",
         rows * width,
         groups + 4 * width * (rows + 2 * distinct),
+        record=lambda ops, t: ops.embed_backward_grouped(
+            Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["table"]
+        ),
     )
     yield case(
         "embed_gradient_rows",
         "order starts rows grad_out:NC +out:NC",
         rows * width,
         groups + 4 * width * (rows + rows),
+        record=lambda ops, t: ops.embed_gradient_rows(
+            Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["out"]
+        ),
     )
     yield s.case("fill_zero", "+x:VC", 0, tolerance=0)
 
@@ -73,14 +87,24 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
     """RMS norm and its gradients."""
     rows, width = s.rows, s.config.dim
     operands = "x:NC weight:C +out:NC +inverse_rms:N"
-    yield s.case("rms_norm", operands, rows * (4 * width + 3), more=(1e-5,))
+    yield s.case(
+        "rms_norm",
+        operands,
+        rows * (4 * width + 3),
+        record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5),
+    )
 
     def given() -> dict[str, Array]:
         x = s.normal(rows, width)
         return {"x": x, "inverse_rms": 1 / np.sqrt(np.square(x).mean(axis=1) + np.float32(1e-5))}
 
     operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
-    yield s.case("rms_norm_backward", operands, 9 * rows * width, given)
+    yield s.case("rms_norm_backward", operands, 9 * rows * width, given, record=_norm_backward)
+
+
+def _norm_backward(ops: Operations, t: Tensors) -> None:
+    norm = Norm(t["x"], t["weight"], t["grad_out"], t["inverse_rms"])  # it reads no output
+    ops.rms_norm_backward(norm, t["grad_out"], t["grad_x"], t["grad_weight"])
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -147,14 +171,16 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         3 * s.rows * config.dim,
         angles,
         sizes=sizes,
-        more=(config.head_dim,),
+        record=lambda ops, t: ops.rotary(
+            t["x"], Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
+        ),
     )
     yield s.case(
         "attention",
         "q:NC k:NK v:NK +out:NC +log_sum_exp:NH",
         pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS),  # two products
         sizes=sizes,
-        more=(shape,),
+        record=lambda ops, t: ops.attention(AttentionTensors(**t), shape),
     )
     # `out` and `log_sum_exp` are what the backward pass was given: any numbers make the same work,
     # if probabilities stay below one.
@@ -164,13 +190,18 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS),  # five products
         lambda: {"log_sum_exp": np.full(s.shape("NH"), 12, np.float32)},
         sizes=sizes,
-        more=(shape,),
+        record=lambda ops, t: ops.attention_backward(
+            AttentionTensors(t["q"], t["k"], t["v"], t["out"], t["log_sum_exp"]),
+            AttentionGradients(t["grad_q"], t["grad_k"], t["grad_v"], t["grad_out"]),
+            shape,
+        ),
     )
 
 
 def cache_cases(s: Sizes) -> Iterator[KernelCase]:
     """What generating takes of attention: a cache, and one query to all of it."""
     config, length = s.config, s.config.seq_len
+    shape = AttentionShape(1, 1, config.heads, config.kv_heads, config.head_dim)
     yield s.case(
         "cache_append",
         "x:TK +cache:TK positions",
@@ -184,7 +215,9 @@ def cache_cases(s: Sizes) -> Iterator[KernelCase]:
         length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
         lambda: {"positions": np.array([length - 1], np.uint32)},
         sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
-        more=(AttentionShape(1, 1, config.heads, config.kv_heads, config.head_dim),),
+        record=lambda ops, t: ops.attention_cached(
+            t["q"], (t["keys"], t["values"]), t["positions"], t["out"], shape
+        ),
         bytes=8 * length * config.kv_dim + 8 * config.dim,
     )
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Record, Sizes, Tensors, by, empty
-from llmgpu.lm.ops.hyper import AdamW, hyper_parameters
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
+from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
 

@@ -15,7 +15,7 @@ from llmgpu.bench.models.training_steps import CHECKED_STEPS, LEARNING_RATE, Ste
 from llmgpu.bench.peers.torch import Torch
 from llmgpu.bench.timing import timed
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.rotary import rotary_tables
+from llmgpu.lm.ops.layers import rotary_tables
 
 
 class TorchLlama:

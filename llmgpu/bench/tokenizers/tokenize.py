@@ -24,7 +24,7 @@ from llmgpu.bench.results import TOKENIZE, KernelTimes, Result, Times
 from llmgpu.bench.timing import kernel_times, timed
 from llmgpu.bench.tokenizers.bpe_train import train_file
 from llmgpu.bench.tokenizers.corpus import Job
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.encoder import EncodedSlice, Encoder
 from llmgpu.bpe.encoding.id_buffers import CollectedIds
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
@@ -158,7 +158,7 @@ class TokenizingBench:
 
     def _write(self) -> None:
         with self._open_writer() as writer:
-            writer.write(self.reference, _ONE_DOCUMENT)
+            writer.write(EncodedSlice(self.reference, _ONE_DOCUMENT))
 
     def _time_kernels(self, engine: Engine) -> KernelTimes | None:
         device = engine.backend.device

@@ -15,7 +15,7 @@ A longer word is merged on its own with a heap of its pairs, in n log n steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
@@ -116,21 +116,18 @@ class BpeMatcher:
         return _LockstepMerger(self._vocabulary, self._pairs)
 
     @cached_property
-    def _rank_by_pair(self) -> dict[int, int]:
+    def _ranks_and_results(self) -> tuple[dict[int, int], list[int]]:
+        """The rank of each pair, by left << 32 | right, and the results by rank."""
         keys = self._pairs.left.astype(np.int64) << 32 | self._pairs.right
-        return dict(zip(keys.tolist(), self._pairs.ranks.tolist(), strict=True))
-
-    @cached_property
-    def _results(self) -> list[int]:
-        results: list[int] = self._pairs.results.tolist()
-        return results
+        ranks = dict(zip(keys.tolist(), self._pairs.ranks.tolist(), strict=True))
+        return ranks, self._pairs.results.tolist()
 
     def _merge_long(self, word: bytes) -> NDArray[np.uint32]:
         """Return the tokens of one word, from memory if it came before."""
         ids = self._remembered.get(word)
         if ids is None:
             symbols = self._byte_ids[np.frombuffer(word, np.uint8)].tolist()
-            merged = _merge_by_heap(symbols, self._rank_by_pair, self._results)
+            merged = _merge_by_heap(symbols, *self._ranks_and_results)
             ids = np.array(merged, np.int32).view(np.uint32)
             if len(word) <= _REMEMBERED_BYTES:
                 if len(self._remembered) == _REMEMBERED_WORDS:
@@ -204,9 +201,7 @@ class _LockstepMerger:
         symbols[left + 1] = _GONE
         words = _MergingWords(symbols, *self._first_ranks(data, symbols), lengths)
         while len(best := words.best_keys()):
-            pairs = words.merge(best & _PLACE_MASK, self._results[best >> _PLACE_BITS])
-            ranks = self._rank(pairs.left, pairs.right)
-            words.set_ranks(pairs, ranks)
+            words.merge(best & _PLACE_MASK, self._results[best >> _PLACE_BITS], self._rank)
         return words.result(lengths)
 
     def _first_ranks(
@@ -220,20 +215,6 @@ class _LockstepMerger:
         new = np.flatnonzero(merged[:-1] | merged[1:])
         ranks[new] = self._rank(symbols[there[new]], symbols[there[new + 1]])
         return there, ranks
-
-
-@dataclass(frozen=True, eq=False)
-class _NewPairs:
-    """Pairs of symbols whose ranks are yet to be looked up.
-
-    left, right: int32, the symbols. keys: int64, where their keys are. places: uint32, of the left
-    symbols in their words.
-    """
-
-    left: NDArray[np.int32]
-    right: NDArray[np.int32]
-    keys: NDArray[np.int64]
-    places: NDArray[np.uint32]
 
 
 class _MergingWords:
@@ -286,8 +267,16 @@ class _MergingWords:
             self._keys = self._keys[ranges(self._key_firsts, lengths)]
             self._key_firsts = np.cumsum(lengths) - lengths
 
-    def merge(self, places: NDArray[np.uint32], results: NDArray[np.int32]) -> _NewPairs:
-        """Merge the symbol at a place of each word with the next; return the pairs it is now in."""
+    def merge(
+        self,
+        places: NDArray[np.uint32],
+        results: NDArray[np.int32],
+        rank: Callable[[NDArray[np.int32], NDArray[np.int32]], NDArray[np.uint32]],
+    ) -> None:
+        """Merge the symbol at a place of each word with the next.
+
+        rank: returns the ranks of pairs, given their left and their right symbols.
+        """
         # Unlink the right symbol, and drop the keys of both.
         left = self._firsts + places
         right = self._after[left]
@@ -302,16 +291,13 @@ class _MergingWords:
         after, previous = after[has_next], self._before[left[has_previous]]
         self._before[after] = left[has_next]
         previous_places = previous - self._firsts[has_previous]
-        return _NewPairs(
+        ranks = rank(
             np.concatenate([results[has_next], self.symbols[previous]]),
             np.concatenate([self.symbols[after], results[has_previous]]),
-            np.concatenate([(key + left)[has_next], key[has_previous] + previous]),
-            np.concatenate([places[has_next], previous_places.astype(np.uint32)]),
         )
-
-    def set_ranks(self, pairs: _NewPairs, ranks: NDArray[np.uint32]) -> None:
-        """Set the keys of pairs from their ranks."""
-        self._keys[pairs.keys] = ranks << _PLACE_BITS | pairs.places
+        keys = np.concatenate([(key + left)[has_next], key[has_previous] + previous])
+        new_places = np.concatenate([places[has_next], previous_places.astype(np.uint32)])
+        self._keys[keys] = ranks << _PLACE_BITS | new_places
 
     def result(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the remaining symbols, and how many each word has."""

@@ -33,7 +33,7 @@ class EncodedSlice:
 
     ids: NDArray[np.uint32]
     document_starts: NDArray[np.int64]
-    text_bytes: int
+    text_bytes: int = 0
     closed: bool = False
 
 

@@ -64,9 +64,7 @@ class GpuEncoder:
 
         slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
 
-        Raises:
-            DeviceError: the adapter's memory or limits are too small.
-            VocabularyError: the vocabulary has too many merges.
+        Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
         """
         self._device, self._vocabulary = device, vocabulary
         self._pairs = pair_ranks(vocabulary)
@@ -288,7 +286,7 @@ class _Slot(WordSlot):
         self._starts_copy.begin()
 
     def fetch(self, ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Write the slice's ids to `ids`; return them, and where in them documents begin."""
+        """Write the slice's ids to `ids`; return them, and where in them documents start."""
         starts = np.empty(self._documents, np.uint32)
         if len(ids) > self._copied:  # more than expected: copy again
             self._ids_copy.cancel()

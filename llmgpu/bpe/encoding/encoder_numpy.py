@@ -44,12 +44,7 @@ class NumpyEncoder:
         self._slices = SliceEncoder(vocabulary, _make_matcher(vocabulary))
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text in order, each slice's as soon as it is read and encoded.
-
-        Raises:
-            NoTokenError: a byte has no token, and the vocabulary no unknown token.
-            InputError: the source's.
-        """
+        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
         if self._threads == 1:
             yield from self._encode_alone(source)
             return

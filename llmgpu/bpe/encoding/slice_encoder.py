@@ -15,7 +15,7 @@ Cutting a word in two is exact:
   text repeats, which pays off in scripts without spaces.
 - A word that is a token may be taken whole even if no merges lead to it. A part of a word may not,
   so no cut yields a part of such a token.
-- Only places before a byte of 0xC0 or more are considered, where a character beyond ASCII begins.
+- Only places before a byte of 0xC0 or more are considered, where a character beyond ASCII starts.
   What decides is the byte before, that byte, and the one after.
 """
 
@@ -58,8 +58,7 @@ class SliceEncoder:
 
         entry: where in the slice the first token starts. offset: of the slice in the whole text.
 
-        Raises:
-            NoTokenError: a byte has no token, and the vocabulary no unknown token.
+        Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
         words = self._words_of(piece, entry)
         ids, counts, stopped = self._encode_words(piece, words)

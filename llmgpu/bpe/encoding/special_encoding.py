@@ -2,29 +2,37 @@
 
 Text that spells a special token is plain text unless the token is allowed. Allowed tokens are taken
 out of the text before it is encoded, and their ids are put back between the others, so that the
-rest has the same ids as texts that start and end there.
+rest has the same ids as texts that start and end there. For the search in blocks of text:
+
+- The leftmost allowed token counts, the longest one at that position; the search continues after
+  it. A disallowed token is an error wherever it occurs, even inside or across an allowed one. This
+  is as in tiktoken, except that tiktoken picks either of two tokens at the same position.
+- No special token extends past the end of a document.
+- In the filtered text a document starts where a special token was, so that nothing is matched
+  across the place. `_Boundaries` tells these starts from the real ones.
+- Only what may be the start of a special token is held back until the next block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.bpe.encoding.special_search import (
-    DOCUMENT,
-    Boundaries,
-    SoughtTokens,
-    SpecialTokenFilter,
-)
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import TextError, VocabularyError
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
+from llmgpu.text.documents import Piece, remove_spans
 
 ALL = "all"
+_DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
+
+_NO_BOUNDARIES = np.empty((2, 0), np.int64)
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,15 @@ def with_special_tokens(
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
     disallowed = _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
-    sought = SoughtTokens(
+    return _SpecialEncoder(
+        encoder,
+        vocabulary.token_lengths,
         allowed={text.encode(): special[text] for text in allowed},
         disallowed=[text.encode() for text in disallowed],
+        bos=None if options.bos is None else token_id(vocabulary, options.bos),
+        eos=None if options.eos is None else token_id(vocabulary, options.eos),
+        block_bytes=block_bytes,
     )
-    bos = None if options.bos is None else token_id(vocabulary, options.bos)
-    eos = None if options.eos is None else token_id(vocabulary, options.eos)
-    return _SpecialEncoder(encoder, vocabulary, sought, (bos, eos), block_bytes)
 
 
 def token_id(vocabulary: Vocabulary, token: int | str) -> int:
@@ -123,32 +133,30 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
     return f"its special tokens are {', '.join(map(repr, known[:10])) or 'none'}{more}"
 
 
+@dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
-    """Filters the text of another encoder, and inserts into its ids."""
+    """Filters the text of another encoder, and inserts into its ids.
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        vocabulary: Vocabulary,
-        sought: SoughtTokens,
-        around: tuple[int | None, int | None],
-        block_bytes: int,
-    ) -> None:
-        self._encoder = encoder
-        self._lengths = vocabulary.token_lengths
-        self._sought = sought
-        self._around = around
-        self._block_bytes = block_bytes
+    lengths: int64, bytes of each token. allowed: ids by text.
+    """
+
+    encoder: Encoder
+    lengths: NDArray[np.int64]
+    allowed: Mapping[bytes, int]
+    disallowed: Collection[bytes]
+    bos: int | None
+    eos: int | None
+    block_bytes: int
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
         Raises also TextError for a disallowed special token.
         """
-        insertion = _Insertion(*self._around)
-        if not (self._sought.allowed or self._sought.disallowed):
-            for piece in self._encoder.encode(source):
-                kinds = np.full(len(piece.document_starts), DOCUMENT, np.int64)
+        insertion = _Insertion(self.bos, self.eos)
+        if not (self.allowed or self.disallowed):
+            for piece in self.encoder.encode(source):
+                kinds = np.full(len(piece.document_starts), _DOCUMENT, np.int64)
                 yield insertion.insert(piece, kinds)
         else:
             yield from self._encode_filtered(source, insertion)
@@ -156,14 +164,14 @@ class _SpecialEncoder:
             yield last
 
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
-        boundaries = Boundaries()
-        special_filter = SpecialTokenFilter(self._sought, boundaries)
-        filtered = FilteredSource(source, special_filter, self._block_bytes)
+        boundaries = _Boundaries()
+        special_filter = _SpecialTokenFilter(self.allowed, self.disallowed, boundaries)
+        filtered = FilteredSource(source, special_filter, self.block_bytes)
         special_bytes = 0  # in the text up to here
         try:
-            for piece in self._encoder.encode(filtered):
+            for piece in self.encoder.encode(filtered):
                 kinds = boundaries.take(len(piece.document_starts))
-                span = int(self._lengths[kinds[kinds != DOCUMENT]].sum())
+                span = int(self.lengths[kinds[kinds != _DOCUMENT]].sum())
                 special_bytes += span
                 closed = piece.closed and boundaries.ends_document()
                 piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
@@ -171,7 +179,7 @@ class _SpecialEncoder:
         except NoTokenError as error:
             # The offset is that in the filtered text: add the special tokens before it.
             before = boundaries.special_before(error.offset)
-            offset = error.offset + special_bytes + int(self._lengths[before].sum())
+            offset = error.offset + special_bytes + int(self.lengths[before].sum())
             raise NoTokenError(error.byte, offset) from None
 
 
@@ -183,11 +191,11 @@ class _Insertion:
         self._is_open = False  # a document has started, and its end was not reached
 
     def insert(self, piece: EncodedSlice, kinds: NDArray[np.int64]) -> EncodedSlice:
-        """Return a slice with its special tokens; kinds: of its boundaries (see `Boundaries`)."""
+        """Return a slice with its special tokens; kinds: of its boundaries (see `_Boundaries`)."""
         starts = piece.document_starts
-        begins = kinds == DOCUMENT
+        begins = kinds == _DOCUMENT
         # Two values may go in at each boundary: first the end of a document or a special token,
-        # then the begin of a document. `present` says which of them do.
+        # then the start of a document. `present` says which of them do.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
@@ -198,7 +206,9 @@ class _Insertion:
                 ending[np.argmax(begins)] = False
             values[begins, 0] = self._eos
             present[:, 0] |= ending
-        before = np.cumsum(present.sum(axis=1)) - present[:, 1]  # where a document's begin goes
+        before = (
+            np.cumsum(present.sum(axis=1)) - present[:, 1]
+        )  # where a document's first token goes
         ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
         if piece.closed and (last := self.finish()) is not None:
@@ -214,3 +224,198 @@ class _Insertion:
         self._is_open = False
         ids = np.array([self._eos], np.uint32)
         return EncodedSlice(ids, np.empty(0, np.int64), 0, closed=True)
+
+
+class _Boundaries:
+    """What each boundary of a filtered text is: the start of a document, or a special token.
+
+    The thread that reads text adds them. The one that has the ids before a boundary takes it; they
+    may be the same.
+    """
+
+    def __init__(self) -> None:
+        self._found: deque[NDArray[np.int64]] = deque()
+        self._ends: deque[int] = deque()
+        self._added = self._taken = 0
+        self._ahead = _NO_BOUNDARIES  # out of the queue, not yet asked for
+
+    def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
+        """Append the next boundaries, before the text that they are in is handed over.
+
+        kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), their places in
+        the whole filtered text. ended: a document ends after this many of them; None: none ends.
+        """
+        if ended is not None:
+            self._ends.append(self._added + ended)
+        self._added += len(kinds)
+        self._found.append(np.stack([kinds, offsets]))
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Return the kinds of the next `count` boundaries: int64 (count,)."""
+        while self._ahead.shape[1] < count:
+            self._look_ahead()
+        kinds: NDArray[np.int64] = self._ahead[0, :count]
+        self._ahead = self._ahead[:, count:]
+        self._taken += count
+        return kinds
+
+    def ends_document(self) -> bool:
+        """Whether a document ends before the next boundary."""
+        while self._ends and self._ends[0] < self._taken:
+            self._ends.popleft()
+        return bool(self._ends) and self._ends[0] == self._taken
+
+    def special_before(self, offset: int) -> NDArray[np.int64]:
+        """Return the special tokens up to an offset of the filtered text that are not taken yet."""
+        while self._found:
+            self._look_ahead()
+        kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
+        return np.compress(kinds != _DOCUMENT, kinds)
+
+    def _look_ahead(self) -> None:
+        self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
+
+
+class _SpecialTokenFilter:
+    """Takes the allowed special tokens out of a text; see `llmgpu.text.corpus.TextFilter`."""
+
+    def __init__(
+        self, allowed: Mapping[bytes, int], disallowed: Collection[bytes], boundaries: _Boundaries
+    ) -> None:
+        """Look for these texts; allowed: with their ids. What is found goes to `boundaries`."""
+        self._ids = allowed
+        self._search = _Search(allowed) if allowed else None
+        self._guard = _Guard(disallowed) if disallowed else None
+        self._boundaries = boundaries
+        self._held = b""
+        self._held_starts = np.empty(0, np.int64)
+        self._handed_over = 0
+
+    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
+        """Return the text without special tokens, with a boundary where each was.
+
+        Raises TextError for a disallowed special token.
+        """
+        block = text.tobytes()
+        if self._guard:
+            self._guard.check(block, starts, final)
+        data = self._held + block
+        starts = np.concatenate([self._held_starts, starts + len(self._held)])
+        spans, decided = self._find(data, starts, final)
+        # A document start after the decided text is left to the next block.
+        own = len(starts) if final else int(np.searchsorted(starts, decided))
+        self._held, self._held_starts = data[decided:], starts[own:] - decided
+        piece, kinds = self._cut(data[:decided], starts[:own], spans, final)
+        # A document that starts at the very end has no text yet, so it does not end here.
+        begun = int((starts == len(data)).sum())
+        ended = len(kinds) - begun if final else None
+        self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
+        self._handed_over += len(piece.text)
+        return piece
+
+    def _find(
+        self, data: bytes, starts: NDArray[np.int64], final: bool
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Return the (begin, end) of allowed tokens, and up to where the search is decided."""
+        search, position = self._search, 0
+        if search is None:
+            return [], len(data)
+        spans: list[tuple[int, int]] = []
+        # Up to here every match is certain: after it, in the last document, fewer bytes follow than
+        # the longest token has.
+        safe = len(data) if final else max(len(data) - search.longest + 1, *starts[-1:], 0)
+        while (found := search.find(data, position, starts)) and found[0] < safe:
+            spans.append(found)
+            position = found[1]
+        position = max(position, safe)
+        while (position := search.next_candidate(data, position)) < len(data):
+            # A longer token may still replace the one found here, so check this first.
+            if search.may_continue(data, position):
+                break
+            match = search.pattern.match(data, position)
+            if match:
+                spans.append(match.span())
+            position = match.end() if match else position + 1
+        return spans, position
+
+    def _cut(
+        self, data: bytes, starts: NDArray[np.int64], spans: list[tuple[int, int]], final: bool
+    ) -> tuple[Piece, NDArray[np.int64]]:
+        """Take `spans` out of `data`; return the rest, and the kinds of its boundaries."""
+        text = np.frombuffer(data, np.uint8)
+        kinds = np.full(len(starts), _DOCUMENT, np.int64)
+        if spans:
+            places = np.array(spans, np.int64)
+            text, cuts = remove_spans(text, places)
+            ends = places[:, 1]
+            removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
+            # A document starts before a token at the same place, and after one that ends there.
+            order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
+            starts = starts - removed[np.searchsorted(ends, starts, side="right")]
+            starts = np.concatenate([starts, cuts])[order]
+            ids = np.array([self._ids[data[begin:end]] for begin, end in spans], np.int64)
+            kinds = np.concatenate([kinds, ids])[order]
+        closed = final or bool(len(starts) and starts[-1] == len(text))
+        return Piece(text, starts, closed), kinds
+
+
+class _Search:
+    """Finds byte strings, leftmost first, the longest at a position.
+
+    longest: bytes of the longest string. pattern: matches the longest at a position.
+    """
+
+    def __init__(self, texts: Collection[bytes]) -> None:
+        self._texts = sorted(texts, key=len, reverse=True)
+        self.longest = len(self._texts[0])
+        self.pattern = re.compile(b"|".join(map(re.escape, self._texts)))
+        firsts = {text[:1] for text in texts}
+        self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
+
+    def find(self, data: bytes, position: int, starts: NDArray[np.int64]) -> tuple[int, int] | None:
+        """Return the (begin, end) of the first string, from a position on, within a document."""
+        match = self.pattern.search(data, position)
+        while match:
+            after = int(np.searchsorted(starts, match.start(), side="right"))
+            if after == len(starts) or starts[after] >= match.end():
+                return match.span()
+            border = int(starts[after])
+            match = self.pattern.search(data, match.start(), border)
+            match = match or self.pattern.search(data, border)
+        return None
+
+    def next_candidate(self, data: bytes, position: int) -> int:
+        """Return the first position, from one on, where a string may start; else the end."""
+        match = self._first.search(data, position)
+        return match.start() if match else len(data)
+
+    def may_continue(self, data: bytes, position: int) -> bool:
+        """Whether the data from a position on is a proper prefix of a string."""
+        rest = data[position:]
+        return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
+
+
+class _Guard:
+    """Refuses text in which certain byte strings occur."""
+
+    def __init__(self, texts: Collection[bytes]) -> None:
+        self._search = _Search(texts)
+        self._before = b""  # the end of the document so far, too short to hold the longest
+        self._offset = 0  # where that is in the whole text
+
+    def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
+        """Raise TextError if a string ends in the next block."""
+        data = self._before + block
+        found = self._search.find(data, 0, starts + len(self._before))
+        if found:
+            begin, end = found
+            raise TextError(
+                f"special token {data[begin:end].decode()!r}",
+                self._offset + begin,
+                "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
+                "to get those of its text",
+            )
+        last = int(starts[-1]) + len(self._before) if len(starts) else 0
+        kept = 0 if final else min(len(data) - last, self._search.longest - 1)
+        self._before = data[len(data) - kept :]
+        self._offset += len(data) - kept

@@ -1,11 +1,11 @@
 """Vocabularies in other tools' files: tiktoken, Hugging Face tokenizers, GPT-2.
 
 - Each format is a module, listed in `llmgpu.bpe.interchange.formats`.
-- A vocabulary that was read gives the ids that the other tool gives; a file for which that can't be
-  done is refused with the name of the component in the way. What has no influence on the ids inside
-  a text, and is not kept, goes to `note`.
+- A vocabulary that was read gives the ids that the other tool gives; a file for which that is
+  impossible is refused with the name of the component in the way. What has no influence on the ids
+  inside a text, and is not kept, goes to `note`.
 - A file that was written gives, in the other tool, the ids that the vocabulary gives here. A
-  vocabulary for which that can't be done is refused.
+  vocabulary for which that is impossible is refused.
 - Files are hostile: sizes are limited, and every error is a VocabularyError that starts with the
   file's name.
 """

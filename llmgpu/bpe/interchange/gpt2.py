@@ -20,10 +20,10 @@ from llmgpu.bpe.interchange.token_tables import (
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
+    imported_vocabulary,
     name_pairs,
     note_missing_bytes,
     number_merges,
-    place_tokens,
     to_bytes,
 )
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -80,15 +80,9 @@ def read(
             note(f"special tokens: {listed(list(special))}")
         taken = set(special.values())
         ordinary = {i: to_bytes(text) for text, i in ids.items() if i not in taken}
-        vocabulary = Vocabulary(
-            tokens=place_tokens(ordinary, special),
-            merges=merges,
-            pattern=chosen.name,
-            expression=chosen.expression,
-            special_tokens=special,
-            match="bpe",
-            ignore_merges=len(merges) == 0,
-            training={"imported_from": "gpt2"},
+        by_ranks = len(merges) == 0
+        vocabulary = imported_vocabulary(
+            "gpt2", ordinary, special, merges, chosen, ignore_merges=by_ranks
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary

@@ -29,13 +29,14 @@ from llmgpu.bpe.interchange.token_tables import (
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
+    imported_vocabulary,
     name_pairs,
     note_missing_bytes,
     number_merges,
-    place_tokens,
     to_bytes,
     to_text,
 )
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -44,25 +45,16 @@ from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote
 
 FILES = "a tokenizer.json"
 
-_PARTS = {
-    "version",
-    "truncation",
-    "padding",
-    "added_tokens",
-    "normalizer",
-    "pre_tokenizer",
-    "post_processor",
-    "decoder",
-    "model",
+_SEQUENCES = {  # what the components of a Sequence are called in it
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
 }
+_PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES}
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
-_MODEL_REFUSED = (
-    "dropout",
-    "continuing_subword_prefix",
-    "end_of_word_suffix",
-    "fuse_unk",
-    "byte_fallback",
-)
+_MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+_MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
 _ADDING = {"TemplateProcessing", "RobertaProcessing", "BertProcessing"}
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
 
@@ -84,17 +76,15 @@ def read(
     if merges_path is not None:
         raise VocabularyError("a tokenizer.json holds its merges: merges.txt goes with gpt2")
     if pattern is not None or special_tokens:
-        raise VocabularyError("a tokenizer.json has its pattern and special tokens in itself")
+        raise VocabularyError("a tokenizer.json brings its own pattern and special tokens")
     with naming(path):
         content = _as_map("the file", parse_json(read_limited(path)))
         if "model" not in content:
-            raise VocabularyError(
-                "not a tokenizer.json: there is no model (a vocab.json needs merges)"
-            )
+            raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
         _refuse_unknown("part", content, _PARTS)
         cut = get_pattern(_read_pre_tokenizer(content.get("pre_tokenizer")))
         normalizer = _read_normalizer(content.get("normalizer"))
-        _check_decoder(content.get("decoder"))
+        _steps("decoder", content.get("decoder"), {"ByteLevel"})
         _read_post_processor(content.get("post_processor"), note)
         for part in ("truncation", "padding"):
             if content.get(part) is not None:
@@ -102,9 +92,8 @@ def read(
         vocabulary = _read_model(
             _as_map("model", content["model"]),
             _read_added(content.get("added_tokens"), note),
-            pattern=cut.name,
-            expression=cut.expression,
-            normalizer=normalizer,
+            cut,
+            normalizer,
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary
@@ -122,12 +111,15 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
 
 def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
     special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
+    flags = dict.fromkeys((*_ADDED_FLAGS, "normalized"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_describe_special(text, number) for text, number in special],
+        "added_tokens": [
+            {"id": number, "content": text, **flags, "special": True} for text, number in special
+        ],
         "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
         "pre_tokenizer": _describe_pattern(vocabulary.pattern, byte_level),
         "post_processor": None,
@@ -145,11 +137,6 @@ def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
             "merges": name_pairs(vocabulary, exportable_merges(vocabulary)),
         },
     }
-
-
-def _describe_special(text: str, number: int) -> dict[str, Any]:
-    flags = dict.fromkeys((*_ADDED_FLAGS, "normalized"), False)
-    return {"id": number, "content": text, **flags, "special": True}
 
 
 def _describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
@@ -199,39 +186,39 @@ def _type_of(what: str, component: object) -> str:
     return kind
 
 
-def _flatten(what: str, component: object, members: str) -> Iterator[dict[str, Any]]:
-    """Yield a component, or those of a Sequence, whose list is called `members`."""
+def _steps(what: str, component: object, supported: set[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return types and content of a component, or of those in a Sequence; none for None."""
     if component is None:
-        return
-    if _type_of(what, component) != "Sequence":
-        yield _as_map(what, component)
-        return
-    for member in _as_list(f"Sequence in {what}", _as_map(what, component).get(members)):
-        if _type_of(what, member) == "Sequence":
+        return []
+    steps = [component]
+    if _type_of(what, component) == "Sequence":
+        members = _SEQUENCES[what]
+        steps = _as_list(f"Sequence in {what}", _as_map(what, component).get(members))
+    typed = [(_type_of(what, step), _as_map(what, step)) for step in steps]
+    for kind, _ in typed:
+        if kind == "Sequence":
             raise VocabularyError(f"{what} has a Sequence in a Sequence")
-        yield member
+        if kind not in supported:
+            known = ", ".join(sorted(supported))
+            raise VocabularyError(f"{what} {quote(kind)} is not supported; supported: {known}")
+    return typed
 
 
 def _read_pre_tokenizer(component: object) -> str:
     """Return the name of the pattern by which a pre-tokenizer cuts."""
-    steps = list(_flatten("pre_tokenizer", component, "pretokenizers"))
-    kinds = [_type_of("pre_tokenizer", step) for step in steps]
-    for kind in kinds:
-        if kind not in ("Split", "ByteLevel"):
-            raise VocabularyError(
-                f"pre_tokenizer {quote(kind)} can't be done: ByteLevel, Split can"
-            )
+    typed = _steps("pre_tokenizer", component, {"Split", "ByteLevel"})
+    kinds, steps = [kind for kind, _ in typed], [step for _, step in typed]
     if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
         raise VocabularyError(
-            f"pre_tokenizer {kinds[:5]}: there must be a ByteLevel, optionally after a Split"
+            f"pre_tokenizer {kinds[:5]}: it has to be a ByteLevel, optionally after a Split"
         )
     if steps[-1].get("add_prefix_space", True) is not False:
-        raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space can't be done")
+        raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
     use_regex = steps[-1].get("use_regex", True) is not False
     if len(steps) == 1:
         return "gpt2" if use_regex else "none"
     if use_regex:
-        raise VocabularyError("pre_tokenizer ByteLevel with use_regex after a Split can't be done")
+        raise VocabularyError("pre_tokenizer ByteLevel after a Split must not have use_regex")
     return _read_split(steps[0])
 
 
@@ -242,7 +229,7 @@ def _read_split(step: dict[str, Any]) -> str:
         raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
     expression = _as_map("pattern of Split", step.get("pattern")).get("Regex")
     if not isinstance(expression, str):
-        raise VocabularyError("pre_tokenizer Split by anything but a Regex can't be done")
+        raise VocabularyError("pre_tokenizer Split is supported only by a Regex")
     try:
         return name_of_huggingface(expression)
     except VocabularyError as error:
@@ -250,28 +237,13 @@ def _read_split(step: dict[str, Any]) -> str:
 
 
 def _read_normalizer(component: object) -> str | None:
-    kinds = [
-        _type_of("normalizer", step) for step in _flatten("normalizer", component, "normalizers")
-    ]
-    for kind in kinds:
-        if kind != "NFC":
-            raise VocabularyError(f"normalizer {quote(kind)} can't be done: NFC can")
-    return "NFC" if kinds else None
-
-
-def _check_decoder(component: object) -> None:
-    for step in _flatten("decoder", component, "decoders"):
-        if _type_of("decoder", step) != "ByteLevel":
-            raise VocabularyError(f"decoder {quote(step['type'])} is not for byte-level tokens")
+    return "NFC" if _steps("normalizer", component, {"NFC"}) else None
 
 
 def _read_post_processor(component: object, note: Note) -> None:
-    for step in _flatten("post_processor", component, "processors"):
-        kind = _type_of("post_processor", step)
+    for kind, _ in _steps("post_processor", component, _ADDING | {"ByteLevel"}):
         if kind in _ADDING:
             note(f"the special tokens that {kind} adds around a text are not added here")
-        elif kind != "ByteLevel":
-            raise VocabularyError(f"post_processor {quote(kind)} can't be done")
 
 
 def _read_added(content: object, note: Note) -> dict[str, int]:
@@ -284,7 +256,7 @@ def _read_added(content: object, note: Note) -> dict[str, int]:
         if not isinstance(text, str) or not text:
             raise VocabularyError("an added token has no content")
         if text in added:
-            raise VocabularyError(f"the added token {quote(text)} is there twice")
+            raise VocabularyError(f"the added token {quote(text)} is listed twice")
         added[text] = check_id(f"added token {quote(text)}", entry.get("id"))
         if entry.get("special") is not True:
             plain.append(text)
@@ -301,38 +273,32 @@ def _read_added(content: object, note: Note) -> dict[str, int]:
 
 
 def _read_model(
-    model: dict[str, Any],
-    added: dict[str, int],
-    *,
-    pattern: str,
-    expression: str,
-    normalizer: str | None,
+    model: dict[str, Any], added: dict[str, int], pattern: Pattern, normalizer: str | None
 ) -> Vocabulary:
     kind = _type_of("model", {"type": "BPE"} | model)
     if kind != "BPE":
-        raise VocabularyError(f"model {quote(kind)} can't be done: BPE can")
+        raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
     _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
     for name in _MODEL_REFUSED:
         if model.get(name):
-            raise VocabularyError(f"model BPE with {name} can't be done")
+            raise VocabularyError(f"model BPE with {name} is not supported")
     ids = check_vocabulary_map(model.get("vocab"))
     merges = number_merges(_parse_merges(model.get("merges")), ids)
     _check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added | unknown)
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
-    by_ranks = _check_without_merges(merges, ordinary)
-    return Vocabulary(
-        tokens=place_tokens(ordinary, added),
-        merges=merges,
-        pattern=pattern,
-        expression=expression,
-        special_tokens=added,
-        match="bpe",
-        ignore_merges=by_ranks or bool(model.get("ignore_merges")),
+    if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
+        raise VocabularyError("model BPE has tokens of several bytes, but no merges")
+    return imported_vocabulary(
+        "huggingface",
+        ordinary,
+        added,
+        merges,
+        pattern,
+        ignore_merges=len(merges) == 0 or bool(model.get("ignore_merges")),
         normalizer=normalizer,
         unknown_token=next(iter(unknown.values()), None),
-        training={"imported_from": "huggingface"},
     )
 
 
@@ -354,13 +320,6 @@ def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:
     for text, number in apart.items():
         if number in merged:
             raise VocabularyError(f"the token {quote(text)} is added or unknown, and in a merge")
-
-
-def _check_without_merges(merges: NDArray[np.uint32], ordinary: dict[int, bytes]) -> bool:
-    """Return whether there are no merges; then no token may need one."""
-    if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
-        raise VocabularyError("model BPE has tokens of several bytes, but no merges")
-    return len(merges) == 0
 
 
 def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:

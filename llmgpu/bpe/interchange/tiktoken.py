@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
-from llmgpu.bpe.interchange.token_tables import check_id, place_tokens
+from llmgpu.bpe.interchange.token_tables import check_id, imported_vocabulary
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -97,7 +97,7 @@ def read(
     with naming(path):
         ranks = _parse_ranks(read_limited(path))
         canonical = _dump_ranks(ranks)
-        known = _read_side(path, canonical, note) or _recognise(canonical, note)
+        known = _read_side(path, canonical, note) or _recognize(canonical, note)
         if known is None and pattern is None:
             raise VocabularyError(
                 "a rank file does not say how text is cut: name the pattern with --pattern, "
@@ -108,16 +108,8 @@ def read(
         for text, number in special.items():
             check_id(f"special token {quote(text)}", number)
         _check_bytes(ranks)
-        return Vocabulary(
-            tokens=place_tokens({rank: token for token, rank in ranks.items()}, special),
-            merges=np.empty((0, 3), np.uint32),
-            pattern=chosen.name,
-            expression=chosen.expression,
-            special_tokens=special,
-            match="bpe",
-            ignore_merges=True,
-            training={"imported_from": "tiktoken"},
-        )
+        tokens, merges = {rank: token for token, rank in ranks.items()}, np.empty((0, 3), np.uint32)
+        return imported_vocabulary("tiktoken", tokens, special, merges, chosen, ignore_merges=True)
 
 
 def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
@@ -203,29 +195,25 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
         try:
             if len(fields) != 2 or not _RANK.fullmatch(fields[1]):
                 raise VocabularyError("a line is a token in base64, a space and its rank")
-            token = _decode_token(fields[0])
+            token = binascii.a2b_base64(fields[0], strict_mode=True)
+            if not token:
+                raise VocabularyError("the token is empty")
             rank = check_id(f"token {quote(token)}", int(fields[1]))
             if token in ranks:
                 raise VocabularyError(f"token {quote(token)} has the rank {ranks[token]} already")
             if rank in lines_by_rank:
                 raise VocabularyError(f"rank {rank} is that of line {lines_by_rank[rank]}")
+        except binascii.Error as error:
+            raise VocabularyError(
+                f"line {number}: {quote(fields[0])} is not base64: {error}"
+            ) from error
         except VocabularyError as error:
             raise VocabularyError(f"line {number}: {error}") from error
         ranks[token] = rank
         lines_by_rank[rank] = number
     if not ranks:
-        raise VocabularyError("there are no tokens in it")
+        raise VocabularyError("it has no tokens")
     return ranks
-
-
-def _decode_token(text: bytes) -> bytes:
-    try:
-        token = binascii.a2b_base64(text, strict_mode=True)
-    except binascii.Error as error:
-        raise VocabularyError(f"{quote(text)} is not base64: {error}") from error
-    if not token:
-        raise VocabularyError("the token is empty")
-    return token
 
 
 def _dump_ranks(ranks: Mapping[bytes, int]) -> bytes:
@@ -244,7 +232,7 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
         )
 
 
-def _recognise(canonical: bytes, note: Note) -> _Encoding | None:
+def _recognize(canonical: bytes, note: Note) -> _Encoding | None:
     encoding = _ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
     if encoding:
         count = len(encoding.special_tokens)
@@ -266,13 +254,19 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
 
 def _check_replaceable(side: str) -> None:
     """Refuse to overwrite a file that is not a side file, such as vocab.json beside `vocab`."""
-    if Path(side).exists():
-        try:
-            content = parse_json(read_limited(side))
-        except VocabularyError:
-            content = None
-        if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
-            raise OutputError(f"can't write {side}: something else has that name")
+    try:
+        is_other = Path(side).exists() and _load_side(side) is None
+    except VocabularyError:
+        is_other = True
+    if is_other:
+        raise OutputError(f"can't write {side}: something else has that name")
+
+
+def _load_side(side: str) -> dict[str, Any] | None:
+    """Return the content of a side file, None for another file."""
+    content = parse_json(read_limited(side))
+    is_side = isinstance(content, dict) and content.get("format") == SIDE_FORMAT
+    return content if is_side else None
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
@@ -281,21 +275,16 @@ def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | No
     if not Path(side).is_file():
         return None
     with naming(Path(side).name):
-        content = parse_json(read_limited(side))
-        if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
+        content = _load_side(side)
+        if content is None:
             return None
         if content.get("version") != SIDE_VERSION:
-            raise VocabularyError(f"it is not of version {SIDE_VERSION}")
+            raise VocabularyError(f"not version {SIDE_VERSION}, the only one that can be read")
         if content.get("sha256") != hashlib.sha256(canonical).hexdigest():
             note(f"{side} belongs to other ranks: not used")
             return None
-        encoding = _Encoding(side, *_side_fields(content))
-    note(f"the pattern and {len(encoding.special_tokens)} special tokens are from {side}")
-    return encoding
-
-
-def _side_fields(content: dict[str, Any]) -> tuple[str, dict[str, int]]:
-    pattern, special = content.get("pattern"), content.get("special_tokens")
-    if not isinstance(pattern, str) or not isinstance(special, dict):
-        raise VocabularyError("there must be a pattern and special_tokens")
-    return pattern, special
+        pattern, special = content.get("pattern"), content.get("special_tokens")
+        if not isinstance(pattern, str) or not isinstance(special, dict):
+            raise VocabularyError("there must be a pattern and special_tokens")
+    note(f"the pattern and {len(special)} special tokens are from {side}")
+    return _Encoding(side, pattern, special)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -89,10 +91,34 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
     return tuple(tokens)
 
 
+def imported_vocabulary(
+    tool: str,
+    ordinary: Mapping[int, bytes],
+    special: dict[str, int],
+    merges: NDArray[np.uint32],
+    pattern: Pattern,
+    *,
+    ignore_merges: bool,
+    **rules: Any,
+) -> Vocabulary:
+    """Return the vocabulary of another tool, see `place_tokens`; rules: more of its fields."""
+    return Vocabulary(
+        tokens=place_tokens(ordinary, special),
+        merges=merges,
+        pattern=pattern.name,
+        expression=pattern.expression,
+        special_tokens=special,
+        match="bpe",
+        ignore_merges=ignore_merges,
+        training={"imported_from": tool},
+        **rules,
+    )
+
+
 def check_vocabulary_map(content: object) -> dict[str, int]:
     """Return `content` if it is a map of ids by text, else raise VocabularyError."""
     if not isinstance(content, dict) or not content:
-        raise VocabularyError("there is no map of tokens")
+        raise VocabularyError("the map of tokens is missing")
     for text, number in content.items():
         check_id(f"token {quote(text)}", number)
     if len(set(content.values())) < len(content):
@@ -128,7 +154,7 @@ def _check_distinct(merges: NDArray[np.uint32]) -> None:
     _, firsts = np.unique(keys, return_index=True)
     if len(firsts) < len(merges):
         again = np.setdiff1d(np.arange(len(merges)), firsts)[0]
-        raise VocabularyError(f"merge {again + 1} of the list is there already")
+        raise VocabularyError(f"merge {again + 1} repeats an earlier one")
 
 
 def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:

@@ -69,19 +69,16 @@ def train(
         LlmgpuError: 16 bits can't number the tokens.
         DeviceError: the text doesn't fit into the adapter's memory.
     """
-    merges, ranks = options.merges, byte_ranks(options.tie)
-    if merges + 256 > MAX_TOKENS:
+    tokens = 256 + options.merges
+    if tokens > MAX_TOKENS:
         raise LlmgpuError(
-            f"the recount engine numbers tokens with 16 bits: {merges + 256} tokens asked for, "
-            f"{MAX_TOKENS} at most; ask for fewer or use --device cpu"
+            f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, the most "
+            f"are {MAX_TOKENS}; ask for fewer or use --device cpu"
         )
-    loop = _RecountLoop(
-        device, len(text), options.pattern, workgroup_size, table_slots, options.recount_slots
-    )
-    # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
-    frequency = min(max(options.min_frequency, 1), 0xFFFFFFFF)
-    loop.load(text, document_starts, ranks, merges, frequency)
-    return loop.run(merges, ranks, progress)
+    check_fits(device, len(text))
+    loop = _RecountLoop(device, len(text), options, workgroup_size, table_slots)
+    loop.load(text, document_starts)
+    return loop.run(progress)
 
 
 def most_text_bytes(device: Device) -> int:
@@ -106,17 +103,16 @@ class _RecountLoop:
         self,
         device: Device,
         text_bytes: int,
-        pattern: str,
+        options: TrainingOptions,
         workgroup_size: int,
         table_slots: int,
-        workgroup_slots: int,
     ) -> None:
-        check_fits(device, text_bytes)
         self._device = device
         self._size = text_bytes
+        self._options = options
+        self._byte_ranks = byte_ranks(options.tie)
         self._wg = workgroup_size
-        self._compile(workgroup_slots)
-        self._pattern = pattern
+        self._compile()
         self._table_slots = table_slots
         self._recorded = 0  # iterations, since those that did nothing were dropped
         blocks = -(-text_bytes // workgroup_size)
@@ -133,12 +129,13 @@ class _RecountLoop:
             "dispatch_args": create("dispatch args", ARGS_BYTES),
             "table_status": create("table status", 8),
             "best_pair": create("best pair", 8),
+            "merge_log": create("merge log", 16 * options.merges),
         }
 
-    def _compile(self, workgroup_slots: int) -> None:
+    def _compile(self) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
         count, scan = {"COUNT_TILE": COUNT_TILE}, {"SCAN_TILE": SCAN_TILE}
-        local = {"LOCAL_TABLE_SIZE": workgroup_slots}
+        local = {"LOCAL_TABLE_SIZE": self._options.recount_slots}
         kernels = self._device.prepare(
             [
                 ("recount/00_word_boundary.wgsl", size),
@@ -158,28 +155,21 @@ class _RecountLoop:
         )
         self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}
 
-    def load(
-        self,
-        text: NDArray[np.uint8],
-        document_starts: NDArray[np.int64],
-        byte_ranks: NDArray[np.uint32],
-        merge_limit: int,
-        min_frequency: int,
-    ) -> None:
+    def load(self, text: NDArray[np.uint8], document_starts: NDArray[np.int64]) -> None:
         """Upload the text and turn it into symbols."""
         device = self._device
-        self._buffers["merge_log"] = device.create_buffer("merge log", 16 * merge_limit)
         state = np.zeros(1, STATE)
         state["symbol_count"] = state["next_symbol_count"] = self._size
         state["table_size"] = self._table_slots
-        state["merge_limit"] = merge_limit
-        state["min_frequency"] = min_frequency
+        state["merge_limit"] = self._options.merges
+        # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
+        state["min_frequency"] = min(max(self._options.min_frequency, 1), 0xFFFFFFFF)
         device.write(self._buffers["state"], state)
         text_buffer = device.upload("text", text)
         boundary = self._kernels.pop("bpe_word_boundary").bind(
             text=text_buffer,
             start_bits=self._mark_starts(text, document_starts, text_buffer),
-            byte_ranks=device.upload("byte ranks", byte_ranks),
+            byte_ranks=device.upload("byte ranks", self._byte_ranks),
             symbols=self._symbols[0],
             state=self._buffers["state"],
         )
@@ -193,7 +183,7 @@ class _RecountLoop:
     ) -> Buffer:
         """Mark where pre-tokens start in the whole text; return the bits."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
-        pretokenizer = GpuPretokenizer(self._device, self._pattern, len(text))
+        pretokenizer = GpuPretokenizer(self._device, self._options.pattern, len(text))
         pretokenizer.bind(text_buffer)
         commands = self._device.record()
         pretokenizer.record(commands, whole)
@@ -240,7 +230,7 @@ class _RecountLoop:
         commands.dispatch_indirect(bound["bpe_scan_pass3"], args, ARGS_SCAN)
         commands.dispatch_indirect(bound["bpe_finalize_compact_b"], args, ARGS_BLOCKS)
 
-    def run(self, merges: int, byte_ranks: NDArray[np.uint32], progress: Progress) -> Merges:
+    def run(self, progress: Progress) -> Merges:
         """Iterate until all merges are made or no pair is frequent enough."""
         for state, is_idle in paced_states(
             self._device,
@@ -253,19 +243,17 @@ class _RecountLoop:
             most_rounds=MAX_ITERATIONS,
         ):
             done = int(state["merge_count"][0])
-            progress("merging", done, merges)
+            progress("merging", done, self._options.merges)
             # Later submissions leave the same state, so wait until they are all done.
             if state["status"][0] == TABLE_FULL and is_idle:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
                 self._recorded = done  # what was recorded since did not swap the symbols
-        return self._result(done, int(state["next_symbol_count"][0]), byte_ranks)
-
-    def _result(self, done: int, symbols: int, byte_ranks: NDArray[np.uint32]) -> Merges:
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
-        ids[byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
+        ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
+        symbols = int(state["next_symbol_count"][0])
         return Merges(ids[log[:, :2]], log[:, 2].astype(np.int64), symbols)
 
 

@@ -77,12 +77,44 @@ class RulePattern(Pattern):
     rule: Rule
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        """Mark starts; a pre-token starts at the first byte in any case."""
-        return mask_in_blocks(text, np.unique(inner), self.rule, closed=closed)
+        """Mark starts block by block; a pre-token starts at the first byte in any case."""
+        inner = np.unique(inner)
+        spread = np.insert(text, inner, 0) if len(inner) else text
+        data = np.append(spread, np.uint8(0)) if closed else spread
+        edges = inner + np.arange(len(inner))
+        every_edge = np.append(edges, len(spread)) if closed else edges
+        mask = np.empty(len(data), np.bool_)
+        first, size = 0, _BLOCK
+        while first < len(data):
+            end = min(len(data), first + size)
+            low, high = np.searchsorted(every_edge, (first, end))
+            marked, decided = self.rule(data[first:end], every_edge[low:high] - first)
+            cut = len(marked) if end == len(data) else last_set(marked[:decided])
+            mask[first : first + cut] = marked[:cut]
+            first, size = first + cut, size * 2 if cut == 0 else _BLOCK
+        mask = mask[: len(spread)]
+        return np.delete(mask, edges) if len(inner) else mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Return the last certain start; see `Pattern.last_start`."""
-        return last_start_of(text, begin, self.rule, closed=closed)
+        """Look in windows that grow from the end of the text."""
+        plain = _last_plain_start(text[max(begin, len(text) - _PLAIN_WINDOW) :])
+        if plain:
+            return len(text) - plain
+        size = _WINDOW
+        while True:
+            low = max(begin, len(text) - size)
+            # A copy: the text may be in mapped memory of a device, which is slow to read.
+            window = text[low:].copy()
+            start = low + _sync_point(window) if low > begin else begin
+            if start >= low:
+                data = window[start - low :]
+                if closed:
+                    data = np.append(data, np.uint8(0))
+                edges = np.array([len(data) - 1] if closed else [], np.int64)
+                marked, decided = self.rule(data, edges)
+                known = len(data) - 1 if closed else decided
+                return start + max(0, last_set(marked[:known]))
+            size *= 2
 
 
 class DocumentPattern(Pattern):
@@ -98,59 +130,6 @@ class DocumentPattern(Pattern):
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return where the last document begins."""
         return begin
-
-
-def mask_in_blocks(
-    text: NDArray[np.uint8], inner: NDArray[np.int64], rule: Rule, *, closed: bool
-) -> NDArray[np.bool_]:
-    """Mark the pre-token starts of a text that begins with one.
-
-    text: uint8 (n,), n > 0. inner: int64, ascending, positions in (0, n) at which documents begin.
-    closed: whether a document ends at the end.
-
-    Returns bool (n,).
-    """
-    spread = np.insert(text, inner, 0) if len(inner) else text
-    data = np.append(spread, np.uint8(0)) if closed else spread
-    edges = inner + np.arange(len(inner))
-    every_edge = np.append(edges, len(spread)) if closed else edges
-    mask = np.empty(len(data), np.bool_)
-    first, size = 0, _BLOCK
-    while first < len(data):
-        end = min(len(data), first + size)
-        low, high = np.searchsorted(every_edge, (first, end))
-        marked, decided = rule(data[first:end], every_edge[low:high] - first)
-        cut = len(marked) if end == len(data) else last_set(marked[:decided])
-        mask[first : first + cut] = marked[:cut]
-        first, size = first + cut, size * 2 if cut == 0 else _BLOCK
-    mask = mask[: len(spread)]
-    return np.delete(mask, edges) if len(inner) else mask
-
-
-def last_start_of(text: NDArray[np.uint8], begin: int, rule: Rule, *, closed: bool) -> int:
-    """Return the last position found at which a pre-token certainly starts.
-
-    text: uint8 (n,). begin: where its last document begins, less than n; or 0, where a pre-token
-    starts. closed: whether that document ends with the text.
-    """
-    plain = _last_plain_start(text[max(begin, len(text) - _PLAIN_WINDOW) :])
-    if plain:
-        return len(text) - plain
-    size = _WINDOW
-    while True:
-        low = max(begin, len(text) - size)
-        # A copy: the text may be in mapped memory of a device, which is slow to read.
-        window = text[low:].copy()
-        start = low + _sync_point(window) if low > begin else begin
-        if start >= low:
-            data = window[start - low :]
-            if closed:
-                data = np.append(data, np.uint8(0))
-            edges = np.array([len(data) - 1] if closed else [], np.int64)
-            marked, decided = rule(data, edges)
-            known = len(data) - 1 if closed else decided
-            return start + max(0, last_set(marked[:known]))
-        size *= 2
 
 
 def _last_plain_start(end: NDArray[np.uint8]) -> int:

@@ -51,17 +51,6 @@ def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return mask
 
 
-def _last_class_change(text: NDArray[np.uint8], begin: int) -> int:
-    """Return the last start of pattern ``class`` from `begin` on, which is one."""
-    size = _WINDOW
-    while True:
-        low = max(begin, len(text) - size)
-        last = last_set(_class_changes(text[low:].copy()))
-        if last > 0 or low == begin:
-            return low + last
-        size *= 2
-
-
 class _ClassPattern(Pattern):
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         mask = _class_changes(text)
@@ -69,7 +58,13 @@ class _ClassPattern(Pattern):
         return mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        return _last_class_change(text, begin)
+        size = _WINDOW
+        while True:
+            low = max(begin, len(text) - size)
+            last = last_set(_class_changes(text[low:].copy()))
+            if last > 0 or low == begin:
+                return low + last
+            size *= 2
 
 
 # The expression over characters: those beyond ASCII are letters, as their bytes are.

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.characters import EDGE_BYTE, LETTERS, CodeTable, decode
+from llmgpu.bpe.pretokens.runs import contraction_ends
 
 # A character's code: its class in the low half, and in the high half the classes that continue
 # after it. The edge of a document continues nothing, and ends white space as white space would.
@@ -44,42 +45,20 @@ _CODES = CodeTable(
 )
 
 
-def _contraction_letters() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    single = np.zeros(256, np.bool_)
-    single[list(b"sdmt")] = True
-    double = np.zeros(1 << 16, np.bool_)
-    double[[first << 8 | second for first, second in (b"ll", b"ve", b"re")]] = True
-    return single, double
-
-
-_SINGLE, _DOUBLE = _contraction_letters()
-
-
 def _rule(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
     """Mark the bytes at which a pre-token starts; a `blocks.Rule`."""
-    return _starts(data, edges), max(0, len(data) - _LOOKAHEAD)
-
-
-def _starts(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the bytes at which a pre-token starts, in a piece of text with edges in it.
-
-    data: uint8 (n,). edges: positions of bytes that are not text but stand between documents.
-
-    Returns bool (n,). The first bytes lack what is before them, the last ones what follows: they
-    are undecided within a few bytes of the ends, unless an edge is there.
-    """
+    decided = max(0, len(data) - _LOOKAHEAD)
     raw = data.tobytes()
     codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)
-    plain = raw.isascii()
     if len(edges):
         data, codes = data.copy(), codes.copy()
         data[edges], codes[edges] = EDGE_BYTE, _EDGE_CODE
-    if plain:
-        return _character_starts(data, codes)
+    if raw.isascii():
+        return _character_starts(data, codes), decided
     positions, decoded = decode(data, codes.copy(), _CODES)
     mask = np.zeros(len(data), np.bool_)
     mask[positions] = _character_starts(data[positions], decoded)
-    return mask
+    return mask, decided
 
 
 def _character_starts(first: NDArray[np.uint8], codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -94,26 +73,13 @@ def _character_starts(first: NDArray[np.uint8], codes: NDArray[np.uint8]) -> NDA
     # An apostrophe opens a contraction only where a pre-token starts.
     opened = np.flatnonzero(first == _APOSTROPHE)
     opened = opened[marked[opened]]
-    if len(opened):
-        _mark_contractions(marked, first, codes, opened)
+    ends = contraction_ends(first, opened, any_case=False)
+    opened, ends = opened[ends > 0], ends[ends > 0]
+    # Join its letters to it, and start a pre-token at letters after those.
+    marked[opened + 1] = False
+    ends = ends[ends < len(codes)]
+    marked[ends] |= codes[ends] == _code(_LETTER)
     return marked
-
-
-def _mark_contractions(
-    marked: NDArray[np.bool_],
-    first: NDArray[np.uint8],
-    codes: NDArray[np.uint8],
-    opened: NDArray[np.int64],
-) -> None:
-    """Join contractions with their apostrophes, and start pre-tokens at letters after them."""
-    last = len(first) - 1  # what would be after is undecided, or an edge, which is not a letter
-    one, two = first[np.minimum(opened + 1, last)], first[np.minimum(opened + 2, last)]
-    single = _SINGLE[one]
-    double = _DOUBLE[one.astype(np.uint16) << 8 | two]
-    marked[opened[single | double] + 1] = False
-    after = np.concatenate([opened[single] + 2, opened[double] + 3])
-    after = after[after <= last]
-    marked[after] |= codes[after] == _code(_LETTER)
 
 
 PATTERN = RulePattern(

@@ -172,30 +172,27 @@ def _mark_numbers(marked: NDArray[np.bool_], number: NDArray[np.bool_], digits: 
     marked[np.repeat(begins, more) + digits * rank] = True
 
 
-def _contraction_letters() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    single = np.zeros(256, np.bool_)
-    single[list(b"sdmtSDMT")] = True
-    double = np.zeros(1 << 16, np.bool_)
-    for letters in (b"ll", b"ve", b"re"):
-        for first in (letters[0], letters[0] - 32):
-            for second in (letters[1], letters[1] - 32):
-                double[first << 8 | second] = True
-    return single, double
+_SINGLE, _DOUBLE = np.zeros(256, np.bool_), np.zeros(1 << 16, np.bool_)
+_SINGLE[list(b"sdmt")] = True
+_DOUBLE[[first << 8 | second for first, second in (b"ll", b"ve", b"re")]] = True
+_LOWERCASE = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
 
-_SINGLE, _DOUBLE = _contraction_letters()
-
-
-def contraction_ends(first: NDArray[np.uint8], opened: NDArray[np.int64]) -> NDArray[np.int64]:
+def contraction_ends(
+    first: NDArray[np.uint8], opened: NDArray[np.int64], *, any_case: bool = True
+) -> NDArray[np.int64]:
     """Return where the contractions end that apostrophes open; 0 for those that open none.
 
     first: uint8 (n,), the first byte of each character, see `characters.first_bytes`.
     opened: int64 (m,), where there are apostrophes.
+    any_case: also find contractions in capitals.
 
     Returns int64 (m,), in [0, n].
     """
     last = len(first) - 1  # an apostrophe at the very end finds itself, which is not a letter
     one, two = first[np.minimum(opened + 1, last)], first[np.minimum(opened + 2, last)]
+    if any_case:
+        one, two = _LOWERCASE[one], _LOWERCASE[two]
     single = _SINGLE[one]
     double = _DOUBLE[one.astype(np.uint16) << 8 | two] & (opened + 2 <= last)
     return np.where(single, opened + 2, np.where(double, opened + 3, 0))

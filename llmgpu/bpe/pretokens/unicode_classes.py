@@ -1,7 +1,7 @@
 """Classes of code points, from Unicode 17.0.
 
-Made by scripts/make_unicode_classes.py: don't edit. The runs are written one after the other, each
-as its length in code points (none: 1) and a letter for its class.
+The runs at the end are made by scripts/make_unicode_classes.py: don't edit them. They are written
+one after the other, each as its length in code points (none: 1) and a letter for its class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-UNICODE_VERSION = "17.0"
 CODE_POINTS = 0x110000
 
 OTHER = 0

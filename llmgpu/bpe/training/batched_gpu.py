@@ -41,6 +41,12 @@ SUBMIT_SECONDS = 0.1  # aim for a submission: progress and Ctrl-C come between t
 MAX_ROUNDS = 16  # refills, each with its batches, in one submission
 GROUPS, SOFTWARE_GROUPS = 512, 64
 MAX_SELECT_WORKGROUP = 1024  # divides BINS
+SETUP_KERNELS = ("lay_out", "first_pairs", "first_links")
+ROUND_KERNELS = (
+    *("count_ranks", "lower_threshold", "refill_hot_list", "select_batch"),
+    *("mark", "count_changes", "make_pairs", "link"),
+)
+SELECTING = ("lower_threshold", "select_batch")  # by a single workgroup
 BYTES_PER_POSITION = 56  # positions, slots, places, lists, and the uploads
 
 
@@ -82,8 +88,8 @@ def train(
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
     capacities = first_capacities or _suitable(words)
     loop = _BatchedLoop(device, words, merges, workgroup_size, capacities)
-    loop.load(words, merges, options.min_frequency, options.max_token_length)
-    return loop.run(words, merges, progress, on_merges)
+    loop.load(options)
+    return loop.run(progress, on_merges)
 
 
 def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kernel]:
@@ -91,22 +97,11 @@ def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kern
     size = {"WORKGROUP_SIZE": workgroup_size}
     largest = device.limits["max-compute-invocations-per-workgroup"]
     one = {"WORKGROUP_SIZE": min(largest, MAX_SELECT_WORKGROUP)}
-    kernels = device.prepare(
-        [
-            ("batched/00_lay_out.wgsl", size),
-            ("batched/01_first_pairs.wgsl", size),
-            ("batched/02_first_links.wgsl", size),
-            ("batched/03_count_ranks.wgsl", size),
-            ("batched/04_lower_threshold.wgsl", one),
-            ("batched/05_refill_hot_list.wgsl", size),
-            ("batched/06_select_batch.wgsl", one),
-            ("batched/07_mark.wgsl", size),
-            ("batched/08_count_changes.wgsl", size),
-            ("batched/09_make_pairs.wgsl", size),
-            ("batched/10_link.wgsl", size),
-        ]
-    )
-    return {kernel.label.removeprefix("batched_"): kernel for kernel in kernels}
+    names = (*SETUP_KERNELS, *ROUND_KERNELS)
+    files = (f"batched/{k:02}_{name}.wgsl" for k, name in enumerate(names))
+    constants = (one if name in SELECTING else size for name in names)
+    kernels = device.prepare(list(zip(files, constants, strict=True)))
+    return dict(zip(names, kernels, strict=True))
 
 
 def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
@@ -185,6 +180,7 @@ class _BatchedLoop:
         capacities: Capacities,
     ) -> None:
         self._device = device
+        self._words, self._merges = words, merges
         self._capacities = capacities
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._wg = workgroup_size
@@ -205,18 +201,12 @@ class _BatchedLoop:
             name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
         }
 
-    def load(
-        self,
-        words: SymbolWords,
-        merges: int,
-        min_frequency: int,
-        max_token_length: int | None,
-    ) -> None:
+    def load(self, options: TrainingOptions) -> None:
         """Upload the words and lay them out as linked positions with their pairs."""
-        device, kernels = self._device, self._kernels
+        device, kernels, words = self._device, self._kernels, self._words
         numbers, first_pairs = _first_pairs(words)
         self._reserve(len(first_pairs))
-        self._write_state(words, merges, min_frequency, max_token_length)
+        self._write_state(options)
         device.write(self._buffers["lengths"], words.lengths)
         params = np.zeros(1, PARAMS)
         params["words"], params["positions"] = len(words.counts), self._positions
@@ -262,26 +252,16 @@ class _BatchedLoop:
         create, sizes = self._device.create_buffer, self._capacities
         self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entries)
         self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidates)
-        bound = {
-            name: self._kernels[name].bind_from(self._buffers)
-            for name in ("count_ranks", "lower_threshold", "refill_hot_list", "select_batch")
-        }
-        self._count_ranks, self._lower_threshold = bound["count_ranks"], bound["lower_threshold"]
-        self._refill_hot_list, self._select = bound["refill_hot_list"], bound["select_batch"]
-        stages = ("mark", "count_changes", "make_pairs", "link")
-        self._stages = [self._kernels[name].bind_from(self._buffers) for name in stages]
+        self._bound = [self._kernels[name].bind_from(self._buffers) for name in ROUND_KERNELS]
 
-    def _write_state(
-        self, words: SymbolWords, merges: int, min_frequency: int, max_token_length: int | None
-    ) -> None:
+    def _write_state(self, options: TrainingOptions) -> None:
         state = np.zeros(1, STATE)
         state["status"], state["digit_width"] = REFILL, NONE
-        state["merge_limit"] = merges
+        state["merge_limit"] = self._merges
         # No pair occurs more often than 32 bits count, so a larger minimum changes nothing.
-        state["min_frequency"] = min(max(min_frequency, 1), NONE)
-        state["first_symbol"] = len(words.lengths)
-        longest = NONE if max_token_length is None else min(max_token_length, NONE)
-        state["max_length"] = longest
+        state["min_frequency"] = min(max(options.min_frequency, 1), NONE)
+        state["first_symbol"] = len(self._words.lengths)
+        state["max_length"] = min(options.max_token_length or NONE, NONE)
         state["last_count"] = NONE
         state["pair_count"] = 1  # slot 0 means none
         self._write_capacities(state)
@@ -296,20 +276,19 @@ class _BatchedLoop:
 
     def _record_round(self, commands: Commands) -> None:
         """Record a refill of the hot list, which does nothing unless requested, and batches."""
+        count_ranks, lower_threshold, refill_hot_list, select, *stages = self._bound
         # The threshold of the hot list is found digit by digit, from the highest on.
-        commands.dispatch(self._lower_threshold, 1)
+        commands.dispatch(lower_threshold, 1)
         for _ in range(MAX_DIGITS):
-            commands.dispatch(self._count_ranks, self._groups)
-            commands.dispatch(self._lower_threshold, 1)
-        commands.dispatch(self._refill_hot_list, self._groups)
+            commands.dispatch(count_ranks, self._groups)
+            commands.dispatch(lower_threshold, 1)
+        commands.dispatch(refill_hot_list, self._groups)
         for _ in range(BATCHES_PER_REFILL):
-            commands.dispatch(self._select, 1)
-            for stage in self._stages:
+            commands.dispatch(select, 1)
+            for stage in stages:
                 commands.dispatch(stage, self._groups)
 
-    def run(
-        self, words: SymbolWords, merges: int, progress: Progress, on_merges: OnMerges | None
-    ) -> Merges:
+    def run(self, progress: Progress, on_merges: OnMerges | None) -> Merges:
         """Run batches until all merges are made or no pair is frequent enough."""
         reported = 0
         for state, is_idle in paced_states(
@@ -323,7 +302,7 @@ class _BatchedLoop:
             most_rounds=MAX_ROUNDS,
         ):
             done = int(state["merged"][0])
-            progress("merging", done, merges)
+            progress("merging", done, self._merges)
             if on_merges is not None and done > reported:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
@@ -331,7 +310,7 @@ class _BatchedLoop:
             # Later submissions leave the same state, so wait until they are all done.
             if state["status"][0] == FULL and is_idle:
                 self._grow(state)
-        return self._result(words, self._read_log(done), int(state["batches"][0]))
+        return self._result(self._read_log(done), int(state["batches"][0]))
 
     def _grow(self, state: NDArray[Any]) -> None:
         """Make room for the next pair, and as much again; set the state to RUNNING."""
@@ -382,10 +361,10 @@ class _BatchedLoop:
     def _read_log(self, done: int) -> NDArray[np.uint32]:
         return self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
 
-    def _result(self, words: SymbolWords, log: NDArray[np.uint32], batches: int) -> Merges:
+    def _result(self, log: NDArray[np.uint32], batches: int) -> Merges:
         # Every merge replaces two symbols by one. Occurrences of a pair of equal symbols may
         # overlap, so fewer are merged than counted; column 3 has their number.
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)
-        return Merges(log[:, :2].copy(), counts, words.total - int(taken.sum()), batches)
+        return Merges(log[:, :2].copy(), counts, self._words.total - int(taken.sum()), batches)

@@ -11,19 +11,13 @@ in which no pair's left symbol is any pair's right symbol can be merged in one p
   ranks after all older ones.
 - A pair (a, a) is a prefix by itself; its occurrences are merged from the left.
 
-The words and the index of their pairs are in `linked_words`; `replay` does the same for known
-merges.
+The words and the index of their pairs are in `linked_words`, which also replays known merges.
 
 Decisions:
 
-- Words are counted once and weighted. Their symbols lie end to end with a separator around each
-  word, and are linked forwards and backwards, so a merge touches nothing but its neighbours.
 - A merge that spells an existing token which no merge has made (see `symbols.Spellings`) makes a
   symbol that is not new: its pairs may outrank what follows in the prefix, so the prefix ends with
   it. Apart from that it is as good as new, because it is nowhere in the words yet.
-- Every pair has a slot, and every position has the slot of the pair that starts there. A pair
-  gains occurrences only in the batch that makes it, as its newer symbol is made there. So its
-  positions are one range of a list; those whose slot has changed since are stale.
 - A pair that is too rare when it is made stays too rare, and one that is too long stays too long:
   it gets no slot. What it would be merged to is longer yet, so pairs left out for their
   length change nothing of the above.
@@ -40,8 +34,6 @@ from llmgpu.bpe.arrays import GrowableArray
 from llmgpu.bpe.training.linked_words import (
     MAX_SYMBOLS,
     SYMBOL_BITS,
-    Batch,
-    Keep,
     LinkedSymbols,
     PairIndex,
     check_limits,
@@ -86,59 +78,36 @@ def train(
     lengths = GrowableArray(np.int64, len(words.lengths) + merges)
     lengths.append(words.lengths)
     symbols = LinkedSymbols(words)
-    pairs = PairIndex(_worth_merging(least, options.max_token_length, lengths))
+
+    def is_worth_merging(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        kept = counts >= least
+        if options.max_token_length is not None:
+            left, right = split_keys(keys)
+            kept &= lengths.values[left] + lengths.values[right] <= options.max_token_length
+        return kept
+
+    pairs = PairIndex(is_worth_merging)
     count_pairs(symbols, pairs)
     short_list = ShortList(pairs, least, spellings)
-    log = _Log(on_merges)
+    merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:
         missing = len(words.lengths) + merges - len(lengths)
         # Select the longest prefix of the ranking that is one pass, then merge it everywhere.
-        batch = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
-        if len(batch.slots) == 0:
+        slots, results = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
+        if len(slots) == 0:
             break
-        keys, counts = pairs.keys.values[batch.slots], pairs.counts.values[batch.slots]
+        keys, counts = pairs.keys.values[slots], pairs.counts.values[slots]
         left, right = split_keys(keys)
-        new = batch.results >= len(lengths)
+        new = results >= len(lengths)
         lengths.append((lengths.values[left] + lengths.values[right])[new])
-        merge_batch(symbols, pairs, batch)
-        log.add(keys, counts)
+        merge_batch(symbols, pairs, slots, results)
+        merged_keys.append(keys)
+        merged_counts.append(counts)
+        batches += 1
+        if on_merges is not None:
+            on_merges(pairs_of_keys(keys), counts)
         progress("merging", len(lengths) - len(words.lengths), merges)
-    return Merges(*log.merges(), symbols.total, log.batches)
-
-
-def _worth_merging(
-    least: int, max_token_length: int | None, lengths: GrowableArray[np.int64]
-) -> Keep:
-    """Return what says which pairs, by keys and counts, may be merged now or later."""
-
-    def keep(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        kept = counts >= least
-        if max_token_length is not None:
-            left, right = split_keys(keys)
-            kept &= lengths.values[left] + lengths.values[right] <= max_token_length
-        return kept
-
-    return keep
-
-
-class _Log:
-    """The merges made: their keys and counts, batch by batch."""
-
-    def __init__(self, on_merges: OnMerges | None) -> None:
-        self._keys = GrowableArray(np.int64)
-        self._counts = GrowableArray(np.int64)
-        self._on_merges = on_merges
-        self.batches = 0
-
-    def add(self, keys: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        self.batches += 1
-        self._keys.append(keys)
-        self._counts.append(counts)
-        if self._on_merges is not None:
-            self._on_merges(pairs_of_keys(keys), counts)
-
-    def merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        return pairs_of_keys(self._keys.values), self._counts.values
+    return Merges(pairs_of_keys(merged_keys.values), merged_counts.values, symbols.total, batches)
 
 
 class ShortList:
@@ -156,11 +125,14 @@ class ShortList:
         self._count = np.iinfo(np.int64).max
         self._key = -1
 
-    def next_batch(self, limit: int, next_symbol: int) -> Batch:
+    def next_batch(
+        self, limit: int, next_symbol: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the longest prefix of the ranking that can be merged at once; empty at the end.
 
-        limit: the batch has up to this many merges.
-        next_symbol: the first that is new.
+        limit: the batch has up to this many merges. next_symbol: the first that is new.
+
+        Returns the slots of the pairs, and the symbols they become.
         """
         self._update()
         if len(self._slots) == 0:
@@ -170,7 +142,7 @@ class ShortList:
         best = _best_ranked(counts, keys, limit)
         best = best[: _independent_prefix(keys[best])]
         results = self._results(keys[best], next_symbol)
-        return Batch(slots[best[: len(results)]], results)
+        return slots[best[: len(results)]], results
 
     def _results(self, keys: NDArray[np.int64], next_symbol: int) -> NDArray[np.int64]:
         """Return what the pairs become, up to the first that becomes an existing symbol."""
@@ -188,14 +160,9 @@ class ShortList:
         fresh = np.arange(self._known, len(self._pairs.keys))
         self._known = len(self._pairs.keys)
         slots = np.concatenate([self._slots, fresh])
-        self._slots = slots[self._ranks_before_threshold(slots)]
-
-    def _ranks_before_threshold(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         counts, keys = self._pairs.counts.values[slots], self._pairs.keys.values[slots]
-        passed: NDArray[np.bool_] = (counts > self._count) | (
-            (counts == self._count) & (keys <= self._key)
-        )
-        return passed
+        passed = (counts > self._count) | ((counts == self._count) & (keys <= self._key))
+        self._slots = slots[passed]
 
     def _refill(self) -> None:
         """Lower the threshold to the SHORT_LIST best pairs, or to all that there are."""

@@ -1,24 +1,25 @@
-"""Words as linked symbols with an index of their pairs, and merging a batch of pairs in them.
+"""Words as linked symbols with an index of their pairs; merging batches, and replaying merges.
 
 - The symbols of all words lie end to end with a separator around each word, and are linked forwards
   and backwards, so a merge touches nothing but its neighbours.
 - Every pair has a slot, and every position has the slot of the pair that starts there. A pair gains
   occurrences only in the batch that makes it, because its newer symbol is made there. So its
   positions are one range of a list; those whose slot has changed since are stale.
-- What may be merged in one batch is for the caller to know: see `batched_numpy` and `replay`.
+- What may be merged in one batch is for the caller of `merge_batch` to know: see `batched_numpy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray
-from llmgpu.bpe.training.symbols import SymbolWords, offsets_of
+from llmgpu.bpe.arrays import GrowableArray, offsets_of
+from llmgpu.bpe.training.symbols import SymbolWords
 from llmgpu.errors import LlmgpuError
+from llmgpu.progress import Progress, no_progress
 
 SYMBOL_BITS = 20
 MAX_SYMBOLS = 1 << SYMBOL_BITS
@@ -183,20 +184,17 @@ def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return (packed & np.uint64((1 << _INDEX_BITS) - 1)).view(np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Pairs to merge in one pass: their slots (int64), and the symbols they become (int64).
+def merge_batch(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    slots: NDArray[np.int64],
+    results: NDArray[np.int64],
+) -> None:
+    """Merge the pairs with these slots everywhere, into the symbols `results`; int64 (n,).
 
     A pair of equal symbols has no other pair with it.
     """
-
-    slots: NDArray[np.int64]
-    results: NDArray[np.int64]
-
-
-def merge_batch(symbols: LinkedSymbols, pairs: PairIndex, batch: Batch) -> None:
-    """Merge the pairs of a batch everywhere."""
-    positions, merged = _occurrences(symbols, pairs, batch)
+    positions, merged = _occurrences(symbols, pairs, slots, results)
     seconds = symbols.following[positions]
     before, after = symbols.preceding[positions], symbols.following[seconds]
     weights = symbols.weight[positions]
@@ -210,7 +208,7 @@ def merge_batch(symbols: LinkedSymbols, pairs: PairIndex, batch: Batch) -> None:
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
     np.subtract.at(pairs.counts.values, lost, changed)
-    pairs.counts.values[batch.slots] = 0
+    pairs.counts.values[slots] = 0
 
     # Unlink the second symbols; the first ones become the merged symbols.
     symbols.symbol[positions] = merged
@@ -224,20 +222,23 @@ def merge_batch(symbols: LinkedSymbols, pairs: PairIndex, batch: Batch) -> None:
 
 
 def _occurrences(
-    symbols: LinkedSymbols, pairs: PairIndex, batch: Batch
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    slots: NDArray[np.int64],
+    results: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the positions at which pairs of the batch are merged, and what they become."""
-    firsts = pairs.first.values[batch.slots].tolist()
-    sizes = pairs.size.values[batch.slots]
+    """Return the positions at which pairs of a batch are merged, and what they become."""
+    firsts = pairs.first.values[slots].tolist()
+    sizes = pairs.size.values[slots]
     listed = pairs.positions.values
     positions = np.concatenate(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
     # Drop stale positions, whose pair has changed since they were listed.
-    current = symbols.slot[positions] == np.repeat(batch.slots, sizes)
-    merged = np.repeat(batch.results.astype(np.int32), sizes)
+    current = symbols.slot[positions] == np.repeat(slots, sizes)
+    merged = np.repeat(results.astype(np.int32), sizes)
     positions, merged = positions[current], merged[current]
-    left, right = divmod(int(pairs.keys.values[batch.slots[0]]), MAX_SYMBOLS)
+    left, right = divmod(int(pairs.keys.values[slots[0]]), MAX_SYMBOLS)
     if left == right:
         positions = _every_other(np.sort(positions), symbols.following)
         merged = merged[: len(positions)]
@@ -270,3 +271,87 @@ def _add_new_pairs(
     order = sorted_order(keys)
     positions = positions[order]
     symbols.slot[positions] = pairs.add(keys[order], positions, weights[order])
+
+
+def apply_merges(
+    words: SymbolWords, merges: NDArray[np.uint32], progress: Progress = no_progress
+) -> SymbolWords:
+    """Merge given pairs everywhere, one after the other, and return the resulting words.
+
+    This is training without the ranking: only pairs that will be merged get slots, and consecutive
+    merges that share no symbols, as `batched_numpy` requires, are one pass.
+
+    merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
+        may be absent; results may be symbols that exist already.
+
+    Raises LlmgpuError for more tokens or positions than the trainer can number.
+    """
+    if len(merges) == 0:
+        return words
+    results = merges[:, 2].astype(np.int64)
+    size = max(len(words.lengths), int(results.max()) + 1)
+    check_limits(words, size - len(words.lengths))
+    keys = pair_keys(merges[:, 0], merges[:, 1])
+    symbols = LinkedSymbols(words)
+    wanted = np.unique(keys)
+
+    def is_wanted(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        found = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
+        chosen: NDArray[np.bool_] = wanted[found] == keys
+        return chosen
+
+    pairs = PairIndex(is_wanted)
+    count_pairs(symbols, pairs)
+    slots_of: dict[int, list[int]] = {}
+    known = 1  # slots below are in slots_of
+    for first, last in _independent_groups(merges):
+        # A pair has a slot for each batch that made occurrences of it, so it may have several.
+        for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
+            slots_of.setdefault(key, []).append(slot)
+        known = len(pairs.keys)
+        progress("replaying merges", last, len(merges))
+        slots = [slots_of.get(key, []) for key in keys[first:last].tolist()]
+        counted = np.fromiter(map(len, slots), np.int64, last - first)
+        if counted.any():
+            together = np.array([slot for some in slots for slot in some], np.int64)
+            merge_batch(symbols, pairs, together, np.repeat(results[first:last], counted))
+    return replace(symbols.words(), lengths=_lengths_of(words.lengths, merges, size))
+
+
+def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
+    """Cut merges into ranges [first, last), each of which can be merged in one pass.
+
+    In a group no left symbol is a right one, no result is a part, and no pair comes twice; a pair
+    of equal symbols is alone.
+    """
+    first = 0
+    lefts: set[int] = set()
+    rights: set[int] = set()
+    results: set[int] = set()
+    pairs: set[tuple[int, int]] = set()
+    for index, (left, right, result) in enumerate(merges.tolist()):
+        # Lefts and rights are the same only if a pair of equal symbols is in the group.
+        runs = left == right or lefts == rights
+        chains = left in rights or right in lefts or (left, right) in pairs
+        touches = {left, right} & results or result in lefts or result in rights
+        if index > first and (runs or chains or touches):
+            yield first, index
+            first = index
+            for some in (lefts, rights, results, pairs):
+                some.clear()
+        lefts.add(left)
+        rights.add(right)
+        results.add(result)
+        pairs.add((left, right))
+    if first < len(merges):
+        yield first, len(merges)
+
+
+def _lengths_of(
+    lengths: NDArray[np.uint32], merges: NDArray[np.uint32], size: int
+) -> NDArray[np.uint32]:
+    """Return the bytes of `size` symbols, of which those beyond `lengths` are made by merges."""
+    known = lengths.tolist() + [0] * (size - len(lengths))
+    for left, right, result in merges.tolist():
+        known[result] = known[left] + known[right]
+    return np.array(known, np.uint32)

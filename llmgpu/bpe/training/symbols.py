@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import VocabularyError
@@ -52,13 +53,6 @@ def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> Symbol
         lengths=np.ones(256, np.uint32),
         total=int(np.dot(lengths, words.counts)),
     )
-
-
-def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where things of these lengths begin when they lie end to end, then the end."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 class Spellings:

@@ -14,29 +14,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import llmgpu
-from llmgpu.backend import Backend
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.checkpoint import Checkpoint
+from llmgpu.bpe.training.linked_words import apply_merges
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
-from llmgpu.bpe.words.distinct_words import DistinctWords, WordCounts
+from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
-
-if TYPE_CHECKING:
-    from llmgpu.gpu import Device
+from llmgpu.version import __version__
 
 READ_BYTES = 8 << 20  # text read at a time
+NUMPY_BYTES = 256 << 20  # buffers of counting and merging, for any text
+HOST_BYTES = 192 << 20  # staging memory and what the driver takes
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,71 @@ class TrainingResult:
     distinct_words: int | None = None
     batches: int | None = None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, where the phases run, and what people should know about it.
+
+    counting, merging: the backends of these phases.
+    notes: a line each.
+    """
+
+    options: TrainingOptions
+    counting: Backend
+    merging: Backend
+    notes: tuple[str, ...] = ()
+
+
+def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
+    """Choose where each phase runs.
+
+    Raises LlmgpuError if the engine does not support what the options ask for.
+    """
+    if options.engine == "recount":
+        _check_recount(options, backend)
+        return Plan(options, backend, backend)
+    if backend.device is not None and options.symbols.unreached:
+        note = (
+            "the seed has tokens that no merge makes: merging on NumPy, which can reuse their ids"
+        )
+        return Plan(options, backend, NUMPY, (note,))
+    return Plan(options, backend, backend)
+
+
+def _check_recount(options: TrainingOptions, backend: Backend) -> None:
+    if backend.device is None:
+        raise LlmgpuError(
+            "the recount engine needs a GPU adapter: use --device gpu, or the batched engine"
+        )
+    for what, asked in (
+        ("extend a seed vocabulary", options.seed is not None),
+        ("limit the length of tokens", options.max_token_length is not None),
+        ("make several sizes", bool(options.smaller_sizes)),
+    ):
+        if asked:
+            raise LlmgpuError(f"the recount engine can't {what}: use the batched one")
+
+
+def estimate_memory(plan: Plan, text_bytes: int) -> tuple[int, int]:
+    """Estimate the bytes of memory that training takes, on the host and on the device."""
+    backend = plan.merging
+    # The distinct words of a text grow slower than it; this is the rate of a small one.
+    words_bytes = min(text_bytes, 64 << 20) // 2 + text_bytes // 40
+    if backend.device is None:
+        return NUMPY_BYTES + 30 * words_bytes, 0
+    if plan.options.engine == "batched":
+        from llmgpu.bpe.training import batched_gpu
+        from llmgpu.bpe.words import count_gpu
+
+        host = HOST_BYTES + 12 * words_bytes
+        on_device = count_gpu.gpu_bytes(words_bytes) + batched_gpu.gpu_bytes(words_bytes)
+    else:
+        from llmgpu.bpe.plain import recount_gpu
+
+        host = HOST_BYTES + 2 * text_bytes
+        on_device = recount_gpu.gpu_bytes(text_bytes)
+    return host + (on_device if backend.is_software else 0), on_device
 
 
 @dataclass
@@ -143,40 +209,35 @@ def count_corpus(corpus: Corpus, plan: Plan, progress: Progress = no_progress) -
 
 
 def _count(corpus: Corpus, run: _Run) -> WordCounts:
-    device = run.plan.counting.device
-    words = _count_numpy(corpus, run) if device is None else _count_gpu(corpus, run, device)
+    device, options = run.plan.counting.device, run.options
+    if device is None:
+        with run.phase("count words"):
+            words = count_words(corpus, options.pattern, run.progress, threads=options.threads)
+    else:
+        from llmgpu.bpe.training import batched_gpu
+        from llmgpu.bpe.words.count_gpu import GpuWordCounter
+
+        with run.phase("compile kernels"):
+            counter = GpuWordCounter(device, options.pattern, WordAccumulator())
+            batched_gpu.compile_kernels(device)
+        with run.phase("count words"):
+            words = counter.count(corpus, run.progress)
     _require_text(corpus)
-    return WordCounts(words, corpus.documents, run.options.pattern, corpus.options.separators)
-
-
-def _count_numpy(corpus: Corpus, run: _Run) -> DistinctWords:
-    from llmgpu.bpe.words.count_numpy import count_words
-
-    with run.phase("count words"):
-        return count_words(corpus, run.options.pattern, run.progress, threads=run.options.threads)
-
-
-def _count_gpu(corpus: Corpus, run: _Run, device: Device) -> DistinctWords:
-    from llmgpu.bpe.training import batched_gpu
-    from llmgpu.bpe.words.count_gpu import GpuWordCounter
-
-    with run.phase("compile kernels"):
-        counter = GpuWordCounter(device, run.options.pattern, WordAccumulator())
-        batched_gpu.compile_kernels(device)
-    with run.phase("count words"):
-        return counter.count(corpus, run.progress)
+    return WordCounts(words, corpus.documents, options.pattern, corpus.options.separators)
 
 
 def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:
     """Turn words into symbols, replay what was merged before, and merge on from there."""
     seed = run.options.symbols
-    pairs, pair_counts = checkpoint.read_merges() if checkpoint else _no_merges()
+    pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
+    if checkpoint:
+        pairs, pair_counts = checkpoint.read_merges()
     spellings = seed.spellings()
     with run.phase("make symbols"):
         words = seed.words(counts.words, byte_ranks(run.options.tie))
-        words = _replay(words, seed.merges, run.progress)
+        words = apply_merges(words, seed.merges, run.progress)
         merges = np.column_stack([pairs, spellings.results(pairs)])
-        rest = _replay(words, merges, run.progress)
+        rest = apply_merges(words, merges, run.progress)
     with run.phase("merge"):
         learned = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
     pairs = np.concatenate([pairs, learned.pairs])
@@ -196,16 +257,6 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
     )
 
 
-def _no_merges() -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    return np.empty((0, 2), np.uint32), np.empty(0, np.int64)
-
-
-def _replay(words: SymbolWords, merges: NDArray[np.uint32], progress: Progress) -> SymbolWords:
-    from llmgpu.bpe.training.replay import apply_merges
-
-    return apply_merges(words, merges, progress) if len(merges) else words
-
-
 def _merge(
     words: SymbolWords, run: _Run, spellings: Spellings | None, checkpoint: Checkpoint | None
 ) -> Merges:
@@ -223,8 +274,6 @@ def _merge(
                 device, words, options, merges=merges, progress=run.progress, on_merges=on_merges
             )
         run.notes.append(f"merged on NumPy, because {reason} on {device.name}")
-    from llmgpu.bpe.training import batched_numpy
-
     return batched_numpy.train(
         words,
         options,
@@ -252,7 +301,7 @@ def _measure_sizes(
         if count >= len(merges):
             measured[size] = len(merges), symbols
         else:
-            words = _replay(words, merges[done:count], run.progress)
+            words = apply_merges(words, merges[done:count], run.progress)
             measured[size], done = (count, words.total), count
     return measured
 
@@ -351,7 +400,7 @@ def _training_facts(
         "tokens": symbols,
         "bytes_per_token": round(text_bytes / symbols, 6),
         "min_frequency": options.min_frequency,
-        "tool": f"llmgpu {llmgpu.__version__}",
+        "tool": f"llmgpu {__version__}",
     }
     if options.max_token_length is not None:
         facts["max_token_length"] = options.max_token_length

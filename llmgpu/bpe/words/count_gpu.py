@@ -15,6 +15,7 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_numpy import count_slice
@@ -28,7 +29,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
     prepare_kernels,
 )
-from llmgpu.gpu import Commands, Device, Kernel
+from llmgpu.gpu import Commands, Device
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
@@ -83,9 +84,17 @@ class GpuWordCounter:
             },
         )
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
-        self._table = _CountTable(
-            device, self._kernels, self._slice_bytes, first_words, table_bytes
+        self.table = GpuWordTable(
+            device,
+            self._kernels,
+            self._slice_bytes,
+            first_words,
+            table_bytes,
+            word_arrays={"counts": 4},
+            data_arrays={},
         )
+        self._text_counted = 0
+        self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
         self._slots = [_Slot(self) for _ in range(SLOTS)]
 
     def count(self, corpus: Corpus, progress: Progress = no_progress) -> DistinctWords:
@@ -109,12 +118,13 @@ class GpuWordCounter:
                 left = 0
                 while state["pending"]:
                     # Nothing was inserted: the table is full, or too crowded where words belong.
-                    if state["full"] or state["pending"] == left:
-                        self._make_room(state)
+                    is_stuck = state["full"] or state["pending"] == left
+                    if is_stuck and not self.table.grow(state):
+                        self._words.add(self._take_all())
                     left = int(state["pending"])
                     state = slot.run_again()
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
-        self._words.add(self._table.take_all())
+        self._words.add(self._take_all())
         return self._words.result()
 
     def _mark_on_host(self, slot: _Slot) -> NDArray[Any]:
@@ -125,36 +135,6 @@ class GpuWordCounter:
             slot.submit_count(commands)
         return slot.collect()
 
-    def _make_room(self, state: NDArray[Any]) -> None:
-        """Let the table grow, or move its words to the host."""
-        if not self._table.words.grow(state):
-            self._words.add(self._table.take_all())
-
-
-class _CountTable:
-    """The table of words with their counts."""
-
-    def __init__(
-        self,
-        device: Device,
-        kernels: dict[str, Kernel],
-        slice_bytes: int,
-        first_words: int,
-        table_bytes: int,
-    ) -> None:
-        self.words = GpuWordTable(
-            device,
-            kernels,
-            slice_bytes,
-            first_words,
-            table_bytes,
-            word_arrays={"counts": 4},
-            data_arrays={},
-        )
-        self._device, self._kernels = device, kernels
-        self._text_counted = 0
-        self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
-
     def expect(self, text_bytes: int) -> None:
         """Prepare for this much more text: no count may exceed what the device can count."""
         self._text_counted += text_bytes
@@ -164,38 +144,37 @@ class _CountTable:
 
     def _carry_counts(self) -> None:
         """Move the counts, not the words, to the host."""
-        self._carried = self._total_counts(int(self.words.read_state()["words"]))
+        self._carried = self._total_counts(int(self.table.read_state()["words"]))
         commands = self._device.record()
-        commands.clear(self.words.buffers["counts"])
+        commands.clear(self.table.buffers["counts"])
         self._device.submit(commands)
 
     def _total_counts(self, words: int) -> NDArray[np.int64]:
-        counts = self._device.read(self.words.buffers["counts"], words, np.uint32).astype(np.int64)
+        counts = self._device.read(self.table.buffers["counts"], words, np.uint32).astype(np.int64)
         counts[: len(self._carried)] += self._carried
         return counts
 
-    def take_all(self) -> DistinctWords:
+    def _take_all(self) -> DistinctWords:
         """Return all words with their counts and empty the table."""
-        words = int(self.words.read_state()["words"])
+        words = int(self.table.read_state()["words"])
         if words == 0:
             none = np.empty(0, np.int64)
             return DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), none)
         counts = self._total_counts(words)
         data, offsets = self._pack(words)
-        self.words.clear()
+        self.table.clear()
         self._carried, self._text_counted = np.zeros(0, np.int64), 0
         return DistinctWords(data, offsets, counts)
 
     def _pack(self, words: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the words' bytes end to end, and where each begins and the last one ends."""
         device, kernels = self._device, self._kernels
-        stored = {name: self.words.buffers[name] for name in ("places", "word_data", "state")}
+        stored = {name: self.table.buffers[name] for name in ("places", "word_data", "state")}
         lengths = device.create_buffer("word lengths", 4 * words)
         commands = device.record()
-        commands.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.words.groups)
+        commands.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.table.groups)
         device.submit(commands)
-        offsets = np.zeros(words + 1, np.int64)
-        np.cumsum(device.read(lengths, words, np.uint32), out=offsets[1:])
+        offsets = offsets_of(device.read(lengths, words, np.uint32))
         size = int(offsets[-1])
         device.write(lengths, offsets[1:].astype(np.uint32))
         packed = device.create_buffer("packed words", size)
@@ -214,13 +193,13 @@ class _Slot(WordSlot):
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)
         self._counter: GpuWordCounter = proxy(counter)  # which keeps its slots
         self._begin = counter._kernels["begin_slice"].bind(
-            state=counter._table.words.buffers["state"], undecided=self.buffers["undecided"]
+            state=counter.table.buffers["state"], undecided=self.buffers["undecided"]
         )
 
     def submit(self, piece: Slice) -> None:
         """Submit the slice that was read into the staging memory."""
         with self._counter._lock:
-            self._counter._table.expect(piece.main_end)
+            self._counter.expect(piece.main_end)
             commands = self.device.record()
             self.upload(commands, piece)
             self.submit_count(commands)
@@ -232,7 +211,7 @@ class _Slot(WordSlot):
 
     def submit_count(self, commands: Commands) -> None:
         """Record counting the words that are pending, and submit."""
-        counter, table = self._counter, self._counter._table.words
+        counter, table = self._counter, self._counter.table
         look_up, *others = self.bound(table, ("look_up", *INSERTION, "count_fresh"))
         commands.dispatch(self._begin, 1)
         commands.dispatch(look_up, -(-self.main_end // (32 * counter._wg)))
@@ -243,7 +222,6 @@ class _Slot(WordSlot):
 
 def _as_distinct(words: list[NDArray[np.uint8]]) -> DistinctWords:
     counts = Counter(word.tobytes() for word in words)
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum([len(word) for word in counts], out=offsets[1:])
+    offsets = offsets_of(np.fromiter(map(len, counts), np.int64, len(counts)))
     data = np.frombuffer(b"".join(counts), np.uint8)
     return DistinctWords(data, offsets, np.fromiter(counts.values(), np.int64, len(counts)))

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -57,7 +56,7 @@ def count_words(
     """
     threads = default_threads() if threads is None else threads
     memory = default_memory_bytes() if memory_bytes is None else memory_bytes
-    words = _SharedWords(memory // 2)
+    words = WordAccumulator(memory // 2)
     counters = [_Counter(pattern, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
 
@@ -86,23 +85,10 @@ def count_words(
     return words.result()
 
 
-class _SharedWords:
-    """A WordAccumulator for several threads."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        self._words = WordAccumulator(memory_bytes)
-        self._lock = threading.Lock()
-        self.result = self._words.result
-
-    def add(self, words: DistinctWords) -> None:
-        with self._lock:
-            self._words.add(words)
-
-
 class _Counter:
     """The words that one thread counts."""
 
-    def __init__(self, pattern: str, words: _SharedWords, memory_bytes: int) -> None:
+    def __init__(self, pattern: str, words: WordAccumulator, memory_bytes: int) -> None:
         """Start with no words; when they reach `memory_bytes`, they are moved to `words`."""
         self._pattern = pattern
         self._words = words

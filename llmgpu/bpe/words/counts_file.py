@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import is_ascending
+from llmgpu.bpe.arrays import is_ascending, offsets_of
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, WordCounts, add_up
@@ -193,8 +193,7 @@ def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:
     size = counts_end + data_bytes
     if len(content) != size:
         raise _UnfitError(f"damaged or cut short: {len(content):,} bytes of words, not {size:,}")
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(np.frombuffer(content[:lengths_end], _LENGTH), out=offsets[1:])
+    offsets = offsets_of(np.frombuffer(content[:lengths_end], _LENGTH))
     counts: NDArray[np.int64] = np.frombuffer(content[lengths_end:counts_end], _COUNT)
     return DistinctWords(
         np.frombuffer(content[counts_end:], np.uint8), offsets, counts.astype(np.int64)

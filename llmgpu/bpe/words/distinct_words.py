@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import concatenate_ranges, sort_by_bytes
+from llmgpu.bpe.arrays import concatenate_ranges, offsets_of, sort_by_bytes
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.errors import InputError
 
@@ -87,10 +87,10 @@ class WordCounts:
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:
     """Put words end to end, all of them different."""
-    lengths = [np.zeros(1, np.int64), *(piece.lengths for piece in pieces)]
+    lengths = [np.empty(0, np.int64), *(piece.lengths for piece in pieces)]
     data = [np.empty(0, np.uint8), *(piece.data for piece in pieces)]
     counts = [np.empty(0, np.int64), *(piece.counts for piece in pieces)]
-    offsets = np.cumsum(np.concatenate(lengths))
+    offsets = offsets_of(np.concatenate(lengths))
     return DistinctWords(np.concatenate(data), offsets, np.concatenate(counts))
 
 
@@ -112,10 +112,8 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     counts = np.add.reduceat(words.counts[order], firsts)
     chosen = order[firsts]
     lengths = words.lengths[chosen]
-    offsets = np.zeros(len(chosen) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
     data = concatenate_ranges(words.data, words.offsets[chosen], lengths)
-    return DistinctWords(data, offsets, counts)
+    return DistinctWords(data, offsets_of(lengths), counts)
 
 
 def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:

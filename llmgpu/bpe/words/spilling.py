@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -43,7 +44,7 @@ def default_memory_bytes() -> int:
 
 
 class WordAccumulator:
-    """Adds up words that are counted piece by piece.
+    """Adds up words that are counted piece by piece, by any threads.
 
     Its memory is bounded until `result`, which needs as much as there are words.
     """
@@ -61,6 +62,7 @@ class WordAccumulator:
         self._kept_bytes = 0
         self._runs: list[_Run] = []
         self._file: _RunFile | None = None
+        self._lock = threading.Lock()
 
     def add(self, words: DistinctWords) -> None:
         """Add words with their counts.
@@ -71,9 +73,11 @@ class WordAccumulator:
         """
         if len(words) == 0:
             return
-        self._pieces.append(words)
-        self._kept_bytes += words.nbytes
-        if self._kept_bytes > self._most_bytes:
+        with self._lock:
+            self._pieces.append(words)
+            self._kept_bytes += words.nbytes
+            if self._kept_bytes <= self._most_bytes:
+                return
             words = add_up(self._pieces)
             self._pieces, self._kept_bytes = [words], words.nbytes
             # Pieces that are mostly new would be added up again and again: half full is full.

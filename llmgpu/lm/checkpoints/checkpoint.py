@@ -5,13 +5,20 @@
   can't hold gets no tokenizer files, and the caller is told.
 - vocabulary.bin, optimizer.safetensors, training.json: what those files have no place for.
   training.json has the SHA-256 of all files that are read again, and of itself.
-- A folder is either complete or absent, see `llmgpu.lm.checkpoints.step_folders`.
+- Each step has a folder of its name. It is written under a temporary name, forced to the disk and
+  renamed, so a folder with a step's name is complete, even after a kill or a power cut. Old ones
+  are renamed before they are removed, for the same reason. Temporary folders that killed runs left
+  are removed when the next run starts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -23,8 +30,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import CheckpointError, VocabularyError
-from llmgpu.files import atomic_output, output_errors
+from llmgpu.errors import CheckpointError, OutputError, VocabularyError
+from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
 from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
@@ -39,13 +46,6 @@ from llmgpu.lm.checkpoints.safetensors_file import (
     TensorSource,
     read_tensors,
     write_tensors,
-)
-from llmgpu.lm.checkpoints.step_folders import (
-    is_step_folder_name,
-    list_checkpoints,
-    new_checkpoint,
-    remove_old_checkpoints,
-    step_folder_name,
 )
 from llmgpu.lm.config import ModelConfig
 
@@ -64,6 +64,8 @@ TRAINING = "training.json"
 _READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
 _CHECKSUM = "sha256"
 _DAMAGED = "damaged or changed since it was written"
+_STEP = re.compile(r"step-(?P<step>[0-9]{8,})")
+_TEMPORARY = re.compile(r"\.step-[0-9]{8,}\.[0-9a-f]{12}\.tmp")
 _STATE_TYPES = {
     "step": int,
     "tokens_seen": int,
@@ -223,7 +225,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     or inconsistent.
     """
     folder = Path(path)
-    if (folder / TRAINING).is_file() or is_step_folder_name(folder.name):
+    if (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name):
         return _load(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
@@ -321,3 +323,77 @@ def _naming(path: Path) -> Iterator[None]:
     except (CheckpointError, VocabularyError) as error:
         text = str(error)
         raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
+
+
+def step_folder_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
+    """Return the folders of a run's checkpoints by step, ascending; none if there is no folder."""
+    folder = Path(run_folder)
+    if not folder.is_dir():
+        return {}
+    found = ((_STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+    return dict(sorted((int(match["step"]), path) for match, path in found if match))
+
+
+def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
+    """Make the folder of a run that starts after `step`, or clean up an existing one.
+
+    Raises OutputError if it can't be made, or has checkpoints after `step`, which would be mixed
+    with those of this run.
+    """
+    folder = Path(run_folder)
+    with output_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+    steps = list_checkpoints(folder)
+    if steps and max(steps) > step:
+        raise OutputError(
+            f"{folder} has a checkpoint of step {max(steps)}, but this run starts at step {step}: "
+            "resume from that one, remove it, or choose another folder"
+        )
+    with output_errors(str(folder)):
+        for path in folder.iterdir():
+            if _TEMPORARY.fullmatch(path.name):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
+    """Yield a folder to write a checkpoint in, which gets the step's name when the block ends.
+
+    On any exception it is removed. Raises OutputError if the step already has a checkpoint, or it
+    can't be written.
+    """
+    target = Path(run_folder) / step_folder_name(step)
+    if os.path.lexists(target):
+        raise OutputError(f"{target} already exists")
+    temporary = _temporary_name(target)
+    try:
+        with output_errors(str(temporary)):
+            temporary.mkdir()
+        yield temporary
+        with output_errors(str(target)):
+            for path in temporary.iterdir():
+                sync(path)
+            sync(temporary)
+            temporary.rename(target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync(target.parent)
+
+
+def remove_old_checkpoints(run_folder: str | Path, keep: int) -> None:
+    """Remove all but a run's `keep` newest checkpoints; OutputError if that can't be done."""
+    for path in list(list_checkpoints(run_folder).values())[:-keep]:
+        temporary = _temporary_name(path)
+        with output_errors(str(path)):
+            path.rename(temporary)
+            shutil.rmtree(temporary)
+
+
+def _temporary_name(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.tmp")

@@ -1,9 +1,9 @@
 """Batches of sequences for training and evaluation, cut from one long row of tokens.
 
 - A sequence is seq_len + 1 tokens: the model reads the first seq_len and predicts the last seq_len.
-  The next sequence begins with the token that this one ends with.
+  The next sequence starts with the token that this one ends with.
 - The last sequences of the row are for evaluation only.
-- Each epoch cuts the rest at other borders and takes the sequences in another order: it begins at a
+- Each epoch cuts the rest at other borders and takes the sequences in another order: it starts at a
   random token, less than seq_len from the first. Up to seq_len tokens at the ends are left out.
 - Order and borders depend on seed and epoch alone, so a resumed run only needs the number of
   sequences taken so far.
@@ -48,11 +48,11 @@ class Batches:
         """Divide the tokens.
 
         batch_size: sequences (B). seq_len: tokens of each (T). evaluation_fraction: the part of all
-        sequences that is held out, one at least; 0 for none.
+        sequences that is held out, at least one; 0 for none. All are as `TrainOptions` and
+        `ModelConfig` check them.
 
-        Raises InputError for numbers out of range, and for too few tokens.
+        Raises InputError for too few tokens.
         """
-        _check_options(batch_size, seq_len, seed, evaluation_fraction)
         self.batch_size, self.seq_len = batch_size, seq_len
         self._source, self._seed = source, seed
         targets = max(0, len(source) - 1)
@@ -81,7 +81,7 @@ class Batches:
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
 
-        limit: take no more sequences than this, evenly spread; None for all. If the last batch is
+        limit: take up to this many sequences, evenly spread; None for all. If the last batch is
         not full, its other tokens are 0 and its other targets IGNORED_TARGET.
         """
         every = self.evaluation_sequences
@@ -102,7 +102,7 @@ class Batches:
         return permute(indices, self.training_sequences, random[:ROUNDS]) * self.seq_len + offset
 
     def _read(self, starts: NDArray[np.int64]) -> Batch:
-        """Read the sequences that begin at `starts` (n,), n <= B, and fill up with ignored ones."""
+        """Read the sequences that start at `starts` (n,), n <= B, and fill up with ignored ones."""
         shape = (self.batch_size, self.seq_len)
         tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
         for row, start in enumerate(starts.tolist()):
@@ -126,18 +126,6 @@ def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     spans = vocabulary.token_spans.astype(np.uint32)
     spans[list(vocabulary.special_tokens.values())] = 0
     return spans
-
-
-def _check_options(batch_size: int, seq_len: int, seed: int, evaluation_fraction: float) -> None:
-    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
-        if value < 1:
-            raise InputError(f"{name} is {value}, it must be at least 1")
-    if not 0 <= seed < 1 << 64:
-        raise InputError(f"seed {seed} is not a number from 0 to 2^64 - 1")
-    if not 0 <= evaluation_fraction < 1:
-        raise InputError(
-            f"evaluation_fraction is {evaluation_fraction}, it must be at least 0 and less than 1"
-        )
 
 
 def _too_short(source: TokenSource, seq_len: int, held_out: int) -> InputError:

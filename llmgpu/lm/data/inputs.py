@@ -89,12 +89,12 @@ def open_tokens(
         texts = _Texts(sources, reading or CorpusOptions(), options, vocabulary, folder)
         if not texts.are_tokenized(resume):
             texts.tokenize(backend, shard_tokens, resume, progress)
-        paths = texts.shards()
+        paths = _listed_files(texts.names.manifest)
     return open_token_files(paths, vocabulary, vocabulary_name, progress)
 
 
 class _Texts:
-    """Texts, and the folder with their tokens."""
+    """Texts, and the folder with their tokens; names: of the shards in it."""
 
     def __init__(
         self,
@@ -107,19 +107,28 @@ class _Texts:
         self._inputs, self._reading, self._special = inputs, reading, special
         self._vocabulary = vocabulary
         self._folder = folder
-        self._names = ShardNames(str(folder / _SHARDS))
-        self._facts = encoding_key(inputs, reading, special)
+        self.names = ShardNames(str(folder / _SHARDS))
+        self._key = encoding_key(inputs, reading, special)
+        self._whole_key = {**self._key, "vocabulary": vocabulary.fingerprint}
         self._made_from = folder / _MADE_FROM
 
     def are_tokenized(self, resume: bool) -> bool:
         """Whether all shards are there; InputError if `resume` and they are those of other text."""
-        if not (self._made_from.exists() and os.path.exists(self._names.manifest)):
+        if not (self._made_from.exists() and os.path.exists(self.names.manifest)):
             return False
-        before, now = self._read_made_from(), self._whole_facts()
+        before = self._read_made_from()
         if resume:
-            check_same_run(f"{self._folder} has the tokens of another text", before, now)
+            check_same_run(
+                f"{self._folder} has the tokens of another text", before, self._whole_key
+            )
             return True
-        return before == json.loads(json.dumps(now)) and self._can_be_read_again()
+        if before != json.loads(json.dumps(self._whole_key)):
+            return False
+        try:
+            require_rereadable(self._inputs)
+        except InputError:
+            return False
+        return True
 
     def tokenize(
         self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
@@ -128,35 +137,25 @@ class _Texts:
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)
-        begun = os.path.exists(self._names.progress)
-        if begun and resume:
+        resume = resume and os.path.exists(self.names.progress)
+        if resume:
             require_rereadable(self._inputs)
         encoder = open_encoder(self._vocabulary, backend, special=self._special)
+        separator = self._special.eos
         with (
             Corpus(self._inputs, self._reading) as text,
-            self._open_writer(shard_tokens, resume=begun and resume) as writer,
+            ShardWriter(
+                self.names.output,
+                self._vocabulary,
+                shard_tokens,
+                added=() if separator is None else {token_id(self._vocabulary, separator)},
+                run=self._key,
+                resume=resume,
+            ) as writer,
         ):
             encode_into(writer, encoder, text, progress)
         with atomic_output(self._made_from) as file:
-            file.write(json.dumps(self._whole_facts(), indent=1).encode() + b"\n")
-
-    def shards(self) -> list[str]:
-        """Return the files with the tokens."""
-        return _listed_files(self._names.manifest)
-
-    def _open_writer(self, shard_tokens: int, *, resume: bool) -> ShardWriter:
-        separator = self._special.eos
-        return ShardWriter(
-            self._names.output,
-            self._vocabulary,
-            shard_tokens,
-            added=() if separator is None else {token_id(self._vocabulary, separator)},
-            run=self._facts,
-            resume=resume,
-        )
-
-    def _whole_facts(self) -> Run:
-        return {**self._facts, "vocabulary": self._vocabulary.fingerprint}
+            file.write(json.dumps(self._whole_key, indent=1).encode() + b"\n")
 
     def _read_made_from(self) -> Run:
         try:
@@ -166,13 +165,6 @@ class _Texts:
         if not isinstance(facts, dict):
             raise InputError(f"{self._made_from} does not say what the tokens were made from")
         return facts
-
-    def _can_be_read_again(self) -> bool:
-        try:
-            require_rereadable(self._inputs)
-        except InputError:
-            return False
-        return True
 
 
 def _token_files(inputs: Sources) -> list[str] | None:
@@ -217,7 +209,7 @@ def _named_token_files(path: str) -> list[str] | None:
 
 
 def _json_format(path: str) -> str | None:
-    """Return the "format" that a JSON file of llmgpu begins with; None for any other file."""
+    """Return the "format" that a JSON file of llmgpu starts with; None for any other file."""
     try:
         with open(path, "rb") as file:
             found = _FORMAT.match(file.read(_HEAD_BYTES))

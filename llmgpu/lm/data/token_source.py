@@ -24,23 +24,16 @@ _SCANNED_IDS = 1 << 22  # at a time
 class TokenSource:
     """The ids of token files, end to end.
 
-    fingerprint: of the vocabulary that all of them were made with. vocabulary_size: number of its
-    ids. dtype: of the ids in the files, uint16 or uint32; the wider one of both.
-    bytes_per_token: of the text that the ids stand for, on average; None without ids.
-    checksum: CRC-32 of all ids, however many files they are in; 0 before `check_ids`.
+    vocabulary_size: ids of the vocabulary that all of them were made with. checksum: CRC-32 of all
+    ids, in one file or in many; 0 before `check_ids`.
     """
 
     def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
         """Take the files, which have ids of `vocabulary`; `open_token_files` makes sure of that."""
         self._files = [file for file in files if file.count]
         self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
-        self.fingerprint = vocabulary.fingerprint
         self.vocabulary_size = vocabulary.size
         self.checksum = 0
-        dtypes: list[np.dtype[np.integer]] = [file.dtype for file in self._files]
-        self.dtype = np.result_type(np.uint16, *dtypes)
-        text_bytes = sum(file.text_bytes for file in self._files)
-        self.bytes_per_token = text_bytes / len(self) if len(self) else None
 
     def __len__(self) -> int:
         """Return the number of ids."""

@@ -8,28 +8,30 @@ again from the last half of the ids, and generation continues.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.errors import InputError
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.ids import check_ids
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm
 
 PROMPT_ROWS = 64  # ids of a prompt that go through at a time
+NAMED_IDS = 5  # invalid ids that a message names
 
 
 class CachedRows:
     """A forward pass over `rows` ids of one sequence, whose keys and values are kept."""
 
-    def __init__(self, model: Model, caches: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
+    def __init__(self, model: Model, caches: Sequence[KeyValues], rows: int) -> None:
         """Record the pass; `caches` are each layer's keys and values, (T + 1, K*D)."""
         self._model = model
         self._ops = model.operations
         self.rows = rows
         config = model.config
+        self._shape = model.attention_shape(1, config.seq_len)
         self._tokens = self._ops.tensor("tokens", (rows,), np.uint32)
         self._positions = self._ops.tensor("positions", (rows,), np.uint32)
         x = self._ops.tensor("residual", (rows, config.dim))
@@ -40,26 +42,20 @@ class CachedRows:
         with self._ops.record("keys and values") as self._layers:
             self._ops.embed_lookup(self._tokens, model.working[EMBEDDING], x)
             for layer, cache in enumerate(caches):
-                self._record_layer(layer, x, activations, *cache)
+                attend = partial(self._attend, cache)
+                model.record_layer(layer, x, self._positions, activations, attend)
         with self._ops.record("logits") as self._output:
-            weight = model.weights[FINAL_NORM]
-            self._ops.rms_norm(x, weight, normed, scale, config.norm_epsilon)
+            norm = Norm(x, model.weights[FINAL_NORM], normed, scale)
+            self._ops.rms_norm(norm, config.norm_epsilon)
             self._ops.linear(normed, model.output_weight, self.logits)
 
-    def _record_layer(
-        self, layer: int, x: Tensor, a: LayerActivations, keys: Tensor, values: Tensor
-    ) -> None:
-        shape = self._model.attention_shape(1, self._model.config.seq_len)
-
-        def attend(a: LayerActivations) -> None:
-            self._ops.cache_append(a.k, keys, self._positions)
-            self._ops.cache_append(a.v, values, self._positions)
-            self._ops.attention_cached(a.q, keys, values, self._positions, a.attended, shape)
-
-        self._model.record_layer(layer, x, self._positions, a, attend)
+    def _attend(self, cache: KeyValues, a: AttentionTensors) -> None:
+        for rows, cached in zip((a.k, a.v), cache, strict=True):
+            self._ops.cache_append(rows, cached, self._positions)
+        self._ops.attention_cached(a.q, cache, self._positions, a.out, self._shape)
 
     def run(self, ids: Sequence[int], start: int) -> None:
-        """Take in `ids`, at most `rows`, the first of them at position `start`."""
+        """Take in up to `rows` ids, the first of them at position `start`."""
         unused = self._model.config.seq_len  # a position whose keys and values are never read
         # Rows that are not used write to a position that no query sees.
         tokens = np.zeros(self.rows, np.uint32)
@@ -84,18 +80,16 @@ class Generator:
         """Make the caches and record a pass over a block of a prompt and one over a single id."""
         config = model.config
         self._model = model
+        shape = (config.seq_len + 1, config.kv_dim)
         caches = [
-            tuple(
-                model.operations.tensor(
-                    f"layer {layer} {role}", (config.seq_len + 1, config.kv_dim)
-                )
-                for role in ("keys", "values")
+            (
+                model.operations.tensor(f"layer {layer} keys", shape),
+                model.operations.tensor(f"layer {layer} values", shape),
             )
             for layer in range(config.layers)
         ]
-        pairs = [(keys, values) for keys, values in caches]
-        self._block = CachedRows(model, pairs, min(PROMPT_ROWS, config.seq_len))
-        self._single = CachedRows(model, pairs, 1)
+        self._block = CachedRows(model, caches, min(PROMPT_ROWS, config.seq_len))
+        self._single = CachedRows(model, caches, 1)
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
         """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
@@ -108,7 +102,7 @@ class Generator:
         length = self._model.config.seq_len
         done = 0  # ids whose keys and values are in the cache
         for _ in range(count):
-            # The sequence is full: begin again with its last half, whose positions change.
+            # The sequence is full: start again from its last half, whose positions change.
             if len(ids) > length:
                 ids, done = ids[-max(1, length // 2) :], 0
             done = self._take_in(ids, done)
@@ -127,7 +121,7 @@ class Generator:
         return len(ids)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits of what follows `ids`, (V,), at most `seq_len` ids."""
+        """Return the logits (V,) of what follows `ids`, of which there may be `seq_len`."""
         self._check(ids)
         if len(ids) > self._model.config.seq_len:
             raise InputError(
@@ -143,3 +137,30 @@ class Generator:
             check_ids(ids, self._model.config.vocab_size)
         except InputError as error:
             raise InputError(f"the prompt can't be used: {error}") from error
+
+
+def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
+    """Return ids of any shape and any integer type as uint32, none wrapped around.
+
+    Raises:
+        InputError: they are not integers, or some are negative or not below `vocab_size`; the
+            message names the first of them with their positions.
+    """
+    numbers = np.asarray(ids)
+    if numbers.size == 0:
+        return np.zeros(numbers.shape, np.uint32)
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
+    bad = (numbers < 0) | (numbers >= vocab_size)
+    if bad.any():
+        raise InputError(_describe(numbers, bad, vocab_size))
+    return numbers.astype(np.uint32)
+
+
+def _describe(ids: NDArray[np.integer], bad: NDArray[np.bool_], vocab_size: int) -> str:
+    positions = [tuple(int(k) for k in index) for index in np.argwhere(bad)[:NAMED_IDS]]
+    named = ", ".join(f"{ids[position]} at {position}" for position in positions)
+    count = int(np.count_nonzero(bad))
+    more = ", ..." if count > len(positions) else ""
+    verb = "id is" if count == 1 else "ids are"
+    return f"{count} {verb} not in the vocabulary of {vocab_size} tokens: {named}{more}"

@@ -41,7 +41,7 @@ class Sampler:
     """Draws ids; two samplers with equal options draw alike from equal logits."""
 
     def __init__(self, options: SamplingOptions) -> None:
-        """Begin with the seed."""
+        """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
 

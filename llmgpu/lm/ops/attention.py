@@ -12,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.lm.ops.operations import AttentionShape
+from llmgpu.lm.ops.operations import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    KeyValues,
+)
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
@@ -45,17 +50,9 @@ class NumpyAttention(NumpyRecorder):
     """Attention on arrays, a block of queries at a time."""
 
     @recorded
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        log_sum_exp: Tensor,
-        shape: AttentionShape,
-    ) -> None:
-        queries, target, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
-        keys, values = (_by_kv_head(x, shape) for x in (k, v))
+    def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
+        queries, target, sums = (_by_head(x, shape) for x in (t.q, t.out, t.log_sum_exp))
+        keys, values = (_by_kv_head(x, shape) for x in (t.k, t.v))
         for rows in _blocks(shape):
             scores = _scores(queries, keys, rows, shape)
             # Softmax, shifted by the largest score so that no exponential overflows.
@@ -67,36 +64,27 @@ class NumpyAttention(NumpyRecorder):
 
     @recorded
     def attention_backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        log_sum_exp: Tensor,
-        grad_out: Tensor,
-        grad_q: Tensor,
-        grad_k: Tensor,
-        grad_v: Tensor,
-        shape: AttentionShape,
+        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
     ) -> None:
-        queries, outs, sums = (_by_head(x, shape) for x in (q, out, log_sum_exp))
-        grads, target_q = (_by_head(x, shape) for x in (grad_out, grad_q))
-        keys, values = (_by_kv_head(x, shape) for x in (k, v))
-        target_k, target_v = (_by_kv_head(x, shape) for x in (grad_k, grad_v))
+        queries, outs, sums = (_by_head(x, shape) for x in (t.q, t.out, t.log_sum_exp))
+        grads, target_q = (_by_head(x, shape) for x in (grad.out, grad.q))
+        keys, values, target_k, target_v = (
+            _by_kv_head(x, shape) for x in (t.k, t.v, grad.k, grad.v)
+        )
         target_k[...] = target_v[...] = 0
         scale = np.float32(shape.scale)
         for rows in _blocks(shape):
             seen = np.s_[..., : rows.stop, :]
             # Recompute the probabilities of the block, then the gradients of its scores.
             p = np.exp(_scores(queries, keys, rows, shape) - sums[..., rows, :])
-            grad = grads[..., rows, :]
+            grad_out = grads[..., rows, :]
             # A softmax has ds = p (dp - sum of p dp over the row); that sum is grad . out.
-            delta = (grad * outs[..., rows, :]).sum(-1, keepdims=True)
-            ds = p * (grad @ values[seen].swapaxes(-1, -2) - delta) * scale
+            delta = (grad_out * outs[..., rows, :]).sum(-1, keepdims=True)
+            ds = p * (grad_out @ values[seen].swapaxes(-1, -2) - delta) * scale
             # Queries are complete with their block; keys and values collect all blocks.
             target_q[..., rows, :] = ds @ keys[seen]
             _add_group(target_k[seen], ds, queries[..., rows, :])
-            _add_group(target_v[seen], p, grad)
+            _add_group(target_v[seen], p, grad_out)
 
     @recorded
     def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
@@ -104,16 +92,10 @@ class NumpyAttention(NumpyRecorder):
 
     @recorded
     def attention_cached(
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        shape: AttentionShape,
+        self, q: Tensor, cache: KeyValues, positions: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
         cached = (-1, shape.kv_heads, shape.head_dim)
-        keys, values = (x.array.reshape(cached) for x in (key_cache, value_cache))
+        keys, values = (x.array.reshape(cached) for x in cache)
         grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
         queries, target = (x.array.reshape(grouped) for x in (q, out))
         # Rows have different numbers of keys, so they are taken one by one.
@@ -128,15 +110,7 @@ class NumpyAttention(NumpyRecorder):
 class GpuAttention(GpuRecorder):
     """Attention as kernels."""
 
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        log_sum_exp: Tensor,
-        shape: AttentionShape,
-    ) -> None:
+    def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
         _check_width(shape)
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
@@ -144,42 +118,25 @@ class GpuAttention(GpuRecorder):
             groups,
             tile_constants(shape.head_dim, self.device.limits),
             params=_params(shape, shape.seq, groups),
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            log_sum_exp=log_sum_exp,
+            **vars(t),
         )
 
     def attention_backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        log_sum_exp: Tensor,
-        grad_out: Tensor,
-        grad_q: Tensor,
-        grad_k: Tensor,
-        grad_v: Tensor,
-        shape: AttentionShape,
+        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
     ) -> None:
         _check_width(shape)
-        delta = self._delta(out, grad_out, shape)
+        delta = self._delta(t.out, grad.out, shape)
         blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
         column_sets = -(-shape.head_dim // COLUMNS)
-        inputs = {"q": q, "k": k, "v": v, "grad_out": grad_out}
-        inputs |= {"log_sum_exp": log_sum_exp, "delta": delta}
+        inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out}
+        inputs |= {"log_sum_exp": t.log_sum_exp, "delta": delta}
+        of_keys = {"grad_k": grad.k, "grad_v": grad.v}
         for kernel, groups, outputs in (
-            ("lm/10_attention_backward_q.wgsl", blocks * shape.heads, {"grad_q": grad_q}),
-            (
-                "lm/10_attention_backward_kv.wgsl",
-                blocks * shape.kv_heads * column_sets,
-                {"grad_k": grad_k, "grad_v": grad_v},
-            ),
+            ("q", blocks * shape.heads, {"grad_q": grad.q}),
+            ("kv", blocks * shape.kv_heads * column_sets, of_keys),
         ):
             self.dispatch(
-                kernel,
+                f"lm/10_attention_backward_{kernel}.wgsl",
                 groups,
                 tile_constants(shape.head_dim, self.device.limits),
                 params=_params(shape, shape.seq, groups),
@@ -212,13 +169,7 @@ class GpuAttention(GpuRecorder):
         )
 
     def attention_cached(
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        shape: AttentionShape,
+        self, q: Tensor, cache: KeyValues, positions: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
         _check_width(shape)
         groups = q.shape[0] * shape.heads
@@ -226,10 +177,10 @@ class GpuAttention(GpuRecorder):
             "lm/05_attention_cached.wgsl",
             groups,
             {"HEAD_QUADS": shape.head_dim // 4},
-            params=_params(shape, key_cache.shape[0], groups),
+            params=_params(shape, cache[0].shape[0], groups),
             q=q,
-            k=key_cache,
-            v=value_cache,
+            k=cache[0],
+            v=cache[1],
             positions=positions,
             out=out,
         )

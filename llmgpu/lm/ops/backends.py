@@ -4,46 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmgpu.lm.ops.activation import GpuActivation, NumpyActivation
 from llmgpu.lm.ops.attention import GpuAttention, NumpyAttention
-from llmgpu.lm.ops.cast import GpuCast, NumpyCast
 from llmgpu.lm.ops.embedding import GpuEmbedding, NumpyEmbedding
+from llmgpu.lm.ops.layers import GpuLayers, NumpyLayers
 from llmgpu.lm.ops.linear import GpuLinear, NumpyLinear
 from llmgpu.lm.ops.loss import GpuLoss, NumpyLoss
-from llmgpu.lm.ops.norm import GpuNorm, NumpyNorm
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import GpuOptimizer, NumpyOptimizer
-from llmgpu.lm.ops.rotary import GpuRotary, NumpyRotary
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
 
 
 class NumpyOperations(
-    NumpyActivation,
-    NumpyAttention,
-    NumpyCast,
-    NumpyEmbedding,
-    NumpyLinear,
-    NumpyLoss,
-    NumpyNorm,
-    NumpyOptimizer,
-    NumpyRotary,
+    NumpyAttention, NumpyEmbedding, NumpyLayers, NumpyLinear, NumpyLoss, NumpyOptimizer
 ):
     """All operations, in NumPy."""
 
 
-class GpuOperations(
-    GpuActivation,
-    GpuAttention,
-    GpuCast,
-    GpuEmbedding,
-    GpuLinear,
-    GpuLoss,
-    GpuNorm,
-    GpuOptimizer,
-    GpuRotary,
-):
+class GpuOperations(GpuAttention, GpuEmbedding, GpuLayers, GpuLinear, GpuLoss, GpuOptimizer):
     """All operations, as kernels."""
 
 

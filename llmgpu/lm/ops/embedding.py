@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.lm.ops.operations import Groups
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
@@ -18,8 +19,8 @@ from llmgpu.lm.ops.recording import (
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 VECTOR = 4  # elements of one load
-VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows begins before it stores
-SUBGROUP = 32  # threads that share a row at least, where it is long enough
+VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows issues before it stores
+SUBGROUP = 32  # least threads that share a row, where it is long enough
 SLICE = 32  # sorted positions that one thread of embed_backward_grouped walks
 NO_TOKEN = 0xFFFFFFFF
 
@@ -33,7 +34,7 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
 
     Returns:
         order: (N,) positions, those of equal tokens next to each other and ascending.
-        starts: (N + 1,) where in `order` each distinct token begins; N after the last.
+        starts: (N + 1,) where in `order` each distinct token starts; N after the last.
         rows: (N,) the distinct tokens, ascending; `NO_TOKEN` after the last.
     """
     count = len(tokens)
@@ -59,19 +60,14 @@ class NumpyEmbedding(NumpyRecorder):
             copy_rows(part.array, rows, out.array, keep=first > 0)
 
     @recorded
-    def embed_backward_grouped(
-        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, grad_table: Tensor
-    ) -> None:
-        groups = (order.array, starts.array, rows.array)
-        _add_groups(*groups, grad_out.array, grad_table.array)
+    def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
+        _add_groups(groups, groups.rows.array, grad_out.array, grad_table.array)
 
     @recorded
-    def embed_gradient_rows(
-        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, out: Tensor
-    ) -> None:
+    def embed_gradient_rows(self, groups: Groups, grad_out: Tensor, out: Tensor) -> None:
         out.array[...] = 0
-        numbers = np.arange(len(rows.array), dtype=np.uint32)
-        _add_groups(order.array, starts.array, numbers, grad_out.array, out.array)
+        numbers = np.arange(groups.rows.size, dtype=np.uint32)
+        _add_groups(groups, numbers, grad_out.array, out.array)
 
 
 class GpuEmbedding(GpuRecorder):
@@ -107,16 +103,12 @@ class GpuEmbedding(GpuRecorder):
         groups = workgroups(tokens.size * lanes)
         self._look_up_parts("01_embed_lookup_rows", groups, {"LANES": lanes}, tokens, table, out)
 
-    def embed_backward_grouped(
-        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, grad_table: Tensor
-    ) -> None:
-        self._add_groups(order, starts, rows, grad_out, grad_table, compact=False)
+    def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
+        self._add_groups(groups, grad_out, grad_table, compact=False)
 
-    def embed_gradient_rows(
-        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, out: Tensor
-    ) -> None:
+    def embed_gradient_rows(self, groups: Groups, grad_out: Tensor, out: Tensor) -> None:
         self.fill_zero(out)
-        self._add_groups(order, starts, rows, grad_out, out, compact=True)
+        self._add_groups(groups, grad_out, out, compact=True)
 
     def _look_up_parts(
         self,
@@ -140,38 +132,29 @@ class GpuEmbedding(GpuRecorder):
                 dims=dims(*out.shape, part.shape[0], first),
             )
 
-    def _add_groups(
-        self,
-        order: Tensor,
-        starts: Tensor,
-        rows: Tensor,
-        grad_out: Tensor,
-        sums: Tensor,
-        *,
-        compact: bool,
-    ) -> None:
+    def _add_groups(self, groups: Groups, grad_out: Tensor, sums: Tensor, *, compact: bool) -> None:
         count, width = grad_out.shape
         slices = -(-count // SLICE)
         shared: dict[str, Tensor | AnyArray] = {
-            "starts": starts,
-            "rows": rows,
+            "starts": groups.starts,
+            "rows": groups.rows,
             "sums": sums,
             "pieces": self.scratch("embedding pieces", (max(slices, 1), 2, width)),
             "dims": dims(count, width, sums.shape[0], slices),
         }
         constants = {"SLICE": SLICE, "COMPACT": int(compact)}
-        groups = workgroups(slices * width)
-        inputs = {"order": order, "grad_out": grad_out}
+        count = workgroups(slices * width)
+        inputs = {"order": groups.order, "grad_out": grad_out}
         # The sums inside each slice first, then those of groups that a slice's end cuts.
-        self.dispatch("lm/01_embed_backward_grouped.wgsl", groups, constants, **inputs, **shared)
-        self.dispatch("lm/01_embed_backward_join.wgsl", groups, constants, **shared)
+        self.dispatch("lm/01_embed_backward_grouped.wgsl", count, constants, **inputs, **shared)
+        self.dispatch("lm/01_embed_backward_join.wgsl", count, constants, **shared)
 
 
 def lanes_of_row(width: int) -> int:
     """Return how many threads share a row of `width` elements, a multiple of 4.
 
-    A thread has up to four loads under way. Short rows are shared by no more threads than there are
-    loads, long ones by up to a whole workgroup, and those in between by at least a subgroup.
+    A thread has up to four loads under way. A short row has no more threads than loads, a long one
+    up to a whole workgroup, and one in between at least a subgroup.
     """
     vectors = width // VECTOR
     wanted = max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1)
@@ -192,7 +175,7 @@ def copy_rows(
     *,
     keep: bool = False,
 ) -> None:
-    """Copy table[rows] to out; where there is no such row, write zeros or `keep` what is there."""
+    """Copy table[rows] to out; for other numbers write zeros, or `keep` what out has."""
     known = (rows >= 0) & (rows < len(table))
     if known.all() and table.dtype == out.dtype:
         np.take(table, rows, axis=0, out=out, mode="clip")  # the one mode that makes no copy first
@@ -202,14 +185,15 @@ def copy_rows(
         out[~known] = 0
 
 
-def _add_groups(order: Ids, starts: Ids, rows: Ids, grad_out: FloatArray, sums: FloatArray) -> None:
-    """Add each group's sum to row rows[g] of sums, where there is one."""
-    groups = int(np.count_nonzero(starts[:-1] < len(order)))
-    if not groups:
+def _add_groups(groups: Groups, rows: Ids, grad_out: FloatArray, sums: FloatArray) -> None:
+    """Add the sum of each group g to row rows[g] of sums, where there is one."""
+    order, starts = groups.order.array, groups.starts.array
+    count = int(np.count_nonzero(starts[:-1] < len(order)))
+    if not count:
         return
     values = grad_out[order]
     values[~np.isfinite(values)] = 0
     # One sum for each group, from its start to the next.
-    totals = np.add.reduceat(values, starts[:groups].astype(np.int64), axis=0)
-    known = rows[:groups] < len(sums)
-    sums[rows[:groups][known]] += totals[known]
+    totals = np.add.reduceat(values, starts[:count].astype(np.int64), axis=0)
+    known = rows[:count] < len(sums)
+    sums[rows[:count][known]] += totals[known]

@@ -60,6 +60,68 @@ class AttentionShape:
         return float(self.head_dim**-0.5)
 
 
+@dataclass(frozen=True)
+class AttentionTensors:
+    """What attention reads and writes; rows are the tokens of B sequences, one after the other.
+
+    q, out: (N, H * D). k, v: (N, K * D). log_sum_exp: (N, H), written for the backward pass.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    log_sum_exp: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionGradients:
+    """Gradients of the tensors of these names: that of `out` is read, the others are written."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a norm reads and writes: x, out (N, C); weight (C,); inverse_rms (N,)."""
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+    inverse_rms: Tensor
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The angles of rows: those of positions uint32 (N,).
+
+    cosines, sines: (positions, D/2), as `rotary_tables` makes them.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    positions: Tensor
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Equal tokens next to each other, as `group_tokens` returns them; all uint32.
+
+    order: (N,). starts: (N + 1,). rows: (N,).
+    """
+
+    order: Tensor
+    starts: Tensor
+    rows: Tensor
+
+
+KeyValues = tuple[Tensor, Tensor]  # caches of keys and of values, each (L, K * D)
+
+
 class Operations(ABC):
     """Tensors, programs, and the operations that programs are made of.
 
@@ -71,7 +133,7 @@ class Operations(ABC):
     """
 
     def __init__(self) -> None:
-        """Begin without tensors; nothing is being recorded."""
+        """Start without tensors; nothing is being recorded."""
         self.nbytes = 0
         self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._program: Program | None = None
@@ -88,19 +150,30 @@ class Operations(ABC):
     def max_tensor_bytes(self) -> int:
         """Size of the largest tensor that can be made."""
 
-    @abstractmethod
     def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         """Make a tensor of zeros.
 
         Raises:
             DeviceError: the device can't hold or bind that much.
         """
+        return self._make(name, shape, dtype, uniform=False)
 
-    @abstractmethod
     def parameters(
         self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
     ) -> Tensor:
         """Make a small tensor of numbers that the host writes between runs."""
+        return self._make(name, shape, dtype, uniform=True)
+
+    def _make(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, uniform: bool
+    ) -> Tensor:
+        tensor = self._allocate(Tensor(name, shape, np.dtype(dtype), None), uniform=uniform)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    @abstractmethod
+    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        """Return a tensor of this name, shape and type with memory; uniform: for `parameters`."""
 
     @abstractmethod
     def write(self, tensor: Tensor, array: AnyArray) -> None:
@@ -111,7 +184,7 @@ class Operations(ABC):
         """Return a copy of a tensor, after everything that was run."""
 
     def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
-        """Return float32 memory that an operation may use until the next one begins.
+        """Return float32 memory that an operation may use until the next one starts.
 
         All operations that ask for the same role and shape share it; its contents are undefined.
         """
@@ -147,7 +220,7 @@ class Operations(ABC):
 
     @abstractmethod
     def wait_for_runs(self, ahead: int) -> None:
-        """Return once at most `ahead` of the programs that were run are unfinished."""
+        """Return once no more than `ahead` of the programs that were run are unfinished."""
 
     # Zeros and conversions
 
@@ -164,7 +237,7 @@ class Operations(ABC):
 
     @abstractmethod
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
-        """Round to the nearest half-precision numbers, at most 65504 in size; NaN stays NaN.
+        """Round to the nearest half-precision number of up to 65504 in size; NaN stays NaN.
 
         Raises:
             DeviceError: the device has no half-precision numbers.
@@ -188,46 +261,30 @@ class Operations(ABC):
         """
 
     @abstractmethod
-    def embed_backward_grouped(
-        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, grad_table: Tensor
-    ) -> None:
+    def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
         """Add the rows of grad_out to those of their tokens, in a fixed order.
 
         Gradients that are not finite count as 0, and tokens beyond the table are left out.
 
-        order, starts, rows: what `group_tokens` returns. grad_out: (N, C). grad_table: (V, C).
+        grad_out: (N, C). grad_table: (V, C).
         """
 
     @abstractmethod
-    def embed_gradient_rows(
-        self, order: Tensor, starts: Tensor, rows: Tensor, grad_out: Tensor, out: Tensor
-    ) -> None:
+    def embed_gradient_rows(self, groups: Groups, grad_out: Tensor, out: Tensor) -> None:
         """Write the gradient of token rows[g] to row g of out, zeros after the last.
 
-        order, starts, rows: what `group_tokens` returns. grad_out: (N, C).
-        out: (U, C), where U is N or, where it is known, the number of distinct tokens.
+        grad_out: (N, C). out: (U, C), where U is N or the number of distinct tokens.
         """
 
     # Layers
 
     @abstractmethod
-    def rms_norm(
-        self, x: Tensor, weight: Tensor, out: Tensor, inverse_rms: Tensor, epsilon: float
-    ) -> None:
-        """Out = x * r * weight with r = 1 / sqrt(mean(x^2) + epsilon), which is kept.
-
-        x, out: (N, C). weight: (C,). inverse_rms: (N,).
-        """
+    def rms_norm(self, norm: Norm, epsilon: float) -> None:
+        """Out = x * r * weight with inverse_rms r = 1 / sqrt(mean(x^2) + epsilon)."""
 
     @abstractmethod
     def rms_norm_backward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        inverse_rms: Tensor,
-        grad_out: Tensor,
-        grad_x: Tensor,
-        grad_weight: Tensor,
+        self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
         """Add the gradients of x (N, C) and weight (C,) to those given; grad_out is (N, C)."""
 
@@ -248,34 +305,12 @@ class Operations(ABC):
         """Add grad_out^T x to grad_weight (O, I)."""
 
     @abstractmethod
-    def rotary(
-        self,
-        x: Tensor,
-        cosines: Tensor,
-        sines: Tensor,
-        positions: Tensor,
-        head_dim: int,
-        *,
-        inverse: bool = False,
-    ) -> None:
-        """Turn x (N, heads * D) in place by the angles of positions uint32 (N,), or back.
-
-        cosines, sines: (positions, D/2), as `rotary_tables` makes them.
-        """
+    def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
+        """Turn x (N, heads * D) in place by the angles of its rows, or back."""
 
     @abstractmethod
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        log_sum_exp: Tensor,
-        shape: AttentionShape,
-    ) -> None:
-        """Write out (N, H * D), and log_sum_exp (N, H) for the backward pass.
-
-        q (N, H * D); k, v (N, K * D): rows are the tokens of B sequences, one after the other.
+    def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
+        """Write `out`, and `log_sum_exp` for the backward pass.
 
         Raises:
             DeviceError: the kernels don't take heads of this width.
@@ -283,17 +318,7 @@ class Operations(ABC):
 
     @abstractmethod
     def attention_backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        log_sum_exp: Tensor,
-        grad_out: Tensor,
-        grad_q: Tensor,
-        grad_k: Tensor,
-        grad_v: Tensor,
-        shape: AttentionShape,
+        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
     ) -> None:
         """Write the gradients of q, k and v from what `attention` read and wrote.
 
@@ -307,17 +332,11 @@ class Operations(ABC):
 
     @abstractmethod
     def attention_cached(
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        shape: AttentionShape,
+        self, q: Tensor, cache: KeyValues, positions: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
         """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
 
-        key_cache, value_cache: (L, K * D). Only the heads of `shape` count.
+        Only the heads of `shape` count.
 
         Raises:
             DeviceError: the kernels don't take heads of this width.

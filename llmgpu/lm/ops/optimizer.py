@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmgpu.lm.ops.hyper import BAD
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
+from llmgpu.lm.ops.weight_state import BAD, WeightState, WeightUpdate
 
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
 MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
@@ -40,7 +39,8 @@ class NumpyOptimizer(NumpyRecorder):
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.sqrt(partials.array.sum())
             loss = loss_sums.array.sum() * hyper.array["inverse_count"]
-            scale = _clip_scale(float(norm), float(hyper.array["max_norm"]))
+            max_norm = float(hyper.array["max_norm"])
+            scale = min(1.0, max_norm / (float(norm) + CLIP_EPSILON)) if max_norm > 0 else 1.0
         # A bad step stays bad: everything after it was computed from its weights.
         bad = stats.array[BAD] != 0 or not np.isfinite(norm) or not np.isfinite(loss)
         clip_scale = 0 if bad else scale
@@ -83,7 +83,3 @@ class GpuOptimizer(GpuRecorder):
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
         call = state.kernel(update)
         self.dispatch(call.file, call.groups, call.constants, **call.bindings)
-
-
-def _clip_scale(norm: float, max_norm: float) -> float:
-    return 1.0 if max_norm <= 0 else min(1.0, max_norm / (norm + CLIP_EPSILON))

@@ -1,8 +1,9 @@
 """Recording programs on either backend, and how work is divided there.
 
 `NumpyRecorder` appends functions on arrays to a program; `GpuRecorder` kernels bound to buffers, so
-that a program that runs a million times compiles and binds once. The modules beside this one add
-the operations to them, one kind of operation a module; `backends` puts the kinds together.
+that a program that runs a million times compiles and binds once. Both have the operations on any
+tensor: zeros, and conversions between single and half precision. The modules beside this one add
+the others, one kind of operation a module; `backends` puts the kinds together.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.operations import Operations, Program
-from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 if TYPE_CHECKING:
     from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Kernel, Submission
 
 WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
+LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # of a block of rows: temporary arrays stay small, and in the cache
 
 P = ParamSpec("P")
@@ -47,15 +51,8 @@ class NumpyRecorder(Operations):
     has_half_precision = True
     max_tensor_bytes = sys.maxsize
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        tensor = Tensor(name, shape, np.dtype(dtype), np.zeros(shape, dtype))
-        self.nbytes += tensor.nbytes
-        return tensor
-
-    def parameters(
-        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-    ) -> Tensor:
-        return self.tensor(name, shape, dtype)
+    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         tensor.array[...] = np.asarray(array, tensor.dtype).reshape(tensor.shape)
@@ -72,12 +69,28 @@ class NumpyRecorder(Operations):
     def wait_for_runs(self, ahead: int) -> None:
         """Return at once: `run` has carried out its program."""
 
+    @recorded
+    def fill_zero(self, tensor: Tensor) -> None:
+        tensor.array[...] = 0
+
+    @recorded
+    def fill_zero_rows(self, tensor: Tensor, rows: Tensor) -> None:
+        tensor.array[rows.array[rows.array < tensor.shape[0]]] = 0
+
+    @recorded
+    def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
+        saturate_to_half(source.array, target.array)
+
+    @recorded
+    def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
+        target.array[...] = source.array
+
 
 class GpuRecorder(Operations):
     """Programs of bound kernels with their numbers of workgroups."""
 
     def __init__(self, device: Device) -> None:
-        """Begin without tensors on an open device."""
+        """Start without tensors on an open device."""
         super().__init__()
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
@@ -92,17 +105,9 @@ class GpuRecorder(Operations):
     def max_tensor_bytes(self) -> int:
         return self.device.max_binding_bytes
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        tensor = Tensor(name, shape, np.dtype(dtype), None)
-        self.nbytes += tensor.nbytes
-        buffer = self.device.create_buffer(name, tensor.nbytes)
-        return Tensor(name, shape, tensor.dtype, buffer)
-
-    def parameters(
-        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-    ) -> Tensor:
-        tensor = Tensor(name, shape, np.dtype(dtype), None)
-        return Tensor(name, shape, tensor.dtype, self.device.create_uniform(name, tensor.nbytes))
+    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        create = self.device.create_uniform if uniform else self.device.create_buffer
+        return replace(tensor, data=create(tensor.name, tensor.nbytes))
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         values = np.asarray(array, tensor.dtype).reshape(tensor.shape)
@@ -124,13 +129,11 @@ class GpuRecorder(Operations):
 
         bindings: a tensor, or an array that is written to a uniform now and never changes.
         """
-        if groups:
-            self._append_kernel(self.device.kernel(file, **(constants or {})), groups, bindings)
+        self._append_kernel(lambda: self.device.kernel(file, **(constants or {})), groups, bindings)
 
     def dispatch_generated(self, text: str, groups: int, /, **bindings: Tensor | AnyArray) -> None:
         """Append workgroups of a kernel whose text a generator wrote."""
-        if groups:
-            self._append_kernel(self.device.generated(text), groups, bindings)
+        self._append_kernel(lambda: self.device.generated(text), groups, bindings)
 
     def run(self, program: Program) -> None:
         self._commands = self.device.record()
@@ -143,14 +146,62 @@ class GpuRecorder(Operations):
         while len(self._runs) > ahead:
             self.device.wait(self._runs.popleft())
 
+    def fill_zero(self, tensor: Tensor) -> None:
+        # A tensor of small elements may end inside a 4-byte word, whose rest is kept.
+        words, rest = -(-tensor.nbytes // 4), tensor.nbytes % 4
+        kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
+        self.dispatch(
+            "lm/00_fill_zero.wgsl", workgroups(words), words=tensor, dims=dims(words, kept)
+        )
+
+    def fill_zero_rows(self, tensor: Tensor, rows: Tensor) -> None:
+        height, width = tensor.shape
+        threads = rows.size * width
+        self.dispatch(
+            "lm/00_fill_zero_rows.wgsl",
+            workgroups(threads),
+            table=tensor,
+            rows=rows,
+            dims=dims(threads, width, height),
+        )
+
+    def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
+        self._require_half_precision()
+        self.dispatch(
+            "lm/08_cast_f32_to_f16.wgsl",
+            workgroups(source.size),
+            src=source,
+            dst=target,
+            n=dims(source.size),
+        )
+
+    def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
+        self._require_half_precision()
+        self.dispatch(
+            "lm/08_cast_f16_to_f32.wgsl",
+            workgroups(source.size),
+            halves=source,
+            singles=target,
+            n=dims(source.size),
+        )
+
+    def _require_half_precision(self) -> None:
+        if not self.has_half_precision:
+            raise DeviceError(
+                f"{self.device.name} has no half-precision numbers (feature shader-f16); "
+                "use single precision, another adapter or --device cpu"
+            )
+
     def _append_kernel(
-        self, kernel: Kernel, groups: int, bindings: Mapping[str, Tensor | AnyArray]
+        self, compiled: Callable[[], Kernel], groups: int, bindings: Mapping[str, Tensor | AnyArray]
     ) -> None:
+        if not groups:
+            return
         buffers = {
             name: value.buffer if isinstance(value, Tensor) else self._uniform(value)
             for name, value in bindings.items()
         }
-        self.append(partial(self._dispatch, kernel.bind(**buffers), groups))
+        self.append(partial(self._dispatch, compiled().bind(**buffers), groups))
 
     def _dispatch(self, kernel: BoundKernel, groups: int) -> None:
         self._commands.dispatch(kernel, groups)
@@ -164,6 +215,12 @@ class GpuRecorder(Operations):
         return self._uniforms[content]
 
 
+def saturate_to_half(source: FloatArray, out: AnyArray) -> None:
+    """Write the nearest half-precision numbers of up to `LARGEST_HALF` in size; NaN stays NaN."""
+    # NumPy's clip keeps NaN.
+    np.copyto(out, np.clip(source, -LARGEST_HALF, LARGEST_HALF), casting="same_kind")
+
+
 def dims(*values: int) -> NDArray[np.uint32]:
     """Return whole numbers as a kernel's uniform takes them, padded to a multiple of four."""
     return np.array([*values, *[0] * (-len(values) % 4)], np.uint32)
@@ -175,9 +232,9 @@ def workgroups(threads: int) -> int:
 
 
 def thread_count(items: int, least: int = 1) -> int:
-    """Return a number of threads for `items` items: a power of two from `least` up.
+    """Return a number of threads for `items` items: a power of two, `least` or more.
 
-    It is at most `WORKGROUP_SIZE`, WebGPU's default limit.
+    The largest is `WORKGROUP_SIZE`, WebGPU's default limit.
     """
     return min(max(1 << (items - 1).bit_length(), least), WORKGROUP_SIZE)
 

@@ -59,7 +59,7 @@ class Tensor:
         """Return rows start to stop - 1 of the first dimension, over the same memory.
 
         Raises:
-            ValueError: there are no such rows, or on a device they don't begin at a multiple of
+            ValueError: there are no such rows, or on a device they don't start at a multiple of
                 256 bytes.
         """
         if not 0 <= start <= stop <= self.shape[0]:

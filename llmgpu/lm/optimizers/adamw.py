@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmgpu.lm.ops.cast import saturate_to_half
-from llmgpu.lm.ops.recording import dims, workgroups
+from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
 from llmgpu.lm.ops.weight_state import KernelCall, Optimizer, WeightState, WeightUpdate
 
@@ -31,7 +30,7 @@ def adamw(
 ) -> None:
     """Update a parameter and its moments in place.
 
-    g: the clipped gradient; it is overwritten. hyper: of type `llmgpu.lm.ops.hyper.HYPER`.
+    g: the clipped gradient; it is overwritten. hyper: of type `llmgpu.lm.ops.weight_state.HYPER`.
     """
     values = {name: float(hyper[name]) for name in hyper.dtype.names or ()}
     # first += (1 - beta1) (g - first)

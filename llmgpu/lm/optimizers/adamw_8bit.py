@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.cast import saturate_to_half
-from llmgpu.lm.ops.recording import dims
+from llmgpu.lm.ops.recording import dims, saturate_to_half
 from llmgpu.lm.ops.tensor import FloatArray, Tensor, TensorMaker
 from llmgpu.lm.ops.weight_state import KernelCall, Optimizer, WeightState, WeightUpdate
 from llmgpu.lm.optimizers.adamw import PIECE, adamw

@@ -94,7 +94,7 @@ def _points(values: Sequence[tuple[int, float | None]]) -> Points:
 
 
 def _thin(points: Points) -> Points:
-    """Return at most MOST_POINTS points: means of neighbours where there are more."""
+    """Return up to MOST_POINTS points: means of neighbours where there are more."""
     every = -(-len(points) // MOST_POINTS)
     if every <= 1:
         return points
@@ -108,7 +108,7 @@ def _thin(points: Points) -> Points:
 def _smooth(points: Points) -> Points:
     """Return the means of each point and its neighbours, as many on either side.
 
-    Means of earlier points only would lag behind a loss that falls.
+    Means of earlier points only would be too high while the loss falls.
     """
     losses, last = points[:, 1], len(points) - 1
     most = max(1, round(_SMOOTHED_PART * len(points)))

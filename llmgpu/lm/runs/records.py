@@ -2,6 +2,8 @@
 
 - A line is written in one piece and flushed. An incomplete last line, left by a kill, is ignored.
 - Numbers that JSON can't hold (a loss that is NaN) are null.
+- Bits per byte can be compared between vocabularies; the loss per token can't. Special tokens stand
+  for no text, so their losses are left out of them.
 - A run that resumes from a checkpoint cuts off the records of later steps, which it takes again.
 """
 
@@ -14,10 +16,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.lm.runs.evaluation_totals import perplexity
 from llmgpu.text.jsonl import parse_json_object
 
 FORMAT = "llmgpu-training-log"
@@ -25,6 +29,44 @@ VERSION = 1
 
 _WHOLE_NUMBERS = frozenset({"step", "tokens"})
 _OPTIONAL = frozenset({"validation_loss", "bits_per_byte"})
+
+
+class EvaluationTotals:
+    """Losses of many targets summed up: their mean, and bits per byte of text."""
+
+    def __init__(self, token_bytes: NDArray[np.uint32]) -> None:
+        """Start without targets; token_bytes: bytes of text of each id, (vocabulary size,)."""
+        self._token_bytes = token_bytes
+        self.targets = self.text_bytes = 0
+        self._nats = self._text_nats = 0.0  # of all targets, and of those that stand for text
+
+    def add(self, losses: NDArray[np.floating], targets: NDArray[np.uint32]) -> None:
+        """Add the nats of each target, any shape; ids beyond the vocabulary are left out."""
+        counts = targets.ravel() < len(self._token_bytes)
+        nats = losses.ravel()[counts].astype(np.float64)
+        sizes = self._token_bytes[targets.ravel()[counts]]
+        self.targets += len(nats)
+        self.text_bytes += int(sizes.sum(dtype=np.int64))
+        self._nats += float(nats.sum())
+        self._text_nats += float(nats[sizes > 0].sum())
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per target; None without targets."""
+        return self._nats / self.targets if self.targets else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits per byte of text; None without text."""
+        return self._text_nats / (math.log(2) * self.text_bytes) if self.text_bytes else None
+
+
+def perplexity(loss: float) -> float:
+    """Return e^loss, for a loss in nats; infinity where that is more than a float can be."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -98,7 +140,13 @@ class RunLog(Closing):
         Raises InputError if it can't be read or is damaged before that, OutputError if it can't be
         written.
         """
-        length = _Lines(path).length_up_to(step)
+        _, lines = _read_lines(path)
+        length = len(lines[0]) + 1
+        for index, line in enumerate(lines[1:], 1):
+            # Records are validated up to here, since the run continues from them.
+            if _read_record(line, path, index).step > step:
+                break
+            length += len(line) + 1
         with output_errors(str(path)):
             stream = open(path, "r+b")  # noqa: SIM115 (closed by `close`)
             stream.truncate(length)
@@ -125,45 +173,32 @@ def read_log(path: str | Path) -> LogContent:
 
     Raises InputError, with file and line, if it can't be read or a line is not a record.
     """
-    lines = _Lines(path)
-    return LogContent(lines.facts, [lines.record(i) for i in range(1, len(lines.lines))])
+    facts, lines = _read_lines(path)
+    return LogContent(facts, [_read_record(lines[i], path, i) for i in range(1, len(lines))])
 
 
-class _Lines:
-    """The whole lines of a log."""
+def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
+    """Return the facts of the run and all complete lines, of which the first has the facts."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise InputError(f"can't read the log {path}: {error.strerror}") from error
+    if not lines:
+        raise InputError(f"{path} is not the log of a training run: it has no complete line")
+    facts = parse_json_object(lines[0], f"{path}, line 1")
+    if (facts.pop("format", None), facts.pop("version", None)) != (FORMAT, VERSION):
+        raise InputError(f"{path} is not the log of a training run ({FORMAT} {VERSION})")
+    return facts, lines
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError(f"can't read the log {path}: {error.strerror}") from error
-        self.lines = data.split(b"\n")[:-1]
-        if not self.lines:
-            raise InputError(f"{path} is not the log of a training run: it has no complete line")
-        self.facts = parse_json_object(self.lines[0], f"{path}, line 1")
-        if (self.facts.pop("format", None), self.facts.pop("version", None)) != (FORMAT, VERSION):
-            raise InputError(f"{path} is not the log of a training run ({FORMAT} {VERSION})")
 
-    def record(self, index: int) -> StepRecord:
-        """Return the record in a line from 1 on (0 has the facts)."""
-        where = f"{self._path}, line {index + 1}"
-        found = parse_json_object(self.lines[index], where)
-        values = {}
-        for field in fields(StepRecord):
-            if field.name in found or field.name not in _OPTIONAL:
-                values[field.name] = _number(field.name, found.get(field.name, ""), where)
-        return StepRecord(**values)
-
-    def length_up_to(self, step: int) -> int:
-        """Return the bytes of all lines before the first record of a later step."""
-        length = len(self.lines[0]) + 1
-        for index in range(1, len(self.lines)):
-            # Records are validated up to here, since the run continues from them.
-            if self.record(index).step > step:
-                break
-            length += len(self.lines[index]) + 1
-        return length
+def _read_record(line: bytes, path: str | Path, index: int) -> StepRecord:
+    where = f"{path}, line {index + 1}"
+    found = parse_json_object(line, where)
+    values = {}
+    for field in fields(StepRecord):
+        if field.name in found or field.name not in _OPTIONAL:
+            values[field.name] = _number(field.name, found.get(field.name, ""), where)
+    return StepRecord(**values)
 
 
 def _number(name: str, value: object, where: str) -> Any:

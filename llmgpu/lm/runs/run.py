@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,25 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu import __version__
 from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, TrainingState, save_checkpoint
-from llmgpu.lm.checkpoints.step_folders import prepare_step_folders, step_folder_name
+from llmgpu.lm.checkpoints.checkpoint import (
+    Checkpoint,
+    TrainingState,
+    prepare_step_folders,
+    save_checkpoint,
+    step_folder_name,
+)
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.runs.evaluation_totals import EvaluationTotals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
-from llmgpu.lm.runs.memory import SMALLER, MemoryUse
-from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
+from llmgpu.lm.runs.memory import SMALLER
+from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
-from llmgpu.lm.schedule import learning_rate
 from llmgpu.lm.trainer import Trainer
 from llmgpu.resume_key import check_same_run
+from llmgpu.version import __version__
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -58,84 +62,124 @@ class Intervals:
         return min(self.log, self.evaluation, self.save, steps)
 
 
-class StopRequest:
-    """Whether the run was asked to stop during the block; in the main thread only.
+@contextmanager
+def stop_requests() -> Iterator[threading.Event]:
+    """Yield an event that is set when the run is asked to stop; in the main thread only.
 
     Ctrl-C asks for it, and so does SIGTERM, which schedulers send before they end a job. A second
     Ctrl-C does not wait.
     """
+    asked = threading.Event()
 
-    def __init__(self) -> None:
-        """Begin without a request."""
-        self.requested = False
-        self._former: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        """Take over the signals."""
-        if threading.current_thread() is threading.main_thread():
-            self._former = {number: signal.signal(number, self._note) for number in _STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Restore the former handlers, except those that were not set from Python."""
-        for number, handler in self._former.items():
-            if handler is not None:
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
+        asked.set()
+
+    former: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        former = {number: signal.signal(number, note) for number in _STOP_SIGNALS}
+    try:
+        yield asked
+    finally:
+        for number, handler in former.items():
+            if handler is not None:  # one that was not set from Python can't be restored
+                signal.signal(number, handler)
 
 
 class TrainingRun:
     """A run in its folder, which is locked for it.
 
-    on_record: called with each record as it is logged, and the seconds that the remaining steps
-    will take at the pace so far. note: called with what other tools can't use of a checkpoint, and
-    where a run that was stopped can be resumed.
+    backend: where to compute. checkpoint: the one to resume from, if any. needed_bytes: what
+    `training_memory` returned. on_record: called with each record as it is logged, and the seconds
+    that the remaining steps will take at the pace so far. note: called with what other tools can't
+    use of a checkpoint, and where a run that was stopped can be resumed.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        trainer: Trainer,
-        batches: Batches,
+        settings: RunSettings,
+        backend: Backend,
+        source: TokenSource,
         vocabulary: Vocabulary,
         intervals: Intervals,
+        checkpoint: Checkpoint | None,
+        needed_bytes: int,
         *,
         eos_id: int | None = None,
         on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
     ) -> None:
-        """Prepare a run; call `begin` or `resume` next."""
-        self._folder, self._trainer, self._batches = folder, trainer, batches
-        self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
-        self._on_record, self._note = on_record, note
-        self._options = trainer.options
-        self._token_bytes = token_bytes(vocabulary)
-        self._schedule = self._options.schedule()
-        self._seconds = 0.0  # of training before this process
-        self._saved_step = -1
-        self._log: RunLog
-        self._last: StepRecord
-
-    def begin(self, facts: dict[str, Any]) -> None:
-        """Initialise the weights and start the log with the facts of the run."""
-        self._trainer.model.initialise(self._options.seed)
-        self._log = RunLog.begin(self._folder.log, facts)
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint, whose model and options are those of this run.
+        """Make everything that a run needs in memory; start its log or resume it.
 
         Raises:
-            CheckpointError: it has the state of another optimizer.
+            InputError: too little text, or other tokens than before. DeviceError: too little
+                memory. CheckpointError: the checkpoint does not fit. OutputError: the folder can't
+                be written.
         """
-        trainer, state = self._trainer, checkpoint.state
-        expected = {
-            tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.updates.state_tensors()
+        self._folder, self._source, self._backend = folder, source, backend
+        self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
+        self._on_record, self._note = on_record, note
+        config, self._options = settings.config, settings.options
+        self._batches = Batches(
+            source,
+            self._options.batch_size,
+            config.seq_len,
+            seed=self._options.seed,
+            evaluation_fraction=self._options.evaluation_fraction,
+        )
+        self._token_bytes = token_bytes(vocabulary)
+        prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
+        slots = intervals.unread_steps(self._options.steps)
+        try:
+            operations = open_operations(backend.device)
+            self._trainer = Trainer(operations, config, self._options, slots)
+        except DeviceError as error:
+            raise DeviceError(
+                f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"
+            ) from error
+        self._seconds = 0.0  # of training before this process
+        self._saved_step = -1
+        self._last: StepRecord
+        if checkpoint is None:
+            self._trainer.model.initialise(self._options.seed)
+            self._log = RunLog.begin(folder.log, self._facts(needed_bytes))
+        else:
+            self._log = self._resume(checkpoint)
+
+    def _token_facts(self) -> dict[str, Any]:
+        return {"tokens": len(self._source), "tokens_crc32": self._source.checksum}
+
+    def _facts(self, needed_bytes: int) -> dict[str, Any]:
+        """Return what the log starts with."""
+        config = self._trainer.model.config
+        return {
+            "tool": f"llmgpu {__version__}",
+            "device": self._backend.description,
+            "vocabulary": self._vocabulary.fingerprint,
+            "parameters": config.parameters,
+            "memory_bytes": needed_bytes,
+            **self._token_facts(),
+            "training_tokens": self._batches.training_sequences * config.seq_len,
+            "evaluation_sequences": self._batches.evaluation_sequences,
+            "model": asdict(config),
+            "options": asdict(self._options),
         }
-        checkpoint.optimizer.require(expected)
+
+    def _resume(self, checkpoint: Checkpoint) -> RunLog:
+        """Load a checkpoint, whose model and options are those of this run; resume the log."""
+        trainer, state = self._trainer, checkpoint.state
+        tokens = self._token_facts()
+        begun = read_log(self._folder.log).facts
+        before = {name: begun.get(name) for name in tokens}
+        check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
+        checkpoint.optimizer.require(
+            {
+                tensor.name: (tensor.dtype, tensor.shape)
+                for tensor in trainer.updates.state_tensors()
+            }
+        )
         trainer.model.load(checkpoint.weights.__getitem__)
         trainer.updates.write_state(checkpoint.optimizer.tensors)
         trainer.step = self._saved_step = state.step
@@ -144,12 +188,13 @@ class TrainingRun:
                 f"{checkpoint.folder}: it has taken {state.sequence_position} sequences in "
                 f"{state.step} steps, but its options make {self._position(state.step)}"
             )
-        self._log = RunLog.resume(self._folder.log, state.step)
+        log = RunLog.resume(self._folder.log, state.step)
         records = read_log(self._folder.log).records
         if not records:
             raise CheckpointError(f"{self._folder.log} has no record of step {state.step}")
         self._last = records[-1]
         self._seconds = self._last.seconds
+        return log
 
     def run(self) -> dict[str, Any]:
         """Train to the last step and return a summary.
@@ -162,17 +207,18 @@ class TrainingRun:
         """
         self._started = self._measured = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
-        with self._log, StopRequest() as stop:
+        with self._log, stop_requests() as stop:
             while self._trainer.step < self._options.steps:
-                self._take_step()
+                step = self._trainer.step
+                self._trainer.take_step(self._step_batches(step), self._options.rate(step))
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
-                if stop.requested:  # after a step, so that there is something to save
+                if stop.is_set():  # after a step, so that there is something to save
                     break
             if self._saved_step != self._trainer.step:
                 self._save()
         if self._trainer.step < self._options.steps:
             self._note(f"stopped at step {self._trainer.step}; checkpoint in {self._checkpoint()}")
-        if stop.requested:
+        if stop.is_set():
             raise KeyboardInterrupt
         return self._summary()
 
@@ -190,11 +236,6 @@ class TrainingRun:
             self._batches.training(first + index * size)
             for index in range(self._options.grad_accum)
         ]
-
-    def _take_step(self) -> None:
-        step = self._trainer.step
-        rate = learning_rate(step, self._schedule)
-        self._trainer.take_step(self._step_batches(step), rate)
 
     def _do_what_is_due(self, *, last: bool) -> None:
         step = self._trainer.step
@@ -226,7 +267,7 @@ class TrainingRun:
         record = StepRecord(
             step=trainer.step,
             loss=float(np.mean(losses)),
-            learning_rate=learning_rate(trainer.step - 1, self._schedule),
+            learning_rate=self._options.rate(trainer.step - 1),
             grad_norm=self._grad_norm,
             tokens=self._tokens(trainer.step),
             tokens_per_second=self._tokens(steps) / elapsed,
@@ -247,9 +288,9 @@ class TrainingRun:
 
     def _evaluate(self) -> EvaluationTotals:
         limit = self._options.evaluation_batches * self._options.batch_size
-        totals = EvaluationTotals()
+        totals = EvaluationTotals(self._token_bytes)
         for targets, losses in self._trainer.losses(self._batches.evaluation(limit)):
-            totals += EvaluationTotals.of(losses, targets, self._token_bytes)
+            totals.add(losses, targets)
         return totals
 
     def _tokens(self, steps: int) -> int:
@@ -294,65 +335,3 @@ class TrainingRun:
             "tokens_per_second": round(last.tokens_per_second, 1),
             "checkpoint": str(self._checkpoint()),
         }
-
-
-def prepare_run(
-    folder: RunFolder,
-    settings: RunSettings,
-    backend: Backend,
-    source: TokenSource,
-    vocabulary: Vocabulary,
-    intervals: Intervals,
-    checkpoint: Checkpoint | None,
-    use: MemoryUse,
-    **callbacks: Any,
-) -> TrainingRun:
-    """Make everything that a run needs in memory and return the run, begun or resumed.
-
-    checkpoint: the one to resume from, if any. use: what `training_memory` returned.
-    callbacks: those of `TrainingRun`, and its eos_id.
-
-    Raises:
-        InputError: too little text. DeviceError: too little memory. CheckpointError: the
-            checkpoint does not fit. OutputError: the folder can't be written.
-    """
-    config, options = settings.config, settings.options
-    batches = Batches(
-        source,
-        options.batch_size,
-        config.seq_len,
-        seed=options.seed,
-        evaluation_fraction=options.evaluation_fraction,
-    )
-    slots = intervals.unread_steps(options.steps)
-    step = 0 if checkpoint is None else checkpoint.state.step
-    prepare_step_folders(folder.path, step)
-    try:
-        trainer = Trainer(open_operations(backend.device), config, options, slots)
-    except DeviceError as error:
-        raise DeviceError(
-            f"{error}; the run needs {use.total:,} bytes in all, {SMALLER}"
-        ) from error
-    run = TrainingRun(folder, trainer, batches, vocabulary, intervals, **callbacks)
-    tokens = {"tokens": len(source), "tokens_crc32": source.checksum}
-    if checkpoint is None:
-        run.begin(
-            {
-                "tool": f"llmgpu {__version__}",
-                "device": backend.description,
-                "vocabulary": vocabulary.fingerprint,
-                "parameters": config.parameters,
-                "memory_bytes": use.total,
-                **tokens,
-                "training_tokens": batches.training_sequences * config.seq_len,
-                "evaluation_sequences": batches.evaluation_sequences,
-                "model": asdict(config),
-                "options": asdict(options),
-            }
-        )
-    else:
-        begun = read_log(folder.log).facts
-        before = {name: begun.get(name) for name in tokens}
-        check_same_run(f"{folder.path} was begun with other tokens", before, tokens)
-        run.resume(checkpoint)
-    return run

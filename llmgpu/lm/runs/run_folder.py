@@ -29,28 +29,17 @@ _MAX_DIGITS = 20
 class RunFolder(Closing):
     """A folder that this process has locked; a context manager that unlocks it.
 
-    path: the folder. log, loss_curve, tokens: the paths of its content.
+    path: the folder. log: see `llmgpu.lm.runs.records`. loss_curve: the chart of the losses.
+    tokens: the folder with the tokens of texts, see `llmgpu.lm.data.inputs`.
     """
 
     def __init__(self, path: Path, lock: BinaryIO) -> None:
         """Take a folder and its locked file from `open_run_folder`."""
         self.path = path
+        self.log = path / "log.jsonl"
+        self.loss_curve = path / "loss.svg"
+        self.tokens = path / TOKENS_NAME
         self._lock = lock
-
-    @property
-    def log(self) -> Path:
-        """The log, see `llmgpu.lm.runs.records`."""
-        return self.path / "log.jsonl"
-
-    @property
-    def loss_curve(self) -> Path:
-        """The chart of the losses, see `llmgpu.lm.runs.loss_curve`."""
-        return self.path / "loss.svg"
-
-    @property
-    def tokens(self) -> Path:
-        """The folder with the tokens of texts, see `llmgpu.lm.data.inputs`."""
-        return self.path / TOKENS_NAME
 
     def close(self) -> None:
         """Unlock the folder."""

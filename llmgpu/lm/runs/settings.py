@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from llmgpu.errors import CheckpointError, InputError
@@ -41,7 +41,6 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     config = preset(name, vocab_size, **sizes)
     _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps))
     settings = RunSettings(config, TrainOptions(**options))
-    settings.options.schedule()
     if settings.options.sparse_embedding and config.tied:
         raise InputError(
             "sparse_embedding updates only the rows of tokens in the batch, but a tied table is "
@@ -73,38 +72,23 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
         options = TrainOptions(**checkpoint.state.options)
     except (TypeError, InputError) as error:
         raise CheckpointError(f"{checkpoint.folder}: its options don't fit: {error}") from error
-    _check_preset(checkpoint, asked)
-    for name, value in asked.items():
-        if name in MAY_CHANGE or name == "preset":
-            continue
-        before = getattr(options if name in _OPTION_NAMES else checkpoint.config, name)
-        if value != before:
+    wanted, config = dict(asked), checkpoint.config
+    name = wanted.pop("preset", None)
+    if name is not None:  # its sizes, besides those given, must be those of the run, too
+        sizes = {key: value for key, value in asked.items() if hasattr(config, key)}
+        wanted = asdict(preset(name, config.vocab_size, **sizes)) | wanted
+    before = asdict(config) | asdict(options)
+    for key, value in wanted.items():
+        if key not in MAY_CHANGE and value != before[key]:
+            what = key if key in asked else f"{key} of preset {name}"
             raise InputError(
-                f"{name} is {value}, but the run in {checkpoint.folder.parent} has {before}: leave "
-                "it out to resume that run, or start a new one"
+                f"{what} is {value}, but the run in {checkpoint.folder.parent} has {before[key]}: "
+                "leave it out to resume that run, or start a new one"
             )
-    changed = {name: value for name, value in asked.items() if name in MAY_CHANGE}
-    options = replace(options, **changed)
+    options = replace(options, **{key: value for key, value in asked.items() if key in MAY_CHANGE})
     if options.steps < checkpoint.state.step:
         raise InputError(
             f"--steps is {options.steps}, but {checkpoint.folder} has already done "
             f"{checkpoint.state.step}"
         )
     return RunSettings(checkpoint.config, options)
-
-
-def _check_preset(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> None:
-    """Raise an InputError for a preset that, with the sizes given, is another model."""
-    if "preset" not in asked:
-        return
-    config = checkpoint.config
-    sizes = {name: value for name, value in asked.items() if hasattr(config, name)}
-    wanted = preset(asked["preset"], config.vocab_size, **sizes)
-    for field in fields(wanted):
-        value, before = getattr(wanted, field.name), getattr(config, field.name)
-        if value != before and field.name not in sizes:
-            raise InputError(
-                f"{field.name} of preset {asked['preset']} is {value}, but the run in "
-                f"{checkpoint.folder.parent} has {before}: leave the preset out to resume that "
-                "run, or start a new one"
-            )

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from llmgpu.bench.kernels import embedding_kernels as lab
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
+from llmgpu.gpu.source import constant
 from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import NO_TOKEN
 from llmgpu.lm.ops.operations import Operations
-from tests.gpu.wgsl import shader_constants
 from tests.lm.conftest import operations  # noqa: F401 (a fixture)
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.lm.ops.embedding_data import SHAPES, Ids, random_table, random_tokens
@@ -164,8 +164,8 @@ def test_backward_by_more_workgroups_than_a_dimension_has(any_device: Device) ->
 
 
 def test_constants_are_those_of_the_host() -> None:
-    shader = shader_constants("bench/embed_lookup_2d.wgsl")
-    assert (shader["TILE_COLUMNS"], shader["TILE_TOKENS"]) == (lab.TILE_COLUMNS, lab.TILE_TOKENS)
+    for name in ("TILE_COLUMNS", "TILE_TOKENS"):
+        assert constant("bench/embed_lookup_2d.wgsl", name) == getattr(lab, name)
 
 
 ADD_WITHOUT_ATOMICS = """

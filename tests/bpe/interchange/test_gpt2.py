@@ -120,7 +120,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            ("vocab.json", b"[]", r"vocab\.json: there is no map"),
+            ("vocab.json", b"[]", r"vocab\.json: the map of tokens is missing"),
             ("vocab.json", b"{", r"vocab\.json: not valid JSON"),
             ("vocab.json", b'{"a": 0, "b": 0}', "'a' and 'b' have one id"),
             ("vocab.json", b'{"a": 0}', r"merges\.txt: a merge needs the token"),

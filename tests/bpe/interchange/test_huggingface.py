@@ -318,8 +318,8 @@ class TestRefused:
             (set_at("model", "end_of_word_suffix", "</w>"), "end_of_word_suffix"),
             (set_at("model", "unk_token", "<none>"), "unk_token '<none>'"),
             (set_at("model", "unk_token", ["x"]), "unk_token list"),
-            (set_at("model", "vocab", []), "no map of tokens"),
-            (set_at("model", "vocab", {}), "no map of tokens"),
+            (set_at("model", "vocab", []), "the map of tokens is missing"),
+            (set_at("model", "vocab", {}), "the map of tokens is missing"),
             (set_at("model", "vocab", "a", -1), "token 'a' has id -1"),
             (set_at("model", "vocab", "a", 2**32), "token 'a' has id"),
             (set_at("model", "vocab", "a", 10**400), "token 'a' has id"),
@@ -340,14 +340,14 @@ class TestRefused:
             (set_at("normalizer", {"type": "NFKC"}), "normalizer 'NFKC'"),
             (set_at("normalizer", {"type": "Lowercase"}), "normalizer 'Lowercase'"),
             (set_at("normalizer", {}), "normalizer has no type"),
-            (set_at("pre_tokenizer", None), "there must be a ByteLevel"),
+            (set_at("pre_tokenizer", None), "it has to be a ByteLevel"),
             (set_at("pre_tokenizer", {"type": "Whitespace"}), "pre_tokenizer 'Whitespace'"),
             (set_at("pre_tokenizer", "add_prefix_space", True), "add_prefix_space"),
             (set_at("pre_tokenizer", {"type": "ByteLevel"}), "add_prefix_space"),
-            (set_at("pre_tokenizer", sequence(SPLIT)), "there must be a ByteLevel"),
+            (set_at("pre_tokenizer", sequence(SPLIT)), "it has to be a ByteLevel"),
             (
                 set_at("pre_tokenizer", sequence(SPLIT, SPLIT, NO_REGEX)),
-                "there must be a ByteLevel",
+                "it has to be a ByteLevel",
             ),
             (set_at("pre_tokenizer", sequence(sequence(NO_REGEX))), "Sequence in a Sequence"),
             (
@@ -356,7 +356,7 @@ class TestRefused:
             ),
             (
                 set_at("pre_tokenizer", sequence(SPLIT, BYTE_LEVEL | {"use_regex": True})),
-                "use_regex after a Split",
+                "after a Split must not have use_regex",
             ),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"behavior": "Contiguous"}, NO_REGEX)),
@@ -381,7 +381,7 @@ class TestRefused:
             (set_at("added_tokens", 2, {"id": 500}), "no content"),
             (set_at("added_tokens", 2, ADDED | {"content": ""}), "no content"),
             (set_at("added_tokens", 2, ADDED | {"content": "\ud800"}), "Unicode"),
-            (set_at("added_tokens", 2, ADDED | {"content": "<pad>"}), "'<pad>' is there twice"),
+            (set_at("added_tokens", 2, ADDED | {"content": "<pad>"}), "'<pad>' is listed twice"),
             (set_at("added_tokens", 2, ADDED | {"id": None}), "'<x>' has a NoneType"),
             (set_at("added_tokens", 2, ADDED | {"id": 2**30}), "'<x>' has id"),
             (set_at("added_tokens", 2, ADDED | {"id": 7}), "'<x>' has id 7, but .* 500"),
@@ -411,7 +411,7 @@ class TestRefused:
         content["model"]["merges"].append(content["model"]["merges"][5])
         (tmp_path / "t.json").write_text(json.dumps(content))
         count = len(content["model"]["merges"])
-        with pytest.raises(VocabularyError, match=f"merge {count} of the list is there already"):
+        with pytest.raises(VocabularyError, match=f"merge {count} repeats an earlier one"):
             huggingface.read(tmp_path / "t.json")
 
     @pytest.mark.parametrize(

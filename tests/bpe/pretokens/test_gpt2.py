@@ -66,6 +66,7 @@ def plain_starts(documents: list[bytes]) -> list[bool]:
     return marks
 
 
+@pytest.mark.slow
 @pytest.mark.pinned_regex
 def test_every_code_point() -> None:
     # Letters go with "a", numbers with "1", other signs with "'"; white space with nothing.

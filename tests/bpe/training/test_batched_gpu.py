@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_gpu, batched_numpy, replay
+from llmgpu.bpe.training import batched_gpu, batched_numpy, linked_words
 from llmgpu.bpe.training.batched_gpu import Capacities
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
@@ -118,7 +118,7 @@ def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
     words = random_words(2, 2000, b"abcd")
     first = batched_numpy.train(words, REPEATED, merges=50)
     results = np.arange(256, 306, dtype=np.uint32)
-    halfway = replay.apply_merges(words, np.column_stack([first.pairs, results]))
+    halfway = linked_words.apply_merges(words, np.column_stack([first.pairs, results]))
     trained = batched_gpu.train(any_device, halfway, REPEATED, merges=40)
     whole = batched_numpy.train(words, REPEATED, merges=90)
     np.testing.assert_array_equal(trained.pairs, whole.pairs[50:])
@@ -184,8 +184,12 @@ def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
 
 
 def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) -> None:
-    first, second = random_words(5, 500, b"abcd"), random_words(6, 800, b"abcdef")
-    alone = [batched_gpu.train(any_device, words, REPEATED, merges=60) for words in (first, second)]
+    # The second has merges enough for several submissions on any device.
+    first, second = random_words(5, 500, b"abcd"), random_words(6, 5000, b"abcdefgh")
+    alone = [
+        batched_gpu.train(any_device, words, REPEATED, merges=merges)
+        for words, merges in ((first, 60), (second, 900))
+    ]
     nested: list[Merges] = []
 
     def train_the_other(pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
@@ -194,7 +198,7 @@ def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) 
         )
 
     together = batched_gpu.train(
-        any_device, second, REPEATED, merges=60, first_capacities=TINY, on_merges=train_the_other
+        any_device, second, REPEATED, merges=900, first_capacities=TINY, on_merges=train_the_other
     )
     assert len(nested) >= 2  # so some ran between submissions of the other
     assert_same(together, alone[1])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy, linked_words, replay
+from llmgpu.bpe.training import batched_numpy, linked_words
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
@@ -221,14 +221,14 @@ def triples_of(pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 @settings(deadline=None, max_examples=200)
 @given(DOCUMENTS, PATTERNS, st.integers(0, 40), st.integers(0, 3))
-def test_training_goes_on_from_replayed_merges(
+def test_training_resumes_from_replayed_merges(
     documents: list[bytes], pattern: str, replayed: int, min_frequency: int
 ) -> None:
     words = symbol_words(documents, pattern)
     whole = batched_numpy.train(words, TrainingOptions(256, min_frequency=min_frequency), merges=40)
     first = triples_of(whole.pairs)[:replayed]
     rest = batched_numpy.train(
-        replay.apply_merges(words, first),
+        linked_words.apply_merges(words, first),
         TrainingOptions(256, min_frequency=min_frequency),
         merges=40 - len(first),
     )
@@ -267,7 +267,7 @@ def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
         result = data.draw(st.one_of(st.just(size), part))
         merges.append((data.draw(part), data.draw(part), result))
         size = max(size, result + 1)
-    replayed = replay.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
+    replayed = linked_words.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
     expected: Counter[tuple[int, ...]] = Counter()
     total = 0
     for piece, weight in counted.items():

@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import estimate_memory, make_plan
-from llmgpu.bpe.training.train import count_corpus, train_vocabulary
+from llmgpu.bpe.training.train import (
+    count_corpus,
+    estimate_memory,
+    make_plan,
+    train_vocabulary,
+)
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError

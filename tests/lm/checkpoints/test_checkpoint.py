@@ -18,9 +18,13 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError
-from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import (
+    list_checkpoints,
+    load_checkpoint,
+    prepare_step_folders,
+    save_checkpoint,
+)
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
-from llmgpu.lm.checkpoints.step_folders import list_checkpoints, prepare_step_folders
 from llmgpu.tokenizer import Tokenizer
 from tests.lm.samples import (
     END,
@@ -115,7 +119,7 @@ def test_a_run_folder_with_newer_checkpoints_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a" / "run", 5)
     prepare_step_folders(tmp_path / "a" / "run", 5)
     for step in (0, 4):
-        with pytest.raises(OutputError, match=f"checkpoint of step 5, .* begins at step {step}"):
+        with pytest.raises(OutputError, match=f"checkpoint of step 5, .* starts at step {step}"):
             prepare_step_folders(tmp_path / "a" / "run", step)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="file"):

@@ -30,7 +30,7 @@ def sources(tensors: dict[str, NDArray[Any]]) -> dict[str, TensorSource]:
 
 
 def sample() -> dict[str, NDArray[Any]]:
-    """Tensors of all dtypes, odd sizes and none, one name that is no ASCII."""
+    """Tensors of all dtypes, odd sizes and none, one name that is not ASCII."""
     generator = np.random.default_rng(1)
     return {
         "b.weight": generator.standard_normal((3, 5)).astype(np.float32),
@@ -185,9 +185,9 @@ HOSTILE: list[tuple[bytes, str]] = [
     (b"", "0 bytes are too few for a safetensors file"),
     ((1 << 63).to_bytes(8, "little"), "the header has 9223372036854775808 bytes, 0 are possible"),
     ((2).to_bytes(8, "little") + b"{", "the header has 2 bytes, 1 are possible"),
-    (by_hand(b"{"), "no valid JSON"),
+    (by_hand(b"{"), "not valid JSON"),
     (by_hand(b"\xff{}"), "not UTF-8 at byte 0"),
-    (by_hand(b"[" * 100_000), "no valid JSON"),
+    (by_hand(b"[" * 100_000), "not valid JSON"),
     (by_hand([]), "the header is not a JSON object"),
     (by_hand({"__metadata__": []}), "__metadata__ is not a map of texts"),
     (by_hand({"__metadata__": {"a": 1}}), "__metadata__ is not a map of texts"),

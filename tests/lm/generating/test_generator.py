@@ -61,7 +61,7 @@ def test_the_likeliest_ids_one_after_the_other(operations: Operations) -> None:
     assert made == logits.argmax(axis=1).tolist()
 
 
-def test_generation_goes_on_behind_the_longest_sequence(operations: Operations) -> None:
+def test_generation_continues_after_the_longest_sequence(operations: Operations) -> None:
     model = make_model(operations)
     generator = Generator(model)
     length = CONFIG.seq_len

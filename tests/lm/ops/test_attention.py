@@ -8,10 +8,15 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
+from llmgpu.gpu.source import constant, struct_dtype
 from llmgpu.lm.ops import attention
 from llmgpu.lm.ops.backends import GpuOperations, open_operations
-from llmgpu.lm.ops.operations import AttentionShape, Operations
-from tests.gpu.wgsl import shader_constants, struct_fields
+from llmgpu.lm.ops.operations import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    Operations,
+)
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
     assert_close,
@@ -23,7 +28,7 @@ from tests.lm.ops.checking import (
 from tests.reference.lm import attention as reference
 
 Array = NDArray[np.float64]
-# Few widths, since each is compiled anew; the blocks of the kernels are 64 tokens.
+# Few widths, since each is compiled separately; the blocks of the kernels are 64 tokens.
 ONE_TOKEN = [AttentionShape(1, 1, 1, 1, 12), AttentionShape(3, 1, 2, 1, 8)]
 SHAPES = [
     AttentionShape(2, 7, 2, 2, 8),
@@ -54,7 +59,7 @@ def run_forward(
     q, k, v = (tensor_of(operations, "input", array) for array in arrays[:3])
     out = poisoned(operations, "out", q.shape)
     sums = poisoned(operations, "log_sum_exp", (q.shape[0], shape.heads))
-    run(operations, lambda: operations.attention(q, k, v, out, sums, shape))
+    run(operations, lambda: operations.attention(AttentionTensors(q, k, v, out, sums), shape))
     return [operations.read(out), operations.read(sums)]
 
 
@@ -68,8 +73,9 @@ def run_both(
     grads = [poisoned(operations, "gradient", tensor.shape) for tensor in (q, k, v)]
 
     def record() -> None:
-        operations.attention(q, k, v, out, sums, shape)
-        operations.attention_backward(q, k, v, out, sums, grad_out, *grads, shape)
+        tensors = AttentionTensors(q, k, v, out, sums)
+        operations.attention(tensors, shape)
+        operations.attention_backward(tensors, AttentionGradients(*grads, grad_out), shape)
 
     run(operations, record)
     return [operations.read(grad) for grad in grads]
@@ -180,9 +186,11 @@ def test_attention_cached(operations: Operations, shape: AttentionShape) -> None
     q = float32_values(rng, len(positions), shape.heads * shape.head_dim)
     caches = [float32_values(rng, 301, shape.kv_heads * shape.head_dim) for _ in range(2)]
     caches[1][300] = np.nan  # a row that nobody attends to
-    tensors = [tensor_of(operations, "input", array) for array in (q, *caches, positions)]
+    queries, keys, values, at = (
+        tensor_of(operations, "input", array) for array in (q, *caches, positions)
+    )
     out = poisoned(operations, "out", q.shape)
-    run(operations, lambda: operations.attention_cached(*tensors, out, shape))
+    run(operations, lambda: operations.attention_cached(queries, (keys, values), at, out, shape))
     expected = reference.attention_cached(q, *caches, positions, shape)
     assert_close(operations.read(out), expected)
 
@@ -215,7 +223,7 @@ def run_cached(
     def record() -> None:
         for rows, cache in zip(tensors[1:], caches, strict=True):
             operations.cache_append(rows, cache, positions)
-        operations.attention_cached(tensors[0], *caches, positions, out, shape)
+        operations.attention_cached(tensors[0], (caches[0], caches[1]), positions, out, shape)
 
     run(operations, record)
     real = operations.read(positions) < 9
@@ -263,8 +271,9 @@ def test_tiles_fit_the_workgroup_memory(memory: int, depth: int) -> None:
 
 
 def test_the_kernels_constants_are_the_host_s() -> None:
-    fields = struct_fields("lm/attention_params.wgsl", "AttentionParams")
-    assert fields == list(attention.PARAMS.names or ())
-    constants = shader_constants("lm/attention_tiles.wgsl")
-    assert constants["BLOCK_ROWS"] == attention.BLOCK_ROWS
-    assert constants["THREADS"] == constants["BLOCK_ROWS"] // 8 * constants["LANES"]
+    fields = struct_dtype("lm/attention_params.wgsl", "AttentionParams")
+    assert fields.names == attention.PARAMS.names
+    tiles = "lm/attention_tiles.wgsl"
+    assert constant(tiles, "BLOCK_ROWS") == attention.BLOCK_ROWS
+    lanes = constant(tiles, "LANES")
+    assert constant(tiles, "THREADS") == constant(tiles, "BLOCK_ROWS") // 8 * lanes

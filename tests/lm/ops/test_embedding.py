@@ -12,7 +12,7 @@ from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Groups, Operations
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.lm.ops.embedding_data import SHAPES, VECTOR_SHAPES, Ids, random_table, random_tokens
 from tests.reference.lm import embedding as reference
@@ -57,7 +57,7 @@ def backward(
         for tokens, grad_out in batches:
             grads = tensor_of(operations, "grad_out", grad_out)
             groups = [tensor_of(operations, "ids", array) for array in group_tokens(tokens)]
-            operations.embed_backward_grouped(*groups, grads, grad_table)
+            operations.embed_backward_grouped(Groups(*groups), grads, grad_table)
 
     run(operations, record)
     return operations.read(grad_table)
@@ -235,9 +235,9 @@ def test_gradient_as_ids_and_rows(
     grad_out = float32_values(np.random.default_rng(6), count, width)
     ids = np.unique(tokens)
     groups = group_tokens(tokens)
-    tensors = [tensor_of(operations, "input", array) for array in (*groups, grad_out)]
+    *tensors, grads = (tensor_of(operations, "input", array) for array in (*groups, grad_out))
     out = poisoned(operations, "out", (count if spare else len(ids), width))
-    run(operations, lambda: operations.embed_gradient_rows(*tensors, out))
+    run(operations, lambda: operations.embed_gradient_rows(Groups(*tensors), grads, out))
     expected = np.zeros(out.shape)
     for row, token in enumerate(ids):  # tokens beyond a table have rows, too
         expected[row] = grad_out[tokens == token].sum(axis=0)

@@ -136,7 +136,7 @@ def test_tiles_keep_to_webgpu_s_default_limits(
 
 
 def use(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
-    """Have all products computed with this tile, whatever the device."""
+    """Have all products computed with this tile, on any device."""
     monkeypatch.setattr(linear, "TILES", (tile,))
     monkeypatch.setattr(linear, "SOFTWARE_TILES", (tile,))
 

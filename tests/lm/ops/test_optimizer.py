@@ -9,11 +9,18 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.backends import NumpyOperations
-from llmgpu.lm.ops.hyper import BAD, CLIP_SCALE, LOSS, NORM, AdamW, hyper_parameters
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.ops.weight_state import (
+    BAD,
+    CLIP_SCALE,
+    LOSS,
+    NORM,
+    AdamW,
+    WeightUpdate,
+    hyper_parameters,
+)
 from llmgpu.lm.optimizers.adamw import PIECE, Moments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -63,7 +70,7 @@ def test_sums_of_squares(operations: Operations) -> None:
 
 
 @pytest.mark.parametrize(("width", "start"), [(32, 2), (7, 0)])
-def test_sums_of_squares_of_a_row_leave_out_those_behind_it(
+def test_sums_of_squares_of_a_row_leave_out_those_after_it(
     operations: Operations, width: int, start: int
 ) -> None:
     whole = tensor_of(operations, "gradient", np.full((5, width), 2.0))

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.backends import NumpyOperations
-from llmgpu.lm.ops.hyper import AdamW
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.weight_state import AdamW
 from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments, block_codes
 from tests.lm.ops.adamw_steps import (

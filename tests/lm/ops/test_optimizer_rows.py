@@ -9,10 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.backends import NumpyOperations
-from llmgpu.lm.ops.hyper import AdamW
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.ops.weight_state import WeightUpdate
+from llmgpu.lm.ops.weight_state import AdamW, WeightUpdate
 from llmgpu.lm.optimizers.adamw import PIECE, RowMoments
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -124,7 +123,7 @@ def test_nothing_else_changes(operations: Operations, with_half_copy: bool) -> N
         assert np.array_equal(operations.read(half_copy), half_of(steps.read()[0]))
 
 
-def test_rows_behind_the_table_stay(operations: Operations) -> None:
+def test_rows_after_the_table_stay(operations: Operations) -> None:
     steps = Steps(operations, np.ones((5, 7)))
     steps.begin(OPTIONS, 0, np.ones((5, 7)))
     before = steps.read()

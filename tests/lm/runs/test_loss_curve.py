@@ -1,4 +1,4 @@
-"""The picture of a run's losses: valid, complete, readable, whatever the numbers are."""
+"""The picture of a run's losses: valid, complete, readable, for any numbers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_lines_points_and_legend() -> None:
     assert len(picture.line("dashed")) == 5 and len(picture.dots()) == 5 + 1  # one in the legend
     for (x, y), (right, below) in pairwise(thin):
         assert x < right and y < below
-    # Nothing lags behind: the mean of what falls evenly is what it is.
+    # The smoothed line does not lag: means of an even fall are the fall itself.
     assert np.allclose(picture.line("strong"), thin, atol=0.11)
 
 

@@ -1,4 +1,4 @@
-"""The log of a run: what is written comes back, whatever a kill left of it, and bits per byte."""
+"""The log of a run: what is written comes back, wherever a kill cuts it off, and bits per byte."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from llmgpu.errors import InputError, OutputError
 from llmgpu.lm.data.batches import IGNORED_TARGET, token_bytes
-from llmgpu.lm.runs.evaluation_totals import EvaluationTotals, perplexity
-from llmgpu.lm.runs.records import RunLog, StepRecord, read_log
+from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, perplexity, read_log
 from tests.lm.vocabularies import sample_vocabulary
 
 FACTS = {"configuration": {"dim": 64, "name": "tïny"}, "device": "cpu"}
@@ -161,11 +160,9 @@ def test_bits_per_byte_leave_special_tokens_out() -> None:
         if target < end:
             text_nats += loss
             text_bytes += len(vocabulary.tokens[target])
-    parts = [
-        EvaluationTotals.of(losses[rows], targets[rows], sizes)
-        for rows in np.split(np.arange(6), 3)
-    ]
-    totals = sum(parts, EvaluationTotals())
+    totals = EvaluationTotals(sizes)
+    for rows in np.split(np.arange(6), 3):
+        totals.add(losses[rows], targets[rows])
     assert (totals.targets, totals.text_bytes) == (count, text_bytes)
     assert totals.loss == pytest.approx(nats / count, rel=1e-12)
     expected = text_nats / math.log(2) / text_bytes
@@ -173,10 +170,10 @@ def test_bits_per_byte_leave_special_tokens_out() -> None:
 
 
 def test_evaluation_of_nothing() -> None:
-    assert EvaluationTotals().loss is None and EvaluationTotals().bits_per_byte is None
-    sizes = np.array([0], np.uint32)
-    only_special = EvaluationTotals.of(np.ones(3), np.zeros(3, np.uint32), sizes)
-    assert (only_special.loss, only_special.bits_per_byte) == (1.0, None)
+    totals = EvaluationTotals(np.array([0], np.uint32))
+    assert totals.loss is None and totals.bits_per_byte is None
+    totals.add(np.ones(3), np.zeros(3, np.uint32))  # special tokens only
+    assert (totals.loss, totals.bits_per_byte) == (1.0, None)
     assert (
         perplexity(0.0) == 1.0 and perplexity(1e6) == math.inf and math.isnan(perplexity(math.nan))
     )
@@ -186,4 +183,6 @@ def test_uniform_guesses_over_bytes_are_eight_bits() -> None:
     sizes = np.ones(256, np.uint32)
     losses = np.full(1_000, math.log(256))
     targets = np.arange(1_000, dtype=np.uint32) % 256
-    assert EvaluationTotals.of(losses, targets, sizes).bits_per_byte == pytest.approx(8.0)
+    totals = EvaluationTotals(sizes)
+    totals.add(losses, targets)
+    assert totals.bits_per_byte == pytest.approx(8.0)

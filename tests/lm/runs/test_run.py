@@ -13,7 +13,7 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
-from llmgpu.lm.runs.run import Intervals, TrainingRun, prepare_run
+from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import new_settings
 from tests.lm.vocabularies import sample_text, sample_vocabulary
@@ -33,7 +33,7 @@ def prepared(
     source = open_tokens([str(text)], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
     intervals = Intervals(log=2)
-    return prepare_run(
+    return TrainingRun(
         folder,
         settings,
         NUMPY,
@@ -59,7 +59,7 @@ def test_the_time_left_is_of_this_process(tmp_path: Path) -> None:
     assert left == pytest.approx((record.seconds - first.seconds) / 2 * 4)
 
 
-def test_a_summary_is_json_whatever_the_losses_are(tmp_path: Path) -> None:
+def test_a_summary_is_json_for_any_losses(tmp_path: Path) -> None:
     with open_run_folder(tmp_path / "run") as folder:
         run = prepared(folder, [], steps=6, learning_rate=100.0, warmup_steps=0, grad_clip=1.0)
         summary = run.run()

@@ -1,4 +1,4 @@
-"""What a run is to be: defaults that follow from others, and what may change when it goes on."""
+"""Settings of a run: defaults that follow from others, and what may change when it resumes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
 
 
 def resume(settings: RunSettings, **asked: Any) -> RunSettings:
-    """Go on with a run of these settings; only what a checkpoint says of them is needed."""
+    """Resume a run of these settings; only what a checkpoint says of them is needed."""
     state = SimpleNamespace(options=asdict(settings.options), step=3)
     checkpoint: Any = SimpleNamespace(
         state=state, config=settings.config, folder=Path("run/step-00000003")
@@ -42,7 +42,7 @@ def resume(settings: RunSettings, **asked: Any) -> RunSettings:
     return resumed_settings(checkpoint, asked)
 
 
-def test_a_preset_that_is_another_model_is_refused_when_a_run_goes_on() -> None:
+def test_a_preset_that_is_another_model_is_refused_when_a_run_resumes() -> None:
     begun = new(preset="small", layers=2, heads=12)
     assert resume(begun) == begun
     assert resume(begun, preset="small", layers=2, heads=12) == begun

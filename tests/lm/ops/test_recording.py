@@ -105,7 +105,7 @@ def test_odd_and_empty_shapes(casting: Operations, shape: tuple[int, ...]) -> No
     assert_same_bits(to_single(casting, halves), halves.astype(np.float32))
 
 
-def test_the_half_behind_an_odd_number_is_not_written(casting: Operations) -> None:
+def test_the_half_after_an_odd_number_is_not_written(casting: Operations) -> None:
     source = tensor_of(casting, "source", np.arange(5, dtype=np.float32))
     target = tensor_of(casting, "target", np.full(6, 7, np.float16))
     run(casting, lambda: casting.cast_f32_to_f16(source, target.rows(0, 5)))

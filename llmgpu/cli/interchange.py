@@ -1,4 +1,4 @@
-"""``llmgpu import``: another tool's vocabulary in, v.bin out."""
+"""``llmgpu import`` and ``llmgpu export``: vocabularies of other tools in and out."""
 
 from __future__ import annotations
 
@@ -83,10 +83,40 @@ def import_vocabulary(
         f"pattern {vocabulary.pattern}, from {chosen}"
     )
     if as_json:
-        print_json(summarize(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
+        print_json(_summarize(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
 
 
-def summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:
+@click.command("export")
+@click.argument("vocab")
+@click.option(
+    "--to",
+    "format_name",
+    type=click.Choice(list(FORMATS)),
+    required=True,
+    help=f"Output format: {describe_formats()}.",
+)
+@click.option("--output", "-o", required=True, metavar="OUT", help="File, or folder for gpt2.")
+@output_options
+def export_vocabulary(
+    vocab: str, format_name: str, output: str, as_json: bool, quiet: bool, debug: bool
+) -> None:
+    """Export the vocabulary file VOCAB for another tool, with exactly the same ids.
+
+    \b
+    Example:
+      llmgpu export v.bin --to huggingface -o tokenizer.json
+      llmgpu export v.bin --to tiktoken -o v.tiktoken
+      llmgpu export v.bin --to gpt2 -o folder
+    """
+    report = Reporter(quiet=quiet)
+    vocabulary = Vocabulary.load(vocab)
+    FORMATS[format_name].write(vocabulary, output, note=lambda text: report.line(f"note: {text}"))
+    report.line(f"{vocabulary.size:,} ids to {output}")
+    if as_json:
+        print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
+
+
+def _summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:
     """Return the summary that `import` and `export` print with --json."""
     return {
         "format": format_name,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Norm, Operations
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.reference.lm import norm as reference
 
@@ -42,7 +42,7 @@ def check_forward(operations: Operations, x: Array, weight: Array | NDArray[np.f
     out = poisoned(operations, "out", x.shape)
     inverse_rms = poisoned(operations, "inverse_rms", (len(x),))
     tensors = [tensor_of(operations, "input", array) for array in (x, weight)]
-    run(operations, lambda: operations.rms_norm(*tensors, out, inverse_rms, EPSILON))
+    run(operations, lambda: operations.rms_norm(Norm(*tensors, out, inverse_rms), EPSILON))
     expected, expected_rms = reference.rms_norm(x, weight.astype(np.float64), EPSILON)
     assert_close(operations.read(out), expected)
     assert_close(operations.read(inverse_rms)[:, None], expected_rms[:, None])
@@ -63,11 +63,10 @@ def backward(operations: Operations, shape: tuple[int, int]) -> tuple[NDArray[np
     """Return (grad_x, grad_weight) added to what they held, with the oracle's r."""
     x, weight, grad_out = inputs(shape)
     _, inverse_rms = reference.rms_norm(x, weight, EPSILON)
-    tensors = [
-        tensor_of(operations, "input", array) for array in (x, weight, inverse_rms, grad_out)
-    ]
+    arrays = (x, weight, np.zeros(shape), inverse_rms, grad_out)
+    *tensors, grad = (tensor_of(operations, "input", array) for array in arrays)
     gradients = [tensor_of(operations, "gradient", array) for array in begun(shape)]
-    run(operations, lambda: operations.rms_norm_backward(*tensors, *gradients))
+    run(operations, lambda: operations.rms_norm_backward(Norm(*tensors), grad, *gradients))
     return operations.read(gradients[0]), operations.read(gradients[1])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.rotary import rotary_tables
+from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.operations import Operations, Rotation
 from tests.lm.ops.checking import assert_close, float32_values, run, tensor_of
 from tests.reference.lm import rotary as reference
 
@@ -27,7 +27,8 @@ def test_rotary(
     tables = [tensor_of(operations, "table", a) for a in rotary_tables(100, head_dim, THETA)]
     tensor = tensor_of(operations, "x", x)
     at = tensor_of(operations, "positions", positions)
-    run(operations, lambda: operations.rotary(tensor, *tables, at, head_dim, inverse=inverse))
+    rotation = Rotation(*tables, at, head_dim)
+    run(operations, lambda: operations.rotary(tensor, rotation, inverse=inverse))
     expected = reference.rotary(x, positions, head_dim, THETA, inverse=inverse)
     assert_close(operations.read(tensor), expected)
 
@@ -38,9 +39,11 @@ def test_turning_back_gives_the_input(operations: Operations) -> None:
     tensor = tensor_of(operations, "x", x)
     at = tensor_of(operations, "positions", np.arange(9, dtype=np.uint32))
 
+    rotation = Rotation(*tables, at, 16)
+
     def there_and_back() -> None:
-        operations.rotary(tensor, *tables, at, 16)
-        operations.rotary(tensor, *tables, at, 16, inverse=True)
+        operations.rotary(tensor, rotation)
+        operations.rotary(tensor, rotation, inverse=True)
 
     run(operations, there_and_back)
     assert_close(operations.read(tensor), x)

@@ -1,0 +1,71 @@
+"""Options of a run: the learning rate at the corners of its schedule, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from llmgpu.errors import InputError
+from llmgpu.lm.options import TrainOptions
+
+
+def schedule(peak: float, minimum: float, warmup_steps: int, steps: int) -> TrainOptions:
+    return TrainOptions(
+        learning_rate=peak, min_learning_rate=minimum, warmup_steps=warmup_steps, steps=steps
+    )
+
+
+def test_corners() -> None:
+    options = schedule(1.0, 0.1, 10, 110)
+    expected = {0: 0.1, 4: 0.5, 9: 1.0, 10: 1.0, 60: 0.55, 110: 0.1, 10**9: 0.1}
+    assert {step: options.rate(step) for step in expected} == pytest.approx(expected)
+    assert 0.1 < options.rate(109) < 0.101
+
+
+def test_it_rises_to_the_peak_and_falls_from_there() -> None:
+    options = schedule(3e-4, 0, 7, 50)
+    rates = [options.rate(step) for step in range(60)]
+    assert rates[:7] == sorted(rates[:7])
+    assert rates[7:] == sorted(rates[7:], reverse=True)
+    assert max(rates) == 3e-4
+    assert rates[50:] == [0] * 10
+
+
+def test_no_warm_up_and_nothing_but_it() -> None:
+    assert schedule(2.0, 1.0, 0, 10).rate(0) == 2
+    assert schedule(2.0, 1.0, 10, 10).rate(9) == 2
+    assert schedule(2.0, 1.0, 10, 10).rate(10) == 1
+    assert schedule(2.0, 1.0, 0, 1).rate(1) == 1
+    assert {schedule(2.0, 2.0, 0, 10).rate(step) for step in range(20)} == {2}
+    assert [schedule(2.0, 1.0, 4, 2).rate(step) for step in range(6)] == [0.5, 1, 1.5, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        *((peak, 0, 0, 9) for peak in (math.nan, math.inf, -1.0)),
+        *((1, minimum, 0, 9) for minimum in (2, -1.0)),
+        (1, 0, -1, 9),
+    ],
+)
+def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
+    with pytest.raises(
+        InputError, match=r"must be 0 or more|at least 0|use a min_learning_rate of 0 to"
+    ):
+        schedule(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": -1}, "batch_size is -1, it must be at least 1"),
+        ({"seed": -1}, r"seed is -1, it must be from 0 to 2\^63 - 1"),
+        ({"evaluation_fraction": 1.0}, r"evaluation_fraction is 1.0, .* less than 1"),
+        ({"evaluation_fraction": math.nan}, r"evaluation_fraction is nan"),
+    ],
+)
+def test_values_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainOptions(**options)
