@@ -180,16 +180,13 @@ def _index(ops: Any, t: Tensors) -> None:
     ops.append(step)
 
 
-def _groups(t: Tensors) -> Groups:
-    return Groups(t["order"], t["starts"], t["rows"])
-
-
 def _grouped(ops: Any, t: Tensors) -> None:
-    ops.embed_backward_grouped(_groups(t), t["grad_out"], t["grad_table"])
+    groups = Groups(t["order"], t["starts"], t["rows"])
+    ops.embed_backward_grouped(groups, t["grad_out"], t["grad_table"])
 
 
 def _compact(ops: Any, t: Tensors) -> None:
-    ops.embed_gradient_rows(_groups(t), t["grad_out"], t["out"])
+    ops.embed_gradient_rows(Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["out"])
 
 
 def _add_row_after_row(ops: Any, t: Tensors) -> None:
@@ -238,7 +235,6 @@ _elements = _call("embed_lookup_elements", *_LOOKUP)
 _positions = _call(
     kernels.embed_lookup_positions, "tokens", "table 0", "positions", "position_table", "out"
 )
-_GROUPS = ("order", "starts", "rows", "grad_out")
 _references = (_lookup, _lookup, _positions, _grouped, _grouped, _compact)
 REFERENCES = dict(zip(KINDS, _references, strict=True))
 IN_PARTS = (_lookup, _elements, _compact)  # which take tables of several parts, or none
