@@ -1,4 +1,4 @@
-"""Write llmgpu/text/nfc_tables.py: what Hugging Face tokenizers know about composing characters.
+"""Write llmgpu/text/nfc.txt: what Hugging Face tokenizers know about composing characters.
 
 Python's own tables differ from one Python to the next, and vocabularies that normalize come from
 tokenizers. So the installed tokenizers is asked, one code point after the other:
@@ -21,7 +21,7 @@ from textwrap import wrap
 import tokenizers
 from tokenizers import normalizers
 
-TARGET = Path("llmgpu/text/nfc_tables.py")
+TARGET = Path("llmgpu/text/nfc.txt")
 HANGUL_SYLLABLES = range(0xAC00, 0xD7A4)  # composed by arithmetic
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 LOWEST, HIGHEST = "\u0334", "\u0345"  # marks of the classes 1 and 240
@@ -29,27 +29,20 @@ LOWEST, HIGHEST = "\u0334", "\u0345"  # marks of the classes 1 and 240
 nfd = normalizers.NFD().normalize_str
 nfc = normalizers.NFC().normalize_str
 
-HEADER = '''"""Canonical decompositions and combining classes, as tokenizers {version} has them.
-
-Made by scripts/make_nfc_tables.py: do not edit. Code points are hexadecimal and without leading
-zeros; Hangul syllables are left out, since they follow by arithmetic.
-"""
+HEADER = """\
+# Canonical decompositions and combining classes, as tokenizers {version} has them.
+# Made by scripts/make_nfc_tables.py: do not edit. Code points are hexadecimal and without leading
+# zeros; Hangul syllables are left out, since they follow by arithmetic.
 
 # Marks: first code point, number of code points that follow it and share its class, class.
-COMBINING_CLASSES = """
 {classes}
-"""
 
 # Characters that NFC composes: the character, then its full decomposition.
-COMPOSED = """
 {composed}
-"""
 
 # Characters that NFC replaces by their full decomposition and leaves decomposed.
-DECOMPOSED = """
 {decomposed}
 """
-'''
 
 
 def decompositions() -> dict[int, str]:

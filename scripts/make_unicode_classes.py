@@ -1,19 +1,17 @@
-"""Update pretokens/unicode_classes.py: the classes of code points, as the `regex` module has them.
+"""Write pretokens/unicode_classes.txt: the classes of code points, as the `regex` module has them.
 
-Run it from the top of the repository; the same version of `regex` gives the same output. The first
-line of the module names its version of Unicode, and the table is its last string.
+Run it from the top of the repository; the same version of `regex` gives the same output.
 """
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 
 import regex
 
-TARGET = Path("llmgpu/bpe/pretokens/unicode_classes.py")
+TARGET = Path("llmgpu/bpe/pretokens/unicode_classes.txt")
 CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)  # no text holds them
 # Letter in the runs, and what belongs to the class; all else is "o".
@@ -53,16 +51,14 @@ def unicode_version() -> str:
 
 
 def main() -> None:
-    """Write the module."""
+    """Write the table."""
     runs = "".join(
         f"{length if length > 1 else ''}{letter}"
         for letter, length in ((key, len(list(group))) for key, group in groupby(classes()))
     )
     lines = "\n".join(wrap(runs, 98))
-    module = TARGET.read_text(encoding="utf-8")
-    module = re.sub(r"Unicode [0-9.]+[0-9]", f"Unicode {unicode_version()}", module, count=1)
-    before, _, _ = module.partition('_RUNS = """')
-    TARGET.write_text(f'{before}_RUNS = """\n{lines}\n"""\n', encoding="utf-8")
+    origin = f"Unicode {unicode_version()}. Made by scripts/make_unicode_classes.py: do not edit."
+    TARGET.write_text(f"# Classes of code points, from {origin}\n{lines}\n", encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
-
-from llmgpu.text import nfc_tables
 
 # Hangul syllables are numbered by leading consonant, vowel and trailing consonant (Unicode 3.12).
 _SYLLABLES = range(0xAC00, 0xD7A4)
@@ -148,12 +147,15 @@ def _seconds() -> frozenset[str]:
 
 @cache
 def _tables() -> _Tables:
+    text = (files("llmgpu.text") / "nfc.txt").read_text(encoding="ascii")
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    classes_table, composed_table, decomposed_table = "\n".join(lines).strip().split("\n\n")
     classes: dict[str, int] = {}
-    for run in nfc_tables.COMBINING_CLASSES.split():
+    for run in classes_table.split():
         first, more, value = (int(part, 16) for part in re.split(r"[+=]", run))
         classes |= {chr(first + i): value for i in range(more + 1)}
-    composed = dict(_entries(nfc_tables.COMPOSED))
-    decomposed = dict(_entries(nfc_tables.DECOMPOSED))
+    composed = dict(_entries(composed_table))
+    decomposed = dict(_entries(decomposed_table))
     # A composed character's decomposition less its last part composes in turn.
     whole = {text: character for character, text in composed.items()}
     compositions = {
