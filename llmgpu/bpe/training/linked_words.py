@@ -284,16 +284,16 @@ def apply_merges(
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
         may be absent; results may be symbols that exist already.
     """
-    if len(merges) == 0:
-        return words
     results = merges[:, 2].astype(np.int64)
-    size = max(len(words.lengths), int(results.max()) + 1)
+    size = max(len(words.lengths), int(results.max(initial=0)) + 1)
     check_limits(words, size - len(words.lengths))
     keys = pair_keys(merges[:, 0], merges[:, 1])
     symbols = LinkedSymbols(words)
     wanted = np.unique(keys)
 
     def is_wanted(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if len(wanted) == 0:
+            return np.zeros(len(keys), np.bool_)
         found = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
         chosen: NDArray[np.bool_] = wanted[found] == keys
         return chosen

@@ -42,4 +42,3 @@ def test_the_generator_makes_the_table(tmp_path: Path, monkeypatch: pytest.Monke
     runpy.run_path(str(ROOT / "scripts" / "make_unicode_classes.py"), run_name="__main__")
     shipped = Path(unicode_classes.__file__).with_suffix(".txt")
     assert (folder / "unicode_classes.txt").read_bytes() == shipped.read_bytes()
-

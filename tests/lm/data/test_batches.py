@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.data.batches import IGNORED_TARGET, ROUNDS, Batches, permute, token_bytes
@@ -34,7 +35,7 @@ def source_of(folder: Path, count: int) -> TokenSource:
     )
     options: dict[str, Any] = {"vocabulary_size": 65_536, "fingerprint": vocabulary.fingerprint}
     with open_writer(path, "bin", **options) as writer:
-        writer.write(np.arange(count, dtype=np.uint32), np.zeros(1, np.int64))
+        writer.write(EncodedSlice(np.arange(count, dtype=np.uint32), np.zeros(1, np.int64)))
     return open_token_files([str(path)], vocabulary, "v.bin")
 
 
@@ -160,7 +161,7 @@ def test_a_file_that_changes_during_a_run(tmp_path: Path) -> None:
     path = tmp_path / "one.bin"
     options = {"vocabulary_size": VOCABULARY.size, "fingerprint": VOCABULARY.fingerprint}
     with open_writer(path, "bin", **options) as writer:  # type: ignore[arg-type]
-        writer.write(np.zeros(100, np.uint32), np.zeros(1, np.int64))
+        writer.write(EncodedSlice(np.zeros(100, np.uint32), np.zeros(1, np.int64)))
     batches = Batches(open_token_files([str(path)], VOCABULARY, "v.bin"), 9, 8)
     assert not batches.training(0)[0].any()
     path.write_bytes(b"\x90\x01" * 100)

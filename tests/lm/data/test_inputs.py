@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
@@ -59,7 +60,7 @@ def write_bin(path: Path, ids: NDArray[np.uint32], **options: Any) -> None:
         fingerprint=vocabulary.fingerprint,
         **options,
     ) as writer:
-        writer.write(ids, NO_STARTS, text_bytes=2 * len(ids))
+        writer.write(EncodedSlice(ids, NO_STARTS, text_bytes=2 * len(ids)))
 
 
 def write_shards(path: Path, ids: NDArray[np.uint32], shard_tokens: int, **options: Any) -> None:
