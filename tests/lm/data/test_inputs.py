@@ -65,7 +65,7 @@ def write_bin(path: Path, ids: NDArray[np.uint32], **options: Any) -> None:
 
 def write_shards(path: Path, ids: NDArray[np.uint32], shard_tokens: int, **options: Any) -> None:
     with ShardWriter(path, sample_vocabulary(), shard_tokens, **options) as writer:
-        writer.write(ids, NO_STARTS)
+        writer.write(EncodedSlice(ids, NO_STARTS))
 
 
 def random_ids(count: int) -> NDArray[np.uint32]:
@@ -196,7 +196,7 @@ def damaged(folder: Path, kind: str) -> str:
         ("missing", r"no such file: '.*out-000001.bin'"),
         ("no side file", r"can't read .*out-000001.bin.json, the side file"),
         ("replaced", r"out-000001.bin has 99 ids, but by .*out.json it has 100"),
-        ("manifest", r"out.json is no list of token shards"),
+        ("manifest", r"out.json is not a list of token shards"),
         ("version", r"out.json: 'llmgpu-token-shards' version 2"),
         ("unfinished", r"out.progress.json: its tokens are not finished"),
         ("npy", r"ids.npy: an array of ids does not say of which vocabulary"),
