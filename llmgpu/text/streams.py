@@ -202,6 +202,7 @@ class ByteStream(io.RawIOBase):
             if not self._compression:
                 self._pollable = _pollable_descriptor(self._raw)
         except OSError as error:
+            super().close()  # there is no stream for this class's own
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
         compression = COMPRESSIONS.get(self._compression)
         self._stream = compression.open(self._raw) if compression else cast(_Readable, self._raw)
