@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
-from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate, raise_clocks
+from llmgpu.bench.kernels.limits import measure_limits, raise_clocks
 from llmgpu.bench.kernels.operations import LAYERS
 from llmgpu.bench.kernels.tokenizers import measure_tokenizer_kernels
 from llmgpu.bench.kernels.updates import UPDATES
@@ -254,10 +254,10 @@ def _add_rates(result: Result, engine: Engine | None, case: KernelCase, arrays: 
         rates["output_bytes_per_second"] = case.output_bytes / median
         rates["tokens_per_second"] = case.tokens / median
     if engine is not None:
-        bandwidth = measured_bandwidth(engine)
-        rates["share_of_copy"] = nbytes / median / bandwidth
+        limits = measure_limits(engine)
+        rates["share_of_copy"] = nbytes / median / limits.bytes_per_second
         if operations is not None:
-            floor = max(nbytes / bandwidth, operations / measured_rate(engine))
+            floor = max(nbytes / limits.bytes_per_second, operations / limits.operations_per_second)
             rates |= {"operations": operations, "operations_per_second": operations / median}
             rates["share_of_floor"] = floor / median
     return replace(result, **rates)

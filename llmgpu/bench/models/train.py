@@ -15,10 +15,9 @@ import numpy as np
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels.limits import measured_rate
+from llmgpu.bench.kernels.limits import measure_limits
 from llmgpu.bench.models.training_steps import OwnSteps, StepJob, choose_job
-from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
-from llmgpu.bench.peers.torch_model import TorchSteps
+from llmgpu.bench.peers.torch import Torch, TorchSteps, first_line, missing_torch
 from llmgpu.bench.results import TRAIN, Result, Times
 from llmgpu.bench.timing import PartOptions, kernel_times, runs_within
 from llmgpu.errors import LlmgpuError
@@ -113,7 +112,8 @@ class TrainBench:
             times["speed_up"] = self.numpy_seconds[str(job)] / median
         if len(seconds) > 1:
             times["speed_up_over_torch"] = Times.of(seconds[1]).median / median
-        times["share_of_floor"] = job.operations / median / measured_rate(engine)
+        limit = measure_limits(engine).operations_per_second
+        times["share_of_floor"] = job.operations / median / limit
         times["kernels"] = kernel_times(engine.backend.device, lambda: own.time(1))
         return times
 
