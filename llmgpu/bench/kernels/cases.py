@@ -45,7 +45,7 @@ class KernelCase:
     torch: the same in torch, in place or returned.
     kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
         on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
-    table_bytes, output_bytes, tokens: of a lookup.
+    looked_up: bytes of the table, bytes of the output, and tokens of a lookup.
     """
 
     name: str
@@ -69,9 +69,7 @@ class KernelCase:
     kind: str = ""
     reference: Record | None = None
     answer: str = "numbers"
-    table_bytes: int | None = None
-    output_bytes: int | None = None
-    tokens: int | None = None
+    looked_up: tuple[int, int, int] | None = None
 
     @property
     def key(self) -> tuple[str, str]:

@@ -332,9 +332,7 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
         answer="rows",
         tolerance=TOLERANCE if kind in GRADIENTS else 0,
         bytes=job.moved_bytes(kind),
-        table_bytes=job.table_bytes,
-        output_bytes=job.output_bytes,
-        tokens=job.tokens,
+        looked_up=(job.table_bytes, job.output_bytes, job.tokens),
     )
 
 

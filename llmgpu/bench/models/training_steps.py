@@ -123,6 +123,7 @@ class OwnSteps:
         Raises:
             DeviceError: the engine has no memory for it, or no half precision.
         """
+        self.engine, self.job, self.precision = engine, job, precision
         self._operations = open_operations(engine.backend.device)
         options = job.options(precision)
         self._trainer = Trainer(self._operations, job.config, options, slots=CHECKED_STEPS)

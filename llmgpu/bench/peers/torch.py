@@ -81,34 +81,31 @@ class Torch:
 
         cold: whether to fill a GPU's caches with other numbers before each run.
         """
-        warm_up(lambda: self._finish(function))
+        warm_up(lambda: (function(), self.synchronize()))
         if not self.is_cuda:
             return ProgramTimes("host", host_times(function, runs, budget))
         other = self.module.zeros(CACHE_BYTES // 4, device=self.device) if cold else None
-        spans = []
+        times = ProgramTimes("gpu")
         for _ in runs_within(runs, budget):
             if other is not None:
                 other.sum()
-            spans.append(self._cuda_seconds(function))
-        return ProgramTimes("gpu", spans)
+            start, end = (self.module.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            function()
+            end.record()
+            end.synchronize()
+            times.seconds.append(float(start.elapsed_time(end)) / 1e3)
+        return times
 
     def free_memory(self) -> None:
         """Release the memory of a GPU that torch keeps for later."""
         if self.is_cuda:
             self.module.cuda.empty_cache()
 
-    def _finish(self, function: Callable[[], Any]) -> None:
-        function()
+    def synchronize(self) -> None:
+        """Wait for what a GPU still computes."""
         if self.is_cuda:
             self.module.cuda.synchronize()
-
-    def _cuda_seconds(self, function: Callable[[], Any]) -> float:
-        start, end = (self.module.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
 
 
 def missing_torch(what: str, job: str) -> Result:
@@ -228,8 +225,7 @@ class TorchSteps:
         def take_all() -> None:
             for _ in range(count):
                 self._take()
-            if self._torch.is_cuda:
-                self._torch.module.cuda.synchronize()
+            self._torch.synchronize()
 
         return timed(take_all)[0] / count
 
