@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Record, Sizes, Tensors, by, empty
+from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
@@ -29,15 +29,9 @@ _STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     """Norm of a gradient, and what is made of all of them."""
     size = s.vocabulary * s.config.dim
-    partials = {"partials": empty(1, NORM_PARTIALS)}
-    yield s.case(
-        "reduce_norm_sq",
-        "grad:VC +partials",
-        2 * size,
-        lambda: partials,
-        more=(0,),
-        total=("partials",),
-    )
+    shared = {"partials": empty(1, NORM_PARTIALS)}
+    totals: dict[str, Any] = {"more": (0,), "total": ("partials",)}
+    yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: shared, **totals)
     yield s.case(
         "finalize_grad_stats",
         "partials loss_sums *stats +history hyper",
@@ -62,7 +56,7 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
         _STATE_OPERANDS,
         ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
         lambda: step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))},
-        record=_update(lambda t: Moments(t["first"], t["second"])),
+        lambda t: Moments(t["first"], t["second"]),
     )
 
 
@@ -79,9 +73,12 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
         "*parameter:VC gradient:VC first_codes *first_scales second_codes *second_scales",
         (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
         lambda: step_parameters() | moments,
+        lambda t: CodedMoments(
+            BlockCodes(t["first_codes"], t["first_scales"]),
+            BlockCodes(t["second_codes"], t["second_scales"]),
+        ),
         # Codes of numbers half way between two may differ by one.
         uncompared=("first_codes", "second_codes"),
-        record=_update(_coded_moments),
     )
 
 
@@ -98,21 +95,16 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda: (
             step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3)), "rows": rows}
         ),
+        lambda t: RowMoments(t["first"], t["second"], t["rows"]),
         sizes=sizes,
-        record=_update(lambda t: RowMoments(t["first"], t["second"], t["rows"])),
         bytes=28 * touched + 4 * len(rows),
     )
     yield plain
     # Rows that are not touched have no copy to compare.
     yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
+    exact: dict[str, Any] = {"tolerance": 0, "bytes": 4 * touched + 4 * len(rows)}
     yield s.case(
-        "fill_zero_rows",
-        "*table:VC rows",
-        0,
-        lambda: {"rows": rows},
-        sizes=sizes,
-        tolerance=0,
-        bytes=4 * touched + 4 * len(rows),
+        "fill_zero_rows", "*table:VC rows", 0, lambda: {"rows": rows}, sizes=sizes, **exact
     )
 
 
@@ -173,10 +165,23 @@ def _hyper() -> Array:
 
 
 def _with_and_without_copy(
-    s: Sizes, name: str, operands: str, operations: int, given: Callable[[], Arrays], **more: Any
+    s: Sizes,
+    name: str,
+    operands: str,
+    operations: int,
+    given: Callable[[], Arrays],
+    state: Callable[[Tensors], WeightState],
+    **more: Any,
 ) -> Iterator[KernelCase]:
-    """Yield an update without a half-precision copy of the parameter, then with one."""
-    more["uniforms"] = ("hyper",)
+    """Yield an update without a half-precision copy of the parameter, then with one.
+
+    state: makes the state that is updated of a case's tensors.
+    """
+
+    def record(ops: Any, t: Tensors) -> None:
+        ops.update_weight(state(t), _weight_update(t, half_copy=t.get("mirror")))
+
+    more |= {"uniforms": ("hyper",), "record": record}
     case = s.case(name, f"{operands} stats hyper", operations, given, **more)
     yield case
     yield replace(
@@ -188,25 +193,11 @@ def _with_and_without_copy(
     )
 
 
-def _update(state: Callable[[Tensors], WeightState]) -> Record:
-    """Return the update of one weight, with what `state` makes of a case's tensors."""
-
-    def record(ops: Any, t: Tensors) -> None:
-        ops.update_weight(state(t), _weight_update(t, half_copy=t.get("mirror")))
-
-    return record
-
-
 def _weight_update(
     t: Tensors, suffix: str = "", *, decays: bool = True, half_copy: Tensor | None = None
 ) -> WeightUpdate:
     weight, gradient = t[f"parameter{suffix}"], t[f"gradient{suffix}"]
     return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, half_copy)
-
-
-def _coded_moments(t: Tensors) -> CodedMoments:
-    codes = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
-    return CodedMoments(*codes)
 
 
 UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, all_weights_cases)

@@ -81,7 +81,7 @@ class Torch:
 
         cold: whether to fill a GPU's caches with other numbers before each run.
         """
-        warm_up(lambda: (function(), self.synchronize()))
+        warm_up(lambda: self.finish(function))
         if not self.is_cuda:
             return ProgramTimes("host", host_times(function, runs, budget))
         other = self.module.zeros(CACHE_BYTES // 4, device=self.device) if cold else None
@@ -102,8 +102,9 @@ class Torch:
         if self.is_cuda:
             self.module.cuda.empty_cache()
 
-    def synchronize(self) -> None:
-        """Wait for what a GPU still computes."""
+    def finish(self, function: Callable[[], Any]) -> None:
+        """Call a function, and wait for a GPU to do what it asks for."""
+        function()
         if self.is_cuda:
             self.module.cuda.synchronize()
 
@@ -225,9 +226,8 @@ class TorchSteps:
         def take_all() -> None:
             for _ in range(count):
                 self._take()
-            self._torch.synchronize()
 
-        return timed(take_all)[0] / count
+        return timed(lambda: self._torch.finish(take_all))[0] / count
 
     def _take(self) -> Any:
         """Take a step on the next batch; return its mean loss."""
