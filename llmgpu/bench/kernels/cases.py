@@ -173,8 +173,7 @@ class Sizes:
         given: returns content that is not random, of operands that need no shape then.
         more: other fields of a case; sizes are by default the shape of the first operand.
         """
-        listed = [_OPERAND.fullmatch(operand) for operand in operands.split()]
-        parts = [match.groups() for match in listed if match is not None]
+        parts = _OPERAND.findall(operands)
 
         def make() -> Arrays:
             content, arrays = given(), {}

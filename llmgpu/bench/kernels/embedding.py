@@ -126,15 +126,14 @@ class EmbeddingJob:
         Tables are in parts of whole rows, of at most `largest` bytes: "table 0" and so on. Numbers
         are not negative, so that sums of gradients lose nothing by cancellation.
         """
-        block, _ = self._numbers()
-        tokens = self.token_ids(kind)
+        (block, _), tokens = self._numbers(), self.token_ids(kind)
         arrays: Arrays = {"tokens": tokens}
         if kind in GRADIENTS:
             arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
             arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
-            if kind == COMPACT:
-                return arrays | {"out": empty(self.tokens, self.width)}
-            return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
+            if kind != COMPACT:
+                return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
+            return arrays | {"out": empty(self.tokens, self.width)}
         values = block.astype(np.float16) if kind == HALF else block
         table = np.resize(values, (self.vocab_size, self.width))
         rows = min(max(largest // table[:1].nbytes, 1), len(table))
@@ -181,11 +180,7 @@ def _call(operation: str | Callable[..., None], *arguments: str) -> Record:
 def _index(ops: Any, t: Tensors) -> None:
     """Make new rows, as ``table[tokens]`` does."""
     tokens, table = t["tokens"].array, t["table 0"].array
-
-    def step() -> None:
-        t["out"] = replace(t["out"], data=table[tokens])
-
-    ops.append(step)
+    ops.append(lambda: t.update(out=replace(t["out"], data=table[tokens])))
 
 
 def _add_row_after_row(table: Array, tokens: Array, grad_out: Array) -> None:

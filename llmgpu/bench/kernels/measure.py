@@ -163,20 +163,20 @@ class CaseBench:
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
         """Add how much faster than NumPy and torch it is, by their first way of the kind."""
-        median = result.median
-        if engine.backend is NUMPY:
-            self.numpy_seconds.setdefault(case.key, median)
-        if not case.kind:
-            # Every such case is run by NumPy, if only to be compared.
-            numpy = self.numpy_seconds.get(case.key, one_run)
-            return result if engine.backend is NUMPY else replace(result, speed_up=numpy / median)
+        by_torch, on_numpy = None, engine.backend is NUMPY
+        if on_numpy:
+            self.numpy_seconds.setdefault(case.key, result.median)
         by_numpy = self.numpy_seconds.get(case.key)
-        cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
-        by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
+        if case.kind:
+            cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
+            by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
+        else:
+            # Every such case is run by NumPy, if only to be compared.
+            by_numpy = None if on_numpy else by_numpy or one_run
         return replace(
             result,
-            speed_up=None if by_numpy is None else by_numpy / median,
-            speed_up_over_torch=None if by_torch is None else by_torch / median,
+            speed_up=by_numpy and by_numpy / result.median,
+            speed_up_over_torch=by_torch and by_torch / result.median,
         )
 
 

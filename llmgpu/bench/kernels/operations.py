@@ -47,21 +47,13 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
         ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
         record=lambda ops, t: kernels.embed_lookup_positions(ops, *t.values()),
     )
-    groups = 4 * rows + 8 * distinct
-    yield case(
-        "embed_backward_grouped",
-        "order starts rows grad_out:NC *grad_table:VC",
-        rows * width,
-        groups + 4 * width * (rows + 2 * distinct),
-        record=kernels.embed_backward_grouped,
-    )
-    yield case(
-        "embed_gradient_rows",
-        "order starts rows grad_out:NC +out:NC",
-        rows * width,
-        groups + 4 * width * (rows + rows),
-        record=kernels.embed_gradient_rows,
-    )
+    for kernel, output, written in (
+        (kernels.embed_backward_grouped, "*grad_table:VC", 2 * distinct),
+        (kernels.embed_gradient_rows, "+out:NC", rows),
+    ):
+        operands = f"order starts rows grad_out:NC {output}"
+        nbytes = 4 * rows + 8 * distinct + 4 * width * (rows + written)
+        yield case(kernel.__name__, operands, rows * width, nbytes, record=kernel)
     yield s.case("fill_zero", "+x:VC", 0, tolerance=0)
 
 
@@ -183,13 +175,8 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
 
     # What generating takes of attention: a cache, and one query to all of it.
     length, of_one = config.seq_len, AttentionShape(1, 1, *heads)
-    yield s.case(
-        "cache_append",
-        "x:TK +cache:TK positions",
-        0,
-        lambda: {"positions": np.arange(length, dtype=np.uint32)},
-        tolerance=0,
-    )
+    every = {"positions": np.arange(length, dtype=np.uint32)}
+    yield s.case("cache_append", "x:TK +cache:TK positions", 0, lambda: every, tolerance=0)
     yield s.case(
         "attention_cached",
         "q:1C keys:TK values:TK positions +out:1C",
@@ -220,13 +207,8 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda: {"targets": s.tokens(), "params": params},
         uniforms=("params",),
     )
-    yield s.case(
-        "sum_losses",
-        "losses +sum:1",
-        rows,
-        lambda: {"losses": np.abs(s.normal(rows))},
-        sizes=f"{rows:,} losses",
-    )
+    losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
+    yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
     yield s.case("cast_f16_to_f32", "x:VC:h +out:VC", 0, needs_half=True, tolerance=0)
 
