@@ -168,11 +168,8 @@ def _call(operation: str | Callable[..., None], *arguments: str) -> Record:
 
     def record(ops: Any, t: Tensors) -> None:
         parts = [tensor for name, tensor in t.items() if name.startswith("table ")]
-        given = (parts if key == "table" else t[key] for key in arguments)
-        if isinstance(operation, str):
-            getattr(ops, operation)(*given)
-        else:
-            operation(ops, *given)
+        call = getattr(ops, operation) if isinstance(operation, str) else partial(operation, ops)
+        call(*(parts if key == "table" else t[key] for key in arguments))
 
     return record
 

@@ -17,7 +17,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.limits import raise_clocks
 from llmgpu.bench.results import KERNELS, Result, Times
-from llmgpu.bench.timing import PartOptions, has_timestamps, time_kernels
+from llmgpu.bench.timing import PartOptions, has_timestamps, kernel_times
 from llmgpu.bench.tokenizers.corpus import load_text
 from llmgpu.bench.tokenizers.tokenize import encode_all
 from llmgpu.bpe.encoding.open import open_encoder
@@ -87,8 +87,6 @@ def _measure_job(
     begun: Result, engine: Engine, work: Work, expected: NDArray[Any], count: int
 ) -> Iterator[Result]:
     """Do a job once to compare its answer, which also compiles, then with timestamps."""
-    device = engine.backend.device
-    assert device is not None
     runs: list[dict[str, float]] = []
     try:
         if not np.array_equal(work(engine.backend), expected):
@@ -96,7 +94,8 @@ def _measure_job(
             return
         for _ in range(count):
             raise_clocks(engine)
-            runs.append(time_kernels(device, lambda: work(engine.backend)))
+            kernels = kernel_times(engine.backend.device, lambda: work(engine.backend))
+            runs.append(kernels.seconds if kernels else {})
     except LlmgpuError as error:
         yield replace(begun, answer="", note=str(error))
         return

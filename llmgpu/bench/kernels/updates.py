@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors, by, empty
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
@@ -37,11 +37,11 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
         "partials loss_sums *stats +history hyper",
         TENSORS * NORM_PARTIALS + 1,
         lambda: {
+            **step_parameters(),
             "partials": np.abs(s.normal(TENSORS, NORM_PARTIALS)),
             "loss_sums": np.ones(1, np.float32),
             "stats": np.zeros(4, np.float32),
             "history": empty(1, 4),
-            "hyper": _hyper(),
         },
         sizes=f"{TENSORS} tensors",
         uniforms=("hyper",),
@@ -55,7 +55,7 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
         "adamw_update",
         _STATE_OPERANDS,
         ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
-        lambda: step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))},
+        lambda: _state(s),
         lambda t: Moments(t["first"], t["second"]),
     )
 
@@ -92,9 +92,7 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
         "adamw_update_rows",
         f"{_STATE_OPERANDS} rows",
         ADAMW_OPERATIONS * touched,
-        lambda: (
-            step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3)), "rows": rows}
-        ),
+        lambda: _state(s) | {"rows": rows},
         lambda t: RowMoments(t["first"], t["second"], t["rows"]),
         sizes=sizes,
         bytes=28 * touched + 4 * len(rows),
@@ -121,10 +119,10 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     def make() -> Arrays:
         arrays: Arrays = {}
         for k, weight in enumerate(weights):
-            state: Arrays = {n: s.normal(*weight.shape, skip=i) for i, n in enumerate(STATE)}
-            state["second"] = np.abs(state["second"])
-            state["mirror"] = empty(*weight.shape, dtype=np.float16)
-            arrays |= {f"{name} {k}": array for name, array in state.items()}
+            for skip, name in enumerate(STATE):
+                arrays[f"{name} {k}"] = s.normal(*weight.shape, skip=skip)
+            arrays[f"second {k}"] = np.abs(arrays[f"second {k}"])
+            arrays[f"mirror {k}"] = empty(*weight.shape, dtype=np.float16)
         return arrays | step_parameters()
 
     def record(ops: Any, t: Tensors, *, fused: bool) -> None:
@@ -157,11 +155,12 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
 
 def step_parameters() -> Arrays:
     """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
-    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": _hyper()}
+    hyper = hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
+    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": hyper}
 
 
-def _hyper() -> Array:
-    return hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
+def _state(s: Sizes) -> Arrays:
+    return step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))}
 
 
 def _with_and_without_copy(

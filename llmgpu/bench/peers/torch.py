@@ -200,17 +200,12 @@ class TorchSteps:
         self._torch = torch
         self._options = options = job.options("f32")
         self._model = TorchLlama(job.config, job.weights(), torch)
-        parameters = self._model.parameters
-        decaying = {weight.name for weight in job.config.weights() if weight.decays}
-        groups = [
-            {
-                "params": [p for name, p in parameters.items() if (name in decaying) == decays],
-                "weight_decay": options.weight_decay if decays else 0.0,
-            }
-            for decays in (True, False)
-        ]
+        groups: dict[float, list[Any]] = {options.weight_decay: [], 0.0: []}
+        for weight in job.config.weights():
+            decay = options.weight_decay if weight.decays else 0.0
+            groups[decay].append(self._model.parameters[weight.name])
         self._optimizer = torch.module.optim.AdamW(
-            groups,
+            [{"params": group, "weight_decay": decay} for decay, group in groups.items()],
             lr=LEARNING_RATE,
             betas=(options.beta1, options.beta2),
             eps=options.epsilon,
