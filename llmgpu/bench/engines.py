@@ -68,16 +68,13 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
 
 def describe_machine(engines: Sequence[Engine]) -> Machine:
     """Return what this machine is, with the adapters among `engines`."""
-    adapters = []
-    for engine in engines:
-        if engine.backend.device is not None:
-            a, subgroup_size = engine.backend.device.adapter, engine.backend.device.subgroup_size
-            adapters.append(Adapter(a.name, a.kind, a.driver, a.backend, subgroup_size))
+    devices = [engine.backend.device for engine in engines if engine.backend.device is not None]
+    adapters = ((device.adapter, device.subgroup_size) for device in devices)
     return Machine(
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_name(),
         cpus=usable_processors(),
-        adapters=tuple(adapters),
+        adapters=tuple(Adapter(a.name, a.kind, a.driver, a.backend, n) for a, n in adapters),
         python=platform.python_version(),
         llmgpu=__version__,
         commit=git_commit(Path(__file__).resolve().parents[2]),

@@ -84,13 +84,9 @@ def embed_lookup_positions(
 
         operations.append(add_rows)
         return
+    bound = {"tokens": tokens, "table": table, "out": out, "positions": positions}
+    bound |= {"position_table": position_table}
+    sizes = dims(*out.shape, table.shape[0], position_table.shape[0])
     operations.dispatch(
-        "lm/01_embed_lookup_positions.wgsl",
-        workgroups(out.size),
-        tokens=tokens,
-        table=table,
-        out=out,
-        positions=positions,
-        position_table=position_table,
-        dims=dims(*out.shape, table.shape[0], position_table.shape[0]),
+        "lm/01_embed_lookup_positions.wgsl", workgroups(out.size), **bound, dims=sizes
     )

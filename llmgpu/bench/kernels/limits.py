@@ -62,24 +62,14 @@ def measure_limits(engine: Engine) -> Limits:
 def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:
     """Target = source, any shape of a multiple of 16 bytes."""
     vectors = source.nbytes // 16
-    operations.dispatch(
-        COPY,
-        -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD)),
-        source=source,
-        target_vectors=target,
-        copy_dims=dims(vectors),
-    )
+    groups = -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD))
+    operations.dispatch(COPY, groups, source=source, target_vectors=target, copy_dims=dims(vectors))
 
 
 def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
     """Replace values by what the kernel's header says; float32, (N,)."""
-    operations.dispatch(
-        MULTIPLY_ADD,
-        -(-values.size // WORKGROUP_SIZE),
-        {"ROUNDS": rounds},
-        values=values,
-        factors=np.array([*FACTORS, 0, 0], np.float32),
-    )
+    groups, factors = -(-values.size // WORKGROUP_SIZE), np.array([*FACTORS, 0, 0], np.float32)
+    operations.dispatch(MULTIPLY_ADD, groups, {"ROUNDS": rounds}, values=values, factors=factors)
 
 
 def raise_clocks(engine: Engine) -> None:

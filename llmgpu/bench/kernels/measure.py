@@ -212,11 +212,7 @@ def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
-    """Put a case's arrays into tensors and record its operation.
-
-    Raises:
-        DeviceError: there is no memory for them.
-    """
+    """Put a case's arrays into tensors and record its operation."""
     tensors = {}
     for name, array in arrays.items():
         make = operations.parameters if name in case.uniforms else operations.tensor

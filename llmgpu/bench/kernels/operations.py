@@ -60,11 +60,9 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
 def norm_cases(s: Sizes) -> Iterator[KernelCase]:
     """RMS norm and its gradients."""
     rows, width = s.rows, s.config.dim
+    operands, operations = "x:NC weight:C +out:NC +inverse_rms:N", rows * (4 * width + 3)
     yield s.case(
-        "rms_norm",
-        "x:NC weight:C +out:NC +inverse_rms:N",
-        rows * (4 * width + 3),
-        record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5),
+        "rms_norm", operands, operations, record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5)
     )
 
     def given() -> dict[str, Array]:

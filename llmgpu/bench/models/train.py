@@ -81,9 +81,9 @@ class TrainBench:
         if torch is not None:
             compared.append(("torch", own.first_losses, torch.first_losses))
         wrong = [name for name, found, wanted in compared if not losses_agree(found, wanted)]
-        names = " and ".join(wrong or [name for name, _, _ in compared])
         if wrong:
-            return {"correct": False, "answer": f"NOT the losses of {names}"}
+            return {"correct": False, "answer": f"NOT the losses of {' and '.join(wrong)}"}
+        names = " and ".join(name for name, _, _ in compared)
         answer = f"the losses of {names}, within {TOLERANCE:g}" if compared else "the reference"
         return {"correct": bool(np.isfinite(own.first_losses).all()), "answer": answer}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +53,10 @@ class Torch:
     @classmethod
     def on_gpu(cls, engine: Engine) -> Torch | None:
         """Return torch on the NVIDIA GPU that an engine is, None where that is not possible."""
-        if engine.backend.device is None or "NVIDIA" not in engine.name:
-            return None
-        try:
-            torch = cls.beside(engine)
-        except ImportError:
-            return None
-        return torch if torch.is_cuda else None
+        with suppress(ImportError):
+            if "NVIDIA" in engine.name and (torch := cls.beside(engine)).is_cuda:
+                return torch
+        return None
 
     @property
     def is_cuda(self) -> bool:
