@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,16 +68,13 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
 
 def describe_machine(engines: Sequence[Engine]) -> Machine:
     """Return what this machine is, with the adapters among `engines`."""
-    adapters = []
-    for engine in engines:
-        if engine.backend.device is not None:
-            a, subgroup_size = engine.backend.device.adapter, engine.backend.device.subgroup_size
-            adapters.append(Adapter(a.name, a.kind, a.driver, a.backend, subgroup_size))
+    devices = [engine.backend.device for engine in engines if engine.backend.device is not None]
+    adapters = ((device.adapter, device.subgroup_size) for device in devices)
     return Machine(
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_name(),
         cpus=usable_processors(),
-        adapters=tuple(adapters),
+        adapters=tuple(Adapter(a.name, a.kind, a.driver, a.backend, n) for a, n in adapters),
         python=platform.python_version(),
         llmgpu=__version__,
         commit=git_commit(Path(__file__).resolve().parents[2]),
@@ -102,19 +100,17 @@ def git_commit(root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    command = ["git", "-C", str(root), *arguments]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return ""
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

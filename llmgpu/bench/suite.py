@@ -17,7 +17,7 @@ from pathlib import Path
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import ALL, Engine, describe_machine, open_engines
 from llmgpu.bench.kernels.embedding import measure_embedding
-from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate
+from llmgpu.bench.kernels.limits import measure_limits
 from llmgpu.bench.kernels.measure import measure_kernels
 from llmgpu.bench.models.train import measure_train
 from llmgpu.bench.results import (
@@ -26,7 +26,6 @@ from llmgpu.bench.results import (
     KERNELS,
     TOKENIZE,
     TRAIN,
-    Limits,
     Record,
     Result,
     VocabularyFacts,
@@ -153,8 +152,7 @@ class Benchmark:
         for number, engine in enumerate(engines if parts else ()):
             progress("limits", number, len(engines))
             with suppress(DeviceError):  # no memory for it, as the parts then say
-                limits = Limits(measured_bandwidth(engine), measured_rate(engine))
-                self.record.limits[engine.name] = limits
+                self.record.limits[engine.name] = measure_limits(engine)
         for part in parts:
             part_options = PartOptions(options.runs, options.peers, options.quick)
             yield from MODEL_PARTS[part](engines, part_options, progress)

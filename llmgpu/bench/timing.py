@@ -76,21 +76,28 @@ def time_program(
         operations.wait_for_runs(0)
 
     warm_up(run)
-    if not isinstance(operations, GpuOperations) or not has_timestamps(operations.device):
+    device = operations.device if isinstance(operations, GpuOperations) else None
+    if not has_timestamps(device):
         return ProgramTimes("host", host_times(run, runs, budget))
     times = ProgramTimes("gpu")
     for _ in runs_within(runs, budget):
         if before is not None:
             before()
-        kernels = time_kernels(operations.device, run)
-        times.seconds.append(sum(kernels.values()))
-        for name, seconds in kernels.items():
+        kernels = kernel_times(device, run)
+        assert kernels is not None
+        times.seconds.append(kernels.total)
+        for name, seconds in kernels.seconds.items():
             times.by_kernel.setdefault(name, []).append(seconds)
     return times
 
 
-def time_kernels(device: Device, function: Callable[[], object]) -> dict[str, float]:
-    """Call a function; return the seconds of each kernel that it ran, the longest first."""
+def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
+    """Call a function; return the seconds of each kernel that it ran, the longest first.
+
+    On a device without timestamps do nothing, and return None.
+    """
+    if device is None or not has_timestamps(device):
+        return None
     device.gpu_seconds.clear()
     device.timing = True
     try:
@@ -98,14 +105,7 @@ def time_kernels(device: Device, function: Callable[[], object]) -> dict[str, fl
     finally:
         device.timing = False
     longest_first = sorted(device.gpu_seconds.items(), key=lambda item: -item[1])
-    return {name: float(seconds) for name, seconds in longest_first}
-
-
-def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
-    """Call a function; return the seconds of each kernel, None where they can't be told."""
-    if device is None or not has_timestamps(device):
-        return None
-    seconds = time_kernels(device, function)
+    seconds = {name: float(spent) for name, spent in longest_first}
     return KernelTimes(seconds, sum(seconds.values()))
 
 

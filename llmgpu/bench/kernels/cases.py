@@ -45,7 +45,7 @@ class KernelCase:
     torch: the same in torch, in place or returned.
     kind, reference: cases of one kind have the same inputs, and the answer that `reference` gives
         on NumPy; without a reference NumPy's own way is it. answer: what outputs are together.
-    table_bytes, output_bytes, tokens: of a lookup.
+    looked_up: bytes of the table, bytes of the output, and tokens of a lookup.
     """
 
     name: str
@@ -69,9 +69,7 @@ class KernelCase:
     kind: str = ""
     reference: Record | None = None
     answer: str = "numbers"
-    table_bytes: int | None = None
-    output_bytes: int | None = None
-    tokens: int | None = None
+    looked_up: tuple[int, int, int] | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -175,8 +173,7 @@ class Sizes:
         given: returns content that is not random, of operands that need no shape then.
         more: other fields of a case; sizes are by default the shape of the first operand.
         """
-        listed = [_OPERAND.fullmatch(operand) for operand in operands.split()]
-        parts = [match.groups() for match in listed if match is not None]
+        parts = _OPERAND.findall(operands)
 
         def make() -> Arrays:
             content, arrays = given(), {}

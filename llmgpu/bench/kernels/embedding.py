@@ -19,14 +19,22 @@ from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels import embedding_kernels as kernels
-from llmgpu.bench.kernels.cases import TOLERANCE, Arrays, KernelCase, Record, Tensors, by, empty
+from llmgpu.bench.kernels.cases import (
+    TOLERANCE,
+    Array,
+    Arrays,
+    KernelCase,
+    Record,
+    Tensors,
+    by,
+    empty,
+)
 from llmgpu.bench.kernels.measure import CaseBench
 from llmgpu.bench.peers.torch import Torch, missing_torch
 from llmgpu.bench.results import EMBEDDING, Result
 from llmgpu.bench.timing import PartOptions
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import Groups
 from llmgpu.lm.runs.memory import free_memory
 from llmgpu.progress import Progress
 
@@ -118,15 +126,14 @@ class EmbeddingJob:
         Tables are in parts of whole rows, of at most `largest` bytes: "table 0" and so on. Numbers
         are not negative, so that sums of gradients lose nothing by cancellation.
         """
-        block, _ = self._numbers()
-        tokens = self.token_ids(kind)
+        (block, _), tokens = self._numbers(), self.token_ids(kind)
         arrays: Arrays = {"tokens": tokens}
         if kind in GRADIENTS:
             arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
             arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
-            if kind == COMPACT:
-                return arrays | {"out": empty(self.tokens, self.width)}
-            return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
+            if kind != COMPACT:
+                return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
+            return arrays | {"out": empty(self.tokens, self.width)}
         values = block.astype(np.float16) if kind == HALF else block
         table = np.resize(values, (self.vocab_size, self.width))
         rows = min(max(largest // table[:1].nbytes, 1), len(table))
@@ -161,11 +168,8 @@ def _call(operation: str | Callable[..., None], *arguments: str) -> Record:
 
     def record(ops: Any, t: Tensors) -> None:
         parts = [tensor for name, tensor in t.items() if name.startswith("table ")]
-        given = (parts if key == "table" else t[key] for key in arguments)
-        if isinstance(operation, str):
-            getattr(ops, operation)(*given)
-        else:
-            operation(ops, *given)
+        call = getattr(ops, operation) if isinstance(operation, str) else partial(operation, ops)
+        call(*(parts if key == "table" else t[key] for key in arguments))
 
     return record
 
@@ -173,44 +177,26 @@ def _call(operation: str | Callable[..., None], *arguments: str) -> Record:
 def _index(ops: Any, t: Tensors) -> None:
     """Make new rows, as ``table[tokens]`` does."""
     tokens, table = t["tokens"].array, t["table 0"].array
-
-    def step() -> None:
-        t["out"] = replace(t["out"], data=table[tokens])
-
-    ops.append(step)
+    ops.append(lambda: t.update(out=replace(t["out"], data=table[tokens])))
 
 
-def _grouped(ops: Any, t: Tensors) -> None:
-    groups = Groups(t["order"], t["starts"], t["rows"])
-    ops.embed_backward_grouped(groups, t["grad_out"], t["grad_table"])
+def _add_row_after_row(table: Array, tokens: Array, grad_out: Array) -> None:
+    for s, token in enumerate(tokens):
+        table[token] += grad_out[s]
 
 
-def _compact(ops: Any, t: Tensors) -> None:
-    ops.embed_gradient_rows(Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["out"])
+def _add_by(add: Callable[[Array, Array, Array], None]) -> Record:
+    """Return the addition of gradients to the rows of a NumPy table."""
+    names = ("grad_table", "tokens", "grad_out")
+    return lambda ops, t: ops.append(partial(add, *(t[name].array for name in names)))
 
 
-def _add_row_after_row(ops: Any, t: Tensors) -> None:
-    tokens, grad_out, grad_table = (t[name].array for name in _GRADIENT)
-
-    def step() -> None:
-        for s, token in enumerate(tokens):
-            grad_table[token] += grad_out[s]
-
-    ops.append(step)
-
-
-def _add_at(ops: Any, t: Tensors) -> None:
-    tokens, grad_out, grad_table = (t[name].array for name in _GRADIENT)
-    ops.append(lambda: np.add.at(grad_table, tokens, grad_out))
-
-
-def _torch_rows(torch: Any, t: dict[str, Any]) -> Any:
-    return torch.nn.functional.embedding(t["tokens"], t["table 0"])
+def _torch_rows(torch: Any, t: dict[str, Any], ids: str = "tokens", table: str = "table 0") -> Any:
+    return torch.nn.functional.embedding(t[ids], t[table])
 
 
 def _torch_sum(torch: Any, t: dict[str, Any]) -> Any:
-    positions = torch.nn.functional.embedding(t["positions"], t["position_table"])
-    return _torch_rows(torch, t) + positions
+    return _torch_rows(torch, t) + _torch_rows(torch, t, "positions", "position_table")
 
 
 def _torch_backward(torch: Any, t: dict[str, Any]) -> Any:
@@ -223,30 +209,33 @@ def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
     return t["out"].zero_().index_add_(0, groups, t["grad_out"])
 
 
-def _ways(lookup: Any, half: Any, positions: Any, gradient: Any, compact: Any) -> Ways:
-    """Return the ways of each kind; both kinds of gradients have the same."""
+def _ways(lookup: Any, half: Any, positions: Any, gradient: Any, compact: Any) -> dict[str, Any]:
+    """Return what belongs to each kind; both kinds of gradients have the same."""
     return dict(zip(KINDS, (lookup, half, positions, gradient, gradient, compact), strict=True))
 
 
-_LOOKUP, _GRADIENT = ("tokens", "table", "out"), ("tokens", "grad_out", "grad_table")
-_IN_ONE = ("tokens", "table 0", "out")
-_lookup = _call("embed_lookup", *_LOOKUP)
-_elements = _call("embed_lookup_elements", *_LOOKUP)
+_IN_ONE, _GRADIENT = ("tokens", "table 0", "out"), ("tokens", "grad_out", "grad_table")
+_lookup = _call("embed_lookup", "tokens", "table", "out")
+_elements = _call("embed_lookup_elements", "tokens", "table", "out")
 _positions = _call(
     kernels.embed_lookup_positions, "tokens", "table 0", "positions", "position_table", "out"
 )
-_references = (_lookup, _lookup, _positions, _grouped, _grouped, _compact)
-REFERENCES = dict(zip(KINDS, _references, strict=True))
+_grouped, _compact = kernels.embed_backward_grouped, kernels.embed_gradient_rows
+REFERENCES: dict[str, Record] = _ways(_lookup, _lookup, _positions, _grouped, _compact)
 IN_PARTS = (_lookup, _elements, _compact)  # which take tables of several parts, or none
 # The first way of each kind is what others are compared with.
-NUMPY_WAYS = _ways(
+NUMPY_WAYS: Ways = _ways(
     (("np.take into memory that is there", _lookup), ("table[tokens]", _index)),
     (("np.take", _lookup),),
     (("np.take, added", _positions),),
-    (("row after row", _add_row_after_row), ("np.add.at", _add_at), ("grouped", _grouped)),
+    (
+        ("row after row", _add_by(_add_row_after_row)),
+        ("np.add.at", _add_by(np.add.at)),
+        ("grouped", _grouped),
+    ),
     (("grouped", _compact),),
 )
-GPU_WAYS = _ways(
+GPU_WAYS: Ways = _ways(
     (
         ("one thread a token", _call(kernels.embed_lookup_token, *_IN_ONE)),
         ("one thread an element", _elements),
@@ -263,7 +252,7 @@ GPU_WAYS = _ways(
     ),
     (("grouped", _compact),),
 )
-TORCH_WAYS = _ways(
+TORCH_WAYS: Ways = _ways(
     (("nn.Embedding", _torch_rows),),
     (("nn.Embedding, then float", lambda torch, t: _torch_rows(torch, t).float()),),
     (("two nn.Embedding, added", _torch_sum),),
@@ -282,14 +271,12 @@ def measure_embedding(
     budget = QUICK_BUDGET if options.quick else BUDGET
     for job, own_engines in _jobs(engines, options):
         bench = CaseBench(EMBEDDING, options, progress, budget)
-        for engine in own_engines:
-            if engine.backend.device is None:
-                yield from bench.measure_cases(engine, _cases(job, engine, NUMPY_WAYS))
-        if options.peers:
-            yield from _measure_torch(bench, job, own_engines)
-        for engine in own_engines:
-            if engine.backend.device is not None:
-                yield from bench.measure_cases(engine, _cases(job, engine, GPU_WAYS))
+        for is_gpu, ways in ((False, NUMPY_WAYS), (True, GPU_WAYS)):
+            if is_gpu and options.peers:
+                yield from _measure_torch(bench, job, own_engines)
+            for engine in own_engines:
+                if is_gpu == (engine.backend.device is not None):
+                    yield from bench.measure_cases(engine, _cases(job, engine, ways))
 
 
 def _measure_torch(
@@ -337,9 +324,7 @@ def _case(job: EmbeddingJob, kind: str, way: str, record: Record, largest: int) 
         answer="rows",
         tolerance=TOLERANCE if kind in GRADIENTS else 0,
         bytes=job.moved_bytes(kind),
-        table_bytes=job.table_bytes,
-        output_bytes=job.output_bytes,
-        tokens=job.tokens,
+        looked_up=(job.table_bytes, job.output_bytes, job.tokens),
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import copy_rows
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Groups, Operations
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor
 
@@ -42,19 +41,25 @@ class LabKernel:
         operations.dispatch(self.file, self.groups(*rows.shape), **bound, dims=sizes)
 
 
-def _tiles(count: int, width: int) -> int:
-    return -(-width // TILE_COLUMNS) * -(-count // TILE_TOKENS)
-
-
-def _one_a_token(count: int, width: int) -> int:
-    return count
-
-
-embed_lookup_2d = LabKernel("bench/embed_lookup_2d.wgsl", _tiles)
+embed_lookup_2d = LabKernel(
+    "bench/embed_lookup_2d.wgsl", lambda n, c: -(-c // TILE_COLUMNS) * -(-n // TILE_TOKENS)
+)
 embed_lookup_token = LabKernel("bench/embed_lookup_token.wgsl", lambda n, _: workgroups(n))
-embed_lookup_rows_scalar = LabKernel("bench/embed_lookup_rows_scalar.wgsl", _one_a_token)
+embed_lookup_rows_scalar = LabKernel("bench/embed_lookup_rows_scalar.wgsl", lambda n, _: n)
 embed_backward = LabKernel("lm/01_embed_backward.wgsl", lambda n, c: workgroups(n * c), adds=True)
-embed_backward_rows = LabKernel("lm/01_embed_backward_rows.wgsl", _one_a_token, adds=True)
+embed_backward_rows = LabKernel("lm/01_embed_backward_rows.wgsl", lambda n, _: n, adds=True)
+
+
+def embed_backward_grouped(operations: Operations, t: dict[str, Tensor]) -> None:
+    """Add gradients to the table's rows, groups of equal tokens at a time."""
+    groups = Groups(t["order"], t["starts"], t["rows"])
+    operations.embed_backward_grouped(groups, t["grad_out"], t["grad_table"])
+
+
+def embed_gradient_rows(operations: Operations, t: dict[str, Tensor]) -> None:
+    """Sum gradients of equal tokens, into a row for each."""
+    groups = Groups(t["order"], t["starts"], t["rows"])
+    operations.embed_gradient_rows(groups, t["grad_out"], t["out"])
 
 
 def embed_lookup_positions(
@@ -70,24 +75,18 @@ def embed_lookup_positions(
     (N,), (V, C), (N,), (P, C), (N, C); float32, on every backend.
     """
     if not isinstance(operations, GpuOperations):
-        operations.append(partial(_add_rows, tokens, table, positions, position_table, out))
+
+        def add_rows() -> None:
+            rows = np.empty_like(out.array)
+            copy_rows(position_table.array, positions.array, rows)
+            copy_rows(table.array, tokens.array, out.array)
+            out.array[...] += rows
+
+        operations.append(add_rows)
         return
+    bound = {"tokens": tokens, "table": table, "out": out, "positions": positions}
+    bound |= {"position_table": position_table}
+    sizes = dims(*out.shape, table.shape[0], position_table.shape[0])
     operations.dispatch(
-        "lm/01_embed_lookup_positions.wgsl",
-        workgroups(out.size),
-        tokens=tokens,
-        table=table,
-        out=out,
-        positions=positions,
-        position_table=position_table,
-        dims=dims(*out.shape, table.shape[0], position_table.shape[0]),
+        "lm/01_embed_lookup_positions.wgsl", workgroups(out.size), **bound, dims=sizes
     )
-
-
-def _add_rows(
-    tokens: Tensor, table: Tensor, positions: Tensor, position_table: Tensor, out: Tensor
-) -> None:
-    rows = np.empty_like(out.array)
-    copy_rows(position_table.array, positions.array, rows)
-    copy_rows(table.array, tokens.array, out.array)
-    out.array[...] += rows

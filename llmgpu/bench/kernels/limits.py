@@ -8,7 +8,6 @@ GPU busy, so that it does not clock down before something short is timed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from llmgpu.backend import Backend
 from llmgpu.bench.engines import Engine
+from llmgpu.bench.results import Limits
 from llmgpu.bench.timing import time_program
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.backends import GpuOperations, open_operations
@@ -38,47 +38,38 @@ RUNS, BUDGET = 10, 1.0
 BUSY_SECONDS = 0.3
 QUEUED_RUNS = 4  # so that there is no pause between two
 
-_measured: WeakKeyDictionary[Backend, dict[str, float]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 
 
-def measured_bandwidth(engine: Engine) -> float:
-    """Return the bytes a second, read and written, that a copy reaches on an engine.
+def measure_limits(engine: Engine) -> Limits:
+    """Return the bytes that a copy reads and writes a second, and the float32 operations a second.
+
+    A multiply-add counts as two operations. On NumPy they are those of a matrix product, the only
+    multiply-adds that NumPy has.
 
     Raises:
         DeviceError: the device has no memory even for a small copy.
     """
-    return _once(engine, "bandwidth", lambda: _copy_rate(open_operations(engine.backend.device)))
-
-
-def measured_rate(engine: Engine) -> float:
-    """Return the float32 operations a second that an engine reaches, a multiply-add being two.
-
-    On NumPy it is a matrix product's, the only multiply-adds that NumPy has.
-    """
-    return _once(engine, "rate", lambda: _arithmetic_rate(engine))
+    if engine.backend not in _measured:
+        operations = open_operations(engine.backend.device)
+        raise_clocks(engine)
+        bandwidth = _copy_rate(operations)
+        raise_clocks(engine)
+        _measured[engine.backend] = Limits(bandwidth, _arithmetic_rate(operations))
+    return _measured[engine.backend]
 
 
 def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:
     """Target = source, any shape of a multiple of 16 bytes."""
     vectors = source.nbytes // 16
-    operations.dispatch(
-        COPY,
-        -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD)),
-        source=source,
-        target_vectors=target,
-        copy_dims=dims(vectors),
-    )
+    groups = -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD))
+    operations.dispatch(COPY, groups, source=source, target_vectors=target, copy_dims=dims(vectors))
 
 
 def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
     """Replace values by what the kernel's header says; float32, (N,)."""
-    operations.dispatch(
-        MULTIPLY_ADD,
-        -(-values.size // WORKGROUP_SIZE),
-        {"ROUNDS": rounds},
-        values=values,
-        factors=np.array([*FACTORS, 0, 0], np.float32),
-    )
+    groups, factors = -(-values.size // WORKGROUP_SIZE), np.array([*FACTORS, 0, 0], np.float32)
+    operations.dispatch(MULTIPLY_ADD, groups, {"ROUNDS": rounds}, values=values, factors=factors)
 
 
 def raise_clocks(engine: Engine) -> None:
@@ -100,24 +91,14 @@ def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: flo
     operations.wait_for_runs(0)
 
 
-def _once(engine: Engine, what: str, measure: Callable[[], float]) -> float:
-    figures = _measured.setdefault(engine.backend, {})
-    if what not in figures:
-        raise_clocks(engine)
-        figures[what] = measure()
-    return figures[what]
-
-
 def _copy_rate(operations: Operations) -> float:
     """Copy as much as there is memory for, and no more than it takes."""
-    on_cpu = not isinstance(operations, GpuOperations) or operations.device.is_software
-    wanted = CPU_COPY_BYTES if on_cpu else HARDWARE_COPY_BYTES
+    is_hardware = isinstance(operations, GpuOperations) and not operations.device.is_software
+    wanted = HARDWARE_COPY_BYTES if is_hardware else CPU_COPY_BYTES
     nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
     while True:
         try:
-            source, target = (
-                operations.tensor(f"copy {name}", (nbytes // 4,)) for name in ("from", "to")
-            )
+            source, target = (operations.tensor(f"copy {i}", (nbytes // 4,)) for i in range(2))
             break
         except DeviceError:
             if nbytes <= SMALLEST_COPY_BYTES:
@@ -133,13 +114,12 @@ def _copy_rate(operations: Operations) -> float:
     return 2 * source.nbytes / _fastest(operations, program)
 
 
-def _arithmetic_rate(engine: Engine) -> float:
-    operations = open_operations(engine.backend.device)
+def _arithmetic_rate(operations: Operations) -> float:
     with operations.record("arithmetic") as program:
         if isinstance(operations, GpuOperations):
-            software = engine.is_software_adapter
-            threads = SOFTWARE_THREADS if software else HARDWARE_THREADS
-            rounds = SOFTWARE_ROUNDS if software else HARDWARE_ROUNDS
+            threads, rounds = HARDWARE_THREADS, HARDWARE_ROUNDS
+            if operations.device.is_software:
+                threads, rounds = SOFTWARE_THREADS, SOFTWARE_ROUNDS
             count = threads * rounds * OPERATIONS_A_ROUND
             values = operations.tensor("multiply-add values", (threads,))
             multiply_add_kernel(operations, values, rounds)

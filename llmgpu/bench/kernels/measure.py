@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
-from llmgpu.bench.kernels.limits import measured_bandwidth, measured_rate, raise_clocks
+from llmgpu.bench.kernels.limits import measure_limits, raise_clocks
 from llmgpu.bench.kernels.operations import LAYERS
 from llmgpu.bench.kernels.tokenizers import measure_tokenizer_kernels
 from llmgpu.bench.kernels.updates import UPDATES
 from llmgpu.bench.peers.torch import Torch, first_line
 from llmgpu.bench.results import KERNELS, Result
-from llmgpu.bench.timing import PartOptions, ProgramTimes, time_program, timed
+from llmgpu.bench.timing import PartOptions, time_program, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import logits_block_rows
@@ -106,10 +106,15 @@ class CaseBench:
                 prepared = prepare(operations, case, arrays)
                 prepared.run()
                 wrong = wrong_outputs(case, prepared, expected)
+                answer = _answer(case, wrong)
                 if wrong:
-                    return replace(begun, correct=False, answer=_wrong_answer(case, wrong))
-                answer = _right_answer(case)
-            times = self._time(engine, prepared)
+                    return replace(begun, correct=False, answer=answer)
+            before = None
+            if self.cold:
+                raise_clocks(engine)
+                before = _fill_caches(engine, operations)
+            runs = self.options.runs
+            times = time_program(prepared.operations, prepared.program, runs, self.budget, before)
             result = replace(begun, correct=True, answer=answer, **times.fields())
             result = _add_rates(result, engine, case, arrays)
             return self._add_speed_ups(result, engine, case, one_run)
@@ -129,11 +134,11 @@ class CaseBench:
             # Before it runs again: some ways add to their output, which `found` may share.
             (output,) = case.outputs
             if not same_values(found, expected.read(output), case.tolerance):
-                return replace(begun, correct=False, answer=_wrong_answer(case, [output]))
+                return replace(begun, correct=False, answer=_answer(case, [output]))
             times = torch.times(compute, self.options.runs, self.budget, cold=self.cold)
         except RuntimeError as error:
             return replace(begun, note=first_line(error))
-        result = replace(begun, correct=True, answer=_right_answer(case), **times.fields())
+        result = replace(begun, correct=True, answer=_answer(case, []), **times.fields())
         result = _add_rates(result, engine, case, arrays)
         self.torch_seconds.setdefault((torch.device, *case.key), result.median)
         if engine is None and case.key in self.numpy_seconds:
@@ -154,32 +159,24 @@ class CaseBench:
             self._inputs = (key, arrays, expected, timed(expected.run)[0])
         return self._inputs[1:]
 
-    def _time(self, engine: Engine, prepared: Prepared) -> ProgramTimes:
-        operations, before = prepared.operations, None
-        if self.cold:
-            raise_clocks(engine)
-            before = _fill_caches(engine, operations)
-        runs, budget = self.options.runs, self.budget
-        return time_program(operations, prepared.program, runs, budget, before)
-
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
         """Add how much faster than NumPy and torch it is, by their first way of the kind."""
-        median = result.median
-        if engine.backend is NUMPY:
-            self.numpy_seconds.setdefault(case.key, median)
-        if not case.kind:
-            # Every such case is run by NumPy, if only to be compared.
-            numpy = self.numpy_seconds.get(case.key, one_run)
-            return result if engine.backend is NUMPY else replace(result, speed_up=numpy / median)
+        by_torch, on_numpy = None, engine.backend is NUMPY
+        if on_numpy:
+            self.numpy_seconds.setdefault(case.key, result.median)
         by_numpy = self.numpy_seconds.get(case.key)
-        cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
-        by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
+        if case.kind:
+            cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
+            by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
+        else:
+            # Every such case is run by NumPy, if only to be compared.
+            by_numpy = None if on_numpy else by_numpy or one_run
         return replace(
             result,
-            speed_up=None if by_numpy is None else by_numpy / median,
-            speed_up_over_torch=None if by_torch is None else by_torch / median,
+            speed_up=by_numpy and by_numpy / result.median,
+            speed_up_over_torch=by_torch and by_torch / result.median,
         )
 
 
@@ -215,11 +212,7 @@ def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
-    """Put a case's arrays into tensors and record its operation.
-
-    Raises:
-        DeviceError: there is no memory for them.
-    """
+    """Put a case's arrays into tensors and record its operation."""
     tensors = {}
     for name, array in arrays.items():
         make = operations.parameters if name in case.uniforms else operations.tensor
@@ -234,8 +227,7 @@ def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list
     """Return the outputs that differ from the expected ones, and copies that are not copies."""
     wrong = []
     for name in case.outputs:
-        total = name in case.total
-        values = (found.read(name), expected.read(name))
+        total, values = name in case.total, (found.read(name), expected.read(name))
         if not same_values(*values, case.tolerance, only_total=total):
             wrong.append(name)
     for name, original in case.copies.items():
@@ -249,15 +241,16 @@ def _add_rates(result: Result, engine: Engine | None, case: KernelCase, arrays: 
     """Add what had to be moved and computed, and how near the time is to the limits."""
     nbytes, operations, median = case.moved_bytes(arrays), case.operations, result.median
     rates: dict[str, Any] = {"bytes": nbytes, "bytes_per_second": nbytes / median}
-    if case.output_bytes is not None and case.tokens is not None:
-        rates |= {"table_bytes": case.table_bytes, "output_bytes": case.output_bytes}
-        rates["output_bytes_per_second"] = case.output_bytes / median
-        rates["tokens_per_second"] = case.tokens / median
+    if case.looked_up:
+        _, output_bytes, tokens = case.looked_up
+        rates |= zip(("table_bytes", "output_bytes"), case.looked_up, strict=False)
+        rates["output_bytes_per_second"] = output_bytes / median
+        rates["tokens_per_second"] = tokens / median
     if engine is not None:
-        bandwidth = measured_bandwidth(engine)
-        rates["share_of_copy"] = nbytes / median / bandwidth
+        limits = measure_limits(engine)
+        rates["share_of_copy"] = nbytes / median / limits.bytes_per_second
         if operations is not None:
-            floor = max(nbytes / bandwidth, operations / measured_rate(engine))
+            floor = max(nbytes / limits.bytes_per_second, operations / limits.operations_per_second)
             rates |= {"operations": operations, "operations_per_second": operations / median}
             rates["share_of_floor"] = floor / median
     return replace(result, **rates)
@@ -275,13 +268,11 @@ def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] |
     return lambda: operations.run(program)
 
 
-def _right_answer(case: KernelCase) -> str:
+def _answer(case: KernelCase, wrong: list[str]) -> str:
+    if wrong:
+        return f"NOT the {case.answer if case.kind else ' and '.join(wrong)} of NumPy"
     within = f", within {case.tolerance:g}" if case.tolerance else ""
     return f"the {case.answer} of NumPy{within}"
-
-
-def _wrong_answer(case: KernelCase, wrong: list[str]) -> str:
-    return f"NOT the {case.answer if case.kind else ' and '.join(wrong)} of NumPy"
 
 
 def same_values(
@@ -294,20 +285,18 @@ def same_values(
     if found.shape != wanted.shape:
         return False
     if only_total:
-        totals = [array.sum(dtype=np.float64).reshape(1) for array in (found, wanted)]
-        return same_values(totals[0], totals[1], tolerance)
-    width = wanted.shape[-1] if wanted.ndim > 1 else wanted.size
-    step = max(1, BLOCK_ELEMENTS // max(1, width))
-    found, wanted = (array.reshape(-1, width) for array in (found, wanted))
-    blocks = [slice(start, start + step) for start in range(0, len(wanted), step)]
-    return all(_same_rows(found[block], wanted[block], tolerance) for block in blocks)
-
-
-def _same_rows(found: NDArray[Any], wanted: NDArray[Any], tolerance: float) -> bool:
+        found, wanted = (array.sum(dtype=np.float64).reshape(1) for array in (found, wanted))
     if not tolerance:
         return np.array_equal(found, wanted)
-    reference = wanted.astype(np.float64)
-    rms = np.sqrt(np.square(reference).mean(axis=-1, keepdims=True))
-    # Not "any larger": a NaN is not larger than anything.
-    allowed = tolerance * (np.abs(reference) + rms)
-    return bool((np.abs(found - reference) <= allowed).all())
+    width = wanted.shape[-1] if wanted.ndim > 1 else wanted.size
+    rows = max(1, BLOCK_ELEMENTS // max(1, width))
+    found, wanted = (array.reshape(-1, width) for array in (found, wanted))
+    for start in range(0, len(wanted), rows):
+        block = slice(start, start + rows)
+        reference = wanted[block].astype(np.float64)
+        rms = np.sqrt(np.square(reference).mean(axis=-1, keepdims=True))
+        allowed = tolerance * (np.abs(reference) + rms)
+        # Not "any larger": a NaN is not larger than anything.
+        if not (np.abs(found[block] - reference) <= allowed).all():
+            return False
+    return True

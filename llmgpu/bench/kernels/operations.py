@@ -9,17 +9,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
-from llmgpu.bench.kernels.embedding_kernels import embed_lookup_positions
+from llmgpu.bench.kernels import embedding_kernels as kernels
+from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, by
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
-    Groups,
     Norm,
-    Operations,
     Rotation,
 )
 
@@ -38,73 +36,49 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
     def case(name: str, operands: str, operations: int, nbytes: int, **more: object) -> KernelCase:
         return s.case(name, operands, operations, lambda: given, sizes=sizes, bytes=nbytes, **more)
 
-    yield case(
-        "embed_lookup",
-        "tokens table:VC +out:NC",
-        0,
-        ids_and_out + 4 * distinct * width,
-        tolerance=0,
-    )
-    yield case(
-        "embed_lookup",
-        "tokens table:VC:h +out:NC",
-        0,
-        ids_and_out + 2 * distinct * width,
-        where="half-precision table",
-        needs_half=True,
-        tolerance=0,
-    )
+    half = {"where": "half-precision table", "needs_half": True}
+    for table, row, more in (("table:VC", 4 * width, {}), ("table:VC:h", 2 * width, half)):
+        nbytes = ids_and_out + distinct * row
+        yield case("embed_lookup", f"tokens {table} +out:NC", 0, nbytes, tolerance=0, **more)
     yield case(
         "embed_lookup_positions",
         "tokens table:VC positions position_table:TC +out:NC",
         rows * width,
         ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
-        record=lambda ops, t: embed_lookup_positions(ops, *t.values()),
+        record=lambda ops, t: kernels.embed_lookup_positions(ops, *t.values()),
     )
-    groups = 4 * rows + 8 * distinct
-    yield case(
-        "embed_backward_grouped",
-        "order starts rows grad_out:NC *table:VC",
-        rows * width,
-        groups + 4 * width * (rows + 2 * distinct),
-        record=lambda ops, t: ops.embed_backward_grouped(
-            Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["table"]
-        ),
-    )
-    yield case(
-        "embed_gradient_rows",
-        "order starts rows grad_out:NC +out:NC",
-        rows * width,
-        groups + 4 * width * (rows + rows),
-        record=lambda ops, t: ops.embed_gradient_rows(
-            Groups(t["order"], t["starts"], t["rows"]), t["grad_out"], t["out"]
-        ),
-    )
+    for kernel, output, written in (
+        (kernels.embed_backward_grouped, "*grad_table:VC", 2 * distinct),
+        (kernels.embed_gradient_rows, "+out:NC", rows),
+    ):
+        operands = f"order starts rows grad_out:NC {output}"
+        nbytes = 4 * rows + 8 * distinct + 4 * width * (rows + written)
+        yield case(kernel.__name__, operands, rows * width, nbytes, record=kernel)
     yield s.case("fill_zero", "+x:VC", 0, tolerance=0)
 
 
 def norm_cases(s: Sizes) -> Iterator[KernelCase]:
     """RMS norm and its gradients."""
     rows, width = s.rows, s.config.dim
-    operands = "x:NC weight:C +out:NC +inverse_rms:N"
+    operands, operations = "x:NC weight:C +out:NC +inverse_rms:N", rows * (4 * width + 3)
     yield s.case(
-        "rms_norm",
-        operands,
-        rows * (4 * width + 3),
-        record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5),
+        "rms_norm", operands, operations, record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5)
     )
 
     def given() -> dict[str, Array]:
         x = s.normal(rows, width)
         return {"x": x, "inverse_rms": 1 / np.sqrt(np.square(x).mean(axis=1) + np.float32(1e-5))}
 
-    operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
-    yield s.case("rms_norm_backward", operands, 9 * rows * width, given, record=_norm_backward)
-
-
-def _norm_backward(ops: Operations, t: Tensors) -> None:
-    norm = Norm(t["x"], t["weight"], t["grad_out"], t["inverse_rms"])  # it reads no output
-    ops.rms_norm_backward(norm, t["grad_out"], t["grad_x"], t["grad_weight"])
+    yield s.case(
+        "rms_norm_backward",
+        "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C",
+        9 * rows * width,
+        given,
+        record=lambda ops, t: ops.rms_norm_backward(
+            Norm(t["x"], t["weight"], t["grad_out"], t["inverse_rms"]),  # it reads no output
+            *(t[name] for name in ("grad_out", "grad_x", "grad_weight")),
+        ),
+    )
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -153,7 +127,7 @@ def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
 
 
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Rotation and attention, forward and backward."""
+    """Rotation and attention, forward and backward, and to a cache."""
     config = s.config
     heads = (config.heads, config.kv_heads, config.head_dim)
     shape = AttentionShape(s.sequences, config.seq_len, *heads)
@@ -197,18 +171,10 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         ),
     )
 
-
-def cache_cases(s: Sizes) -> Iterator[KernelCase]:
-    """What generating takes of attention: a cache, and one query to all of it."""
-    config, length = s.config, s.config.seq_len
-    shape = AttentionShape(1, 1, config.heads, config.kv_heads, config.head_dim)
-    yield s.case(
-        "cache_append",
-        "x:TK +cache:TK positions",
-        0,
-        lambda: {"positions": np.arange(length, dtype=np.uint32)},
-        tolerance=0,
-    )
+    # What generating takes of attention: a cache, and one query to all of it.
+    length, of_one = config.seq_len, AttentionShape(1, 1, *heads)
+    every = {"positions": np.arange(length, dtype=np.uint32)}
+    yield s.case("cache_append", "x:TK +cache:TK positions", 0, lambda: every, tolerance=0)
     yield s.case(
         "attention_cached",
         "q:1C keys:TK values:TK positions +out:1C",
@@ -216,24 +182,20 @@ def cache_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda: {"positions": np.array([length - 1], np.uint32)},
         sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
         record=lambda ops, t: ops.attention_cached(
-            t["q"], (t["keys"], t["values"]), t["positions"], t["out"], shape
+            t["q"], (t["keys"], t["values"]), t["positions"], t["out"], of_one
         ),
         bytes=8 * length * config.kv_dim + 8 * config.dim,
     )
 
 
-def activation_cases(s: Sizes) -> Iterator[KernelCase]:
-    """The functions inside the feed-forward network."""
+def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
     size = s.rows * s.config.ffn_dim
     yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size)
     operands = "gate:NF up:NF grad_out:NF +grad_gate:NF +grad_up:NF"
     yield s.case("swiglu_backward", operands, 11 * size)
     yield s.case("gelu", "x:NF +out:NF", 9 * size)
     yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
-
-
-def loss_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Cross-entropy and the sum of the losses."""
     rows, width = s.rows, s.vocabulary
     params = np.array([1 / rows, 0.1, 1e-4, 1 / width], np.float32)
     yield s.case(
@@ -243,28 +205,10 @@ def loss_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda: {"targets": s.tokens(), "params": params},
         uniforms=("params",),
     )
-    yield s.case(
-        "sum_losses",
-        "losses +sum:1",
-        rows,
-        lambda: {"losses": np.abs(s.normal(rows))},
-        sizes=f"{rows:,} losses",
-    )
-
-
-def cast_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Conversions between single and half precision."""
+    losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
+    yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
     yield s.case("cast_f16_to_f32", "x:VC:h +out:VC", 0, needs_half=True, tolerance=0)
 
 
-LAYERS = (
-    embedding_cases,
-    norm_cases,
-    linear_cases,
-    attention_cases,
-    cache_cases,
-    activation_cases,
-    loss_cases,
-    cast_cases,
-)
+LAYERS = (embedding_cases, norm_cases, linear_cases, attention_cases, elementwise_cases)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.limits import raise_clocks
 from llmgpu.bench.results import KERNELS, Result, Times
-from llmgpu.bench.timing import PartOptions, has_timestamps, time_kernels
+from llmgpu.bench.timing import PartOptions, has_timestamps, kernel_times
 from llmgpu.bench.tokenizers.corpus import load_text
 from llmgpu.bench.tokenizers.tokenize import encode_all
 from llmgpu.bpe.encoding.open import open_encoder
@@ -42,39 +41,39 @@ def measure_tokenizer_kernels(
     engines: Sequence[Engine], options: PartOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield a result for each kernel of each job on each engine that has timestamps."""
-    references: dict[int, tuple[bytes, Vocabulary, NDArray[np.uint32]]] = {}
+    jobs: dict[int, list[tuple[Result, Work, NDArray[Any]]]] = {}
     for engine in engines:
-        if not has_timestamps(engine.backend.device):
-            continue
-        nbytes = text_bytes(engine, quick=options.quick)
-        if nbytes not in references:
-            data = load_text([], nbytes).data
-            vocabulary = _train(data, NUMPY)
-            references[nbytes] = (data, vocabulary, _encode(data, vocabulary, NUMPY))
-        data, vocabulary, ids = references[nbytes]
-        training = f"training {VOCAB_SIZE} ids"
-        works: tuple[tuple[str, Work, NDArray[Any], str], ...] = (
-            (training, partial(_merges, data), vocabulary.merges, "the merges of NumPy"),
-            ("encoding", partial(_encode, data, vocabulary), ids, "the ids of NumPy"),
-        )
-        for name, work, expected, answer in works:
-            progress(f"{KERNELS}: {engine.name}, {name}", 0, 1)
-            text = f"{name}, {len(data) / 1e6:,.2f} MB of text, pattern {PATTERN}"
-            begun = Result(KERNELS, engine.name, job=text, answer=answer)
-            yield from _measure_job(begun, engine, work, expected, options.runs)
+        if has_timestamps(engine.backend.device):
+            nbytes = text_bytes(engine, quick=options.quick)
+            for begun, work, expected in jobs.get(nbytes) or jobs.setdefault(nbytes, _jobs(nbytes)):
+                progress(f"{KERNELS}: {engine.name}, {begun.job.partition(',')[0]}", 0, 1)
+                begun = replace(begun, engine=engine.name)
+                yield from _measure_job(begun, engine, work, expected, options.runs)
 
 
-def _train(data: bytes, backend: Backend) -> Vocabulary:
-    options = TrainingOptions(VOCAB_SIZE, PATTERN)
-    return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
+def _jobs(nbytes: int) -> list[tuple[Result, Work, NDArray[Any]]]:
+    """Return what the results of a training and an encoding share, the work, and NumPy's answer."""
+    data = load_text([], nbytes).data
 
+    def train(backend: Backend) -> Vocabulary:
+        options = TrainingOptions(VOCAB_SIZE, PATTERN)
+        return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
 
-def _merges(data: bytes, backend: Backend) -> NDArray[Any]:
-    return _train(data, backend).merges
+    def encode(backend: Backend) -> NDArray[Any]:
+        return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
 
-
-def _encode(data: bytes, vocabulary: Vocabulary, backend: Backend) -> NDArray[np.uint32]:
-    return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
+    vocabulary = train(NUMPY)
+    text = f"{len(data) / 1e6:,.2f} MB of text, pattern {PATTERN}"
+    training = Result(KERNELS, "", job=f"training {VOCAB_SIZE} ids, {text}")
+    encoding = Result(KERNELS, "", job=f"encoding, {text}", answer="the ids of NumPy")
+    return [
+        (
+            replace(training, answer="the merges of NumPy"),
+            lambda backend: train(backend).merges,
+            vocabulary.merges,
+        ),
+        (encoding, encode, encode(NUMPY)),
+    ]
 
 
 def text_bytes(engine: Engine, *, quick: bool) -> int:
@@ -85,15 +84,9 @@ def text_bytes(engine: Engine, *, quick: bool) -> int:
 
 
 def _measure_job(
-    begun: Result,
-    engine: Engine,
-    work: Work,
-    expected: NDArray[Any],
-    count: int,
+    begun: Result, engine: Engine, work: Work, expected: NDArray[Any], count: int
 ) -> Iterator[Result]:
     """Do a job once to compare its answer, which also compiles, then with timestamps."""
-    device = engine.backend.device
-    assert device is not None
     runs: list[dict[str, float]] = []
     try:
         if not np.array_equal(work(engine.backend), expected):
@@ -101,7 +94,8 @@ def _measure_job(
             return
         for _ in range(count):
             raise_clocks(engine)
-            runs.append(time_kernels(device, lambda: work(engine.backend)))
+            kernels = kernel_times(engine.backend.device, lambda: work(engine.backend))
+            runs.append(kernels.seconds if kernels else {})
     except LlmgpuError as error:
         yield replace(begun, answer="", note=str(error))
         return

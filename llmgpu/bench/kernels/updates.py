@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bench.kernels.cases import Array, Arrays, KernelCase, Record, Sizes, Tensors, by, empty
+from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors, by, empty
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
@@ -29,25 +29,19 @@ _STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     """Norm of a gradient, and what is made of all of them."""
     size = s.vocabulary * s.config.dim
-    partials = {"partials": empty(1, NORM_PARTIALS)}
-    yield s.case(
-        "reduce_norm_sq",
-        "grad:VC +partials",
-        2 * size,
-        lambda: partials,
-        more=(0,),
-        total=("partials",),
-    )
+    shared = {"partials": empty(1, NORM_PARTIALS)}
+    totals: dict[str, Any] = {"more": (0,), "total": ("partials",)}
+    yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: shared, **totals)
     yield s.case(
         "finalize_grad_stats",
         "partials loss_sums *stats +history hyper",
         TENSORS * NORM_PARTIALS + 1,
         lambda: {
+            **step_parameters(),
             "partials": np.abs(s.normal(TENSORS, NORM_PARTIALS)),
             "loss_sums": np.ones(1, np.float32),
             "stats": np.zeros(4, np.float32),
             "history": empty(1, 4),
-            "hyper": _hyper(),
         },
         sizes=f"{TENSORS} tensors",
         uniforms=("hyper",),
@@ -61,8 +55,8 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
         "adamw_update",
         _STATE_OPERANDS,
         ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
-        lambda: step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))},
-        record=_update(lambda t: Moments(t["first"], t["second"])),
+        lambda: _state(s),
+        lambda t: Moments(t["first"], t["second"]),
     )
 
 
@@ -79,9 +73,12 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
         "*parameter:VC gradient:VC first_codes *first_scales second_codes *second_scales",
         (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
         lambda: step_parameters() | moments,
+        lambda t: CodedMoments(
+            BlockCodes(t["first_codes"], t["first_scales"]),
+            BlockCodes(t["second_codes"], t["second_scales"]),
+        ),
         # Codes of numbers half way between two may differ by one.
         uncompared=("first_codes", "second_codes"),
-        record=_update(_coded_moments),
     )
 
 
@@ -95,24 +92,17 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
         "adamw_update_rows",
         f"{_STATE_OPERANDS} rows",
         ADAMW_OPERATIONS * touched,
-        lambda: (
-            step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3)), "rows": rows}
-        ),
+        lambda: _state(s) | {"rows": rows},
+        lambda t: RowMoments(t["first"], t["second"], t["rows"]),
         sizes=sizes,
-        record=_update(lambda t: RowMoments(t["first"], t["second"], t["rows"])),
         bytes=28 * touched + 4 * len(rows),
     )
     yield plain
     # Rows that are not touched have no copy to compare.
     yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
+    exact: dict[str, Any] = {"tolerance": 0, "bytes": 4 * touched + 4 * len(rows)}
     yield s.case(
-        "fill_zero_rows",
-        "*table:VC rows",
-        0,
-        lambda: {"rows": rows},
-        sizes=sizes,
-        tolerance=0,
-        bytes=4 * touched + 4 * len(rows),
+        "fill_zero_rows", "*table:VC rows", 0, lambda: {"rows": rows}, sizes=sizes, **exact
     )
 
 
@@ -129,10 +119,10 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     def make() -> Arrays:
         arrays: Arrays = {}
         for k, weight in enumerate(weights):
-            state: Arrays = {n: s.normal(*weight.shape, skip=i) for i, n in enumerate(STATE)}
-            state["second"] = np.abs(state["second"])
-            state["mirror"] = empty(*weight.shape, dtype=np.float16)
-            arrays |= {f"{name} {k}": array for name, array in state.items()}
+            for skip, name in enumerate(STATE):
+                arrays[f"{name} {k}"] = s.normal(*weight.shape, skip=skip)
+            arrays[f"second {k}"] = np.abs(arrays[f"second {k}"])
+            arrays[f"mirror {k}"] = empty(*weight.shape, dtype=np.float16)
         return arrays | step_parameters()
 
     def record(ops: Any, t: Tensors, *, fused: bool) -> None:
@@ -165,18 +155,32 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
 
 def step_parameters() -> Arrays:
     """Return `stats` of a step that is not bad and clips gradients to a half, and its `hyper`."""
-    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": _hyper()}
+    hyper = hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
+    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": hyper}
 
 
-def _hyper() -> Array:
-    return hyper_parameters(AdamW(), STEP, LEARNING_RATE, 1.0, 0)
+def _state(s: Sizes) -> Arrays:
+    return step_parameters() | {"second": np.abs(s.normal(*s.table_shape, skip=3))}
 
 
 def _with_and_without_copy(
-    s: Sizes, name: str, operands: str, operations: int, given: Callable[[], Arrays], **more: Any
+    s: Sizes,
+    name: str,
+    operands: str,
+    operations: int,
+    given: Callable[[], Arrays],
+    state: Callable[[Tensors], WeightState],
+    **more: Any,
 ) -> Iterator[KernelCase]:
-    """Yield an update without a half-precision copy of the parameter, then with one."""
-    more["uniforms"] = ("hyper",)
+    """Yield an update without a half-precision copy of the parameter, then with one.
+
+    state: makes the state that is updated of a case's tensors.
+    """
+
+    def record(ops: Any, t: Tensors) -> None:
+        ops.update_weight(state(t), _weight_update(t, half_copy=t.get("mirror")))
+
+    more |= {"uniforms": ("hyper",), "record": record}
     case = s.case(name, f"{operands} stats hyper", operations, given, **more)
     yield case
     yield replace(
@@ -188,25 +192,11 @@ def _with_and_without_copy(
     )
 
 
-def _update(state: Callable[[Tensors], WeightState]) -> Record:
-    """Return the update of one weight, with what `state` makes of a case's tensors."""
-
-    def record(ops: Any, t: Tensors) -> None:
-        ops.update_weight(state(t), _weight_update(t, half_copy=t.get("mirror")))
-
-    return record
-
-
 def _weight_update(
     t: Tensors, suffix: str = "", *, decays: bool = True, half_copy: Tensor | None = None
 ) -> WeightUpdate:
     weight, gradient = t[f"parameter{suffix}"], t[f"gradient{suffix}"]
     return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, half_copy)
-
-
-def _coded_moments(t: Tensors) -> CodedMoments:
-    codes = (BlockCodes(t[f"{name}_codes"], t[f"{name}_scales"]) for name in ("first", "second"))
-    return CodedMoments(*codes)
 
 
 UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, all_weights_cases)

@@ -15,10 +15,9 @@ import numpy as np
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels.limits import measured_rate
+from llmgpu.bench.kernels.limits import measure_limits
 from llmgpu.bench.models.training_steps import OwnSteps, StepJob, choose_job
-from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
-from llmgpu.bench.peers.torch_model import TorchSteps
+from llmgpu.bench.peers.torch import Torch, TorchSteps, first_line, missing_torch
 from llmgpu.bench.results import TRAIN, Result, Times
 from llmgpu.bench.timing import PartOptions, kernel_times, runs_within
 from llmgpu.errors import LlmgpuError
@@ -55,10 +54,10 @@ class TrainBench:
         seconds: list[list[float]] = []
         try:
             own = OwnSteps(engine, job, precision)
-            compared = self._compare(own, engine, precision, job, theirs)
+            compared = self._compare(own, theirs)
             if compared["correct"]:
                 seconds = self._take_turns(engine.name, [own] if theirs is None else [own, theirs])
-                compared |= self._measured(engine, job, own, seconds)
+                compared |= self._measured(own, seconds)
             result = replace(result, losses=tuple(own.first_losses), **compared)
         except LlmgpuError as error:
             result = replace(result, note=str(error))
@@ -67,32 +66,24 @@ class TrainBench:
             return
         self.reported.add((torch_result.engine, str(job)))
         if len(seconds) > 1:
-            answer = f"the losses of {engine.name}"
-            times = _times(job, seconds[1])
-            torch_result = replace(torch_result, correct=True, answer=answer, **times)
+            times = _times(job, seconds[1]) | {"answer": f"the losses of {engine.name}"}
+            torch_result = replace(torch_result, correct=True, **times)
         yield torch_result
 
-    def _compare(
-        self,
-        own: OwnSteps,
-        engine: Engine,
-        precision: Precision,
-        job: StepJob,
-        torch: TorchSteps | None,
-    ) -> dict[str, Any]:
+    def _compare(self, own: OwnSteps, torch: TorchSteps | None) -> dict[str, Any]:
         """Compare an engine's losses with NumPy's and torch's; return what a result says of it."""
         compared: list[tuple[str, Sequence[float], Sequence[float]]] = []
-        if engine.backend is not NUMPY:
-            cut = job.cut()
-            found = (own if cut == job else OwnSteps(engine, cut, precision)).first_losses
-            name = "NumPy" if cut == job else f"NumPy ({cut})"
-            compared.append((name, found, self._numpy_losses(cut)))
+        if own.engine.backend is not NUMPY:
+            steps, name, cut = own, "NumPy", own.job.cut()
+            if cut != own.job:
+                steps, name = OwnSteps(own.engine, cut, own.precision), f"NumPy ({cut})"
+            compared.append((name, steps.first_losses, self._numpy_losses(cut)))
         if torch is not None:
             compared.append(("torch", own.first_losses, torch.first_losses))
         wrong = [name for name, found, wanted in compared if not losses_agree(found, wanted)]
-        names = " and ".join(wrong or [name for name, _, _ in compared])
         if wrong:
-            return {"correct": False, "answer": f"NOT the losses of {names}"}
+            return {"correct": False, "answer": f"NOT the losses of {' and '.join(wrong)}"}
+        names = " and ".join(name for name, _, _ in compared)
         answer = f"the losses of {names}, within {TOLERANCE:g}" if compared else "the reference"
         return {"correct": bool(np.isfinite(own.first_losses).all()), "answer": answer}
 
@@ -101,10 +92,9 @@ class TrainBench:
             self.numpy_losses[str(job)] = OwnSteps(Engine(NUMPY, 0.0), job, "f32").first_losses
         return self.numpy_losses[str(job)]
 
-    def _measured(
-        self, engine: Engine, job: StepJob, own: OwnSteps, seconds: list[list[float]]
-    ) -> dict[str, Any]:
+    def _measured(self, own: OwnSteps, seconds: list[list[float]]) -> dict[str, Any]:
         """Return what a result says of an engine's times, with torch's after them if it has any."""
+        engine, job = own.engine, own.job
         times = _times(job, seconds[0])
         median = times["seconds"].median
         if engine.backend is NUMPY:
@@ -113,7 +103,8 @@ class TrainBench:
             times["speed_up"] = self.numpy_seconds[str(job)] / median
         if len(seconds) > 1:
             times["speed_up_over_torch"] = Times.of(seconds[1]).median / median
-        times["share_of_floor"] = job.operations / median / measured_rate(engine)
+        limit = measure_limits(engine).operations_per_second
+        times["share_of_floor"] = job.operations / median / limit
         times["kernels"] = kernel_times(engine.backend.device, lambda: own.time(1))
         return times
 
@@ -153,7 +144,8 @@ def measure_train(
     bench = TrainBench(options, progress)
     for engine in engines:
         for precision in VARIANTS:
-            if precision == "f32" or _has_half_precision(engine):
+            device = engine.backend.device
+            if precision == "f32" or (device is not None and "shader-f16" in device.features):
                 yield from bench.measure_engine(engine, precision)
 
 
@@ -162,19 +154,9 @@ def losses_agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
     return bool(np.isfinite(found).all()) and np.allclose(found, wanted, rtol=TOLERANCE, atol=0)
 
 
-def _has_half_precision(engine: Engine) -> bool:
-    device = engine.backend.device
-    return device is not None and "shader-f16" in device.features
-
-
 def _times(job: StepJob, seconds: list[float]) -> dict[str, Any]:
     """Return what a result says of the seconds for a step."""
     times = Times.of(seconds)
-    return {
-        "clock": "host",
-        "seconds": times,
-        "tokens": job.tokens,
-        "operations": job.operations,
-        "tokens_per_second": job.tokens / times.median,
-        "operations_per_second": job.operations / times.median,
-    }
+    done = {"tokens": job.tokens, "operations": job.operations}
+    rates = {f"{name}_per_second": count / times.median for name, count in done.items()}
+    return {"clock": "host", "seconds": times, **done, **rates}

@@ -78,18 +78,14 @@ class StepJob:
         """Return the same with few layers and tokens, which NumPy can do; itself if it is small."""
         if self.is_small:
             return self
-        layers = min(self.config.layers, CUT_LAYERS)
-        seq_len = min(self.config.seq_len, CUT_TOKENS)
+        layers, seq_len = min(self.config.layers, CUT_LAYERS), min(self.config.seq_len, CUT_TOKENS)
         return StepJob(self.name, replace(self.config, layers=layers, seq_len=seq_len), 1)
 
     def __str__(self) -> str:
         """Say the sizes."""
-        config = self.config
-        return (
-            f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({config.layers} layers, "
-            f"{config.dim} wide, {config.vocab_size:,} ids), {self.sequences} x "
-            f"{config.seq_len:,} tokens"
-        )
+        config, tokens = self.config, f"{self.sequences} x {self.config.seq_len:,} tokens"
+        sizes = f"{config.layers} layers, {config.dim} wide, {config.vocab_size:,} ids"
+        return f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({sizes}), {tokens}"
 
 
 def uneven_ids(
@@ -118,11 +114,8 @@ class OwnSteps:
     """llmgpu on an engine, which takes the steps of a job."""
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
-        """Make the model.
-
-        Raises:
-            DeviceError: the engine has no memory for it, or no half precision.
-        """
+        """Make the model, for which an engine may have no memory, or no half precision."""
+        self.engine, self.job, self.precision = engine, job, precision
         self._operations = open_operations(engine.backend.device)
         options = job.options(precision)
         self._trainer = Trainer(self._operations, job.config, options, slots=CHECKED_STEPS)

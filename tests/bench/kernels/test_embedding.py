@@ -51,6 +51,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "HARDWARE_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "SOFTWARE_THREADS", 256)
+    monkeypatch.setattr(limits, "HARDWARE_THREADS", 256)
 
 
 def measure(*engines: Engine, **changes: Any) -> list[Result]:

@@ -13,8 +13,7 @@ from llmgpu.bench.kernels import limits
 from llmgpu.bench.kernels.limits import (
     FACTORS,
     copy_kernel,
-    measured_bandwidth,
-    measured_rate,
+    measure_limits,
     multiply_add_kernel,
 )
 from llmgpu.bench.timing import host_times, time_program
@@ -61,16 +60,18 @@ def test_multiply_add(any_device: Device, count: int, rounds: int) -> None:
 
 
 def test_figures_of_numpy(small: None) -> None:
-    engine = Engine(Backend(None, "small"), 0.0)
-    assert measured_bandwidth(engine) > 0
-    assert measured_rate(engine) > 0
+    found = measure_limits(Engine(Backend(None, "small"), 0.0))
+    assert found.bytes_per_second > 0
+    assert found.operations_per_second > 0
 
 
 def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) -> None:
     engine = Engine(Backend(any_device, "small"), 0.0)
-    assert measured_bandwidth(engine) == measured_bandwidth(engine) > 0
-    assert measured_rate(engine) == measured_rate(engine) > 0
-    assert measured_rate(engine) != measured_bandwidth(engine)
+    found = measure_limits(engine)
+    assert measure_limits(engine) is found
+    assert found.bytes_per_second > 0
+    assert found.operations_per_second > 0
+    assert found.bytes_per_second != found.operations_per_second
 
 
 def test_a_copy_takes_what_memory_there_is(
@@ -86,11 +87,12 @@ def test_a_copy_takes_what_memory_there_is(
         return create(label, nbytes)
 
     monkeypatch.setattr(device, "create_buffer", create_few)
-    assert measured_bandwidth(Engine(Backend(device, "little memory"), 0.0)) > 0
-    assert made == [1 << 18, 1 << 18]
+    found = measure_limits(Engine(Backend(device, "little memory"), 0.0))
+    assert found.bytes_per_second > 0
+    assert made[:2] == [1 << 18, 1 << 18]
     monkeypatch.setattr(limits, "SMALLEST_COPY_BYTES", 1 << 19)
     with pytest.raises(DeviceError, match="no memory"):
-        measured_bandwidth(Engine(Backend(device, "less memory"), 0.0))
+        measure_limits(Engine(Backend(device, "less memory"), 0.0))
 
 
 def test_times_of_a_program(any_device: Device) -> None:

@@ -28,7 +28,7 @@ from llmgpu.bench.kernels.measure import (
     wrong_outputs,
 )
 from llmgpu.bench.peers.torch import Torch
-from llmgpu.bench.results import Result, load_record
+from llmgpu.bench.results import Limits, Result, load_record
 from llmgpu.bench.timing import PartOptions, has_timestamps
 from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig
@@ -51,8 +51,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "choose_sizes", lambda engine, quick: (SIZES, "small"))
     monkeypatch.setattr(tokenizers, "text_bytes", lambda engine, quick: 3000)
     monkeypatch.setattr(tokenizers, "VOCAB_SIZE", 270)
-    monkeypatch.setattr(measure, "measured_bandwidth", lambda engine: 1e9)
-    monkeypatch.setattr(measure, "measured_rate", lambda engine: 1e10)
+    monkeypatch.setattr(measure, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
 
 

@@ -12,6 +12,7 @@ from llmgpu.bench.engines import Engine
 from llmgpu.bench.models import train, training_steps
 from llmgpu.bench.models.train import losses_agree, measure_train
 from llmgpu.bench.models.training_steps import OwnSteps, StepJob, choose_job, uneven_ids
+from llmgpu.bench.results import Limits
 from llmgpu.bench.timing import PartOptions
 from llmgpu.gpu import Device
 from llmgpu.lm.config import preset
@@ -29,7 +30,7 @@ def small_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all engines take steps that take no time."""
     monkeypatch.setattr(train, "choose_job", lambda engine, quick: SMALL)
     monkeypatch.setattr(train, "RUN_SECONDS", 0.01)
-    monkeypatch.setattr(train, "measured_rate", lambda engine: 1e9)
+    monkeypatch.setattr(train, "measure_limits", lambda engine: Limits(1e9, 1e9))
 
 
 def engines_with(device: Device) -> list[Engine]:
