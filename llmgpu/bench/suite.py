@@ -32,9 +32,13 @@ from llmgpu.bench.results import (
     VocabularyFacts,
 )
 from llmgpu.bench.timing import PartOptions
-from llmgpu.bench.tokenizers.bpe_train import Trainer, all_trainers, measure_training
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
-from llmgpu.bench.tokenizers.tokenize import measure_tokenizing
+from llmgpu.bench.tokenizers.measure import (
+    Trainer,
+    all_trainers,
+    measure_tokenizing,
+    measure_training,
+)
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError

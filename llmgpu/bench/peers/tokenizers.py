@@ -23,7 +23,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.engines import package_version
+from llmgpu.bench.results import Result
 from llmgpu.bench.tokenizers.corpus import Job
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.tie import byte_ranks
@@ -56,25 +57,22 @@ GIGATOKEN_SCHEMES = {
     "o200k": "o200k",
 }
 
+Merges = list[tuple[bytes, bytes]]
 EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A package that llmgpu is compared with, and the patterns that it can cut text with.
-
-    needs: other packages that it needs.
-    """
+    """A package that llmgpu is compared with, and the patterns that it can cut text with."""
 
     package: str
     patterns: tuple[str, ...]
-    needs: tuple[str, ...] = field(default=(), kw_only=True)
+    needs: tuple[str, ...] = field(default=(), kw_only=True)  # other packages
 
-    @property
-    def name(self) -> str:
-        """What tables call it: its name, and its version where it is installed."""
-        version = package_version(self.package)
-        return self.package if version is None else f"{self.package} {version}"
+    def begin(self, what: str, job: Job) -> Result:
+        """Return a result without measurements, whose note says why the peer can't do the job."""
+        name = f"{self.package} {package_version(self.package) or ''}".rstrip()
+        return replace(job.begin(what, name), peer=True, note=self.why_not(job) or "")
 
     def why_not(self, job: Job) -> str | None:
         """Return why it can't do a job, as a line; None if it can."""
@@ -132,9 +130,7 @@ class TrainingPeer(Peer):
         return merges if self.compared == "merges" else [left + right for left, right in merges]
 
 
-def train_tokenizers(
-    path: Path, pattern: str, vocab_size: int, target: Path
-) -> list[tuple[bytes, bytes]]:
+def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
     """Train Hugging Face's BPE, with all processors, and write its file; return the merges."""
     hf = importlib.import_module("tokenizers")
     tokenizer = hf.Tokenizer(hf.models.BPE())
@@ -149,10 +145,8 @@ def train_tokenizers(
     characters = sorted(alphabet)
     byte_of = {characters[rank]: byte for byte, rank in enumerate(byte_ranks("hf").tolist())}
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    return [
-        (bytes(byte_of[c] for c in left), bytes(byte_of[c] for c in right))
-        for left, right in merges
-    ]
+    spelled = ([bytes(map(byte_of.__getitem__, side)) for side in merge] for merge in merges)
+    return [(left, right) for left, right in spelled]
 
 
 def byte_level(pattern: str) -> Any:
@@ -174,9 +168,7 @@ def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> li
     return [bytes(token) for token, _ in ranks[256:]]
 
 
-def train_gigatoken(
-    path: Path, pattern: str, vocab_size: int, target: Path
-) -> list[tuple[bytes, bytes]]:
+def train_gigatoken(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
     """Train gigatoken, with all processors; return the merges. It has the pattern gpt2 only."""
     extension = gigatoken_extension()
     with _silence():

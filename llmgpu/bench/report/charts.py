@@ -32,6 +32,7 @@ _TOP, _BOTTOM = 14, 330
 _LEFT = 58  # pixels for numbers
 _MARGIN = 4.0  # of the numbers on an axis, beyond the roof's edge: a ratio
 _GIGA = 1e9
+Dot = tuple[float, float]  # a kernel on a roofline: operations for each byte, and a second
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,12 @@ class Bar:
 
 def draw_bars(bars: Sequence[Bar], caption: str, largest: float | None = None) -> list[str]:
     """Return a chart as lines of HTML; largest: of the scale, by default the largest number."""
-    if largest is None:
-        largest = max((bar.number or 0.0 for bar in bars), default=0.0)
+    largest = largest or max(bar.number or 0.0 for bar in bars) or 1.0
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
     said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"
     lines = ["<figure>", said, '<div class="bars">']
     for bar in bars:
-        lines += _row(bar, largest or 1.0)
+        lines += _row(bar, largest)
     return [*lines, "</div>", "</figure>"]
 
 
@@ -73,9 +73,8 @@ def result_bars(table: ResultTable, record: Record) -> list[str]:
         bars.append(Bar(result.engine, kind, value, number, result.kind_and_way[1]))
     if all(bar.number is None for bar in bars):
         return []
-    return draw_bars(
-        bars, f"{rate.meaning}: more is better" if rate else "median time: less is better"
-    )
+    caption = f"{rate.meaning}: more is better" if rate else "median time: less is better"
+    return draw_bars(bars, caption)
 
 
 def share_bars(table: ResultTable) -> list[str]:
@@ -109,46 +108,36 @@ def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
 def _row(bar: Bar, largest: float) -> list[str]:
     variant = f'<span class="variant">{escape_text(bar.variant)}</span>' if bar.variant else ""
     name = f'<div class="name">{escape_text(bar.name)}{variant}</div>'
+    value = escape_text(bar.value)
     if bar.number is None:
-        return [name, f'<div class="no-bar">{escape_text(bar.value)}</div>']
+        return [name, f'<div class="no-bar">{value}</div>']
     percent = min(100.0, max(_LEAST_PERCENT, 100 * bar.number / largest))
     return [
         name,
         '<svg width="100%" height="16" aria-hidden="true">'
         '<rect class="track" width="100%" height="16" rx="3"/>'
         f'<rect class="{bar.kind}" width="{percent:.2f}%" height="16" rx="3"/></svg>',
-        f'<div class="value">{escape_text(bar.value)}</div>',
+        f'<div class="value">{value}</div>',
     ]
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A kernel on a roofline: operations for each byte, and operations a second."""
-
-    across: float
-    up: float
 
 
 def dot_of(result: Result) -> Dot | None:
     """Return where a result is on a roofline, None if it has no place there."""
-    nbytes, operations, rate = result.bytes, result.operations, result.operations_per_second
-    if result.seconds is None or not nbytes or not operations or not rate:
-        return None
-    return Dot(operations / nbytes, rate) if min(nbytes, operations, rate) > 0 else None
+    numbers = (result.bytes or 0, result.operations or 0, result.operations_per_second or 0)
+    nbytes, operations, rate = numbers
+    return (operations / nbytes, rate) if result.seconds and min(numbers) > 0 else None
 
 
 def draw_roofline(dots: Sequence[Dot], limits: Limits, caption: str) -> list[str]:
     """Return the chart as lines of HTML; dots are numbered from 1."""
     bandwidth, rate = limits.bytes_per_second, limits.operations_per_second
     edge = rate / bandwidth  # operations a byte from which on arithmetic is the limit
-    across = [dot.across for dot in dots] + [edge / _MARGIN, edge * _MARGIN]
-    up = [dot.up for dot in dots] + [rate / _MARGIN, rate]
-    x = value_axis(np.array(across), 0, 100)
-    y = value_axis(np.array(up) / _GIGA, _BOTTOM, _TOP)
+    corners = [(edge / _MARGIN, rate / _MARGIN), (edge * _MARGIN, rate)]
+    across, up = np.array([*dots, *corners]).T
+    x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)
     said = f"{caption}; copies move {quantity(bandwidth, 'B/s')}, multiply-adds do "
     return [
-        "<figure>",
-        f"<figcaption>{escape_text(said + quantity(rate, 'FLOP/s'))}</figcaption>",
+        f"<figure>\n<figcaption>{escape_text(said + quantity(rate, 'FLOP/s'))}</figcaption>",
         '<div class="plot">',
         *_vertical_axis(y),
         f'<svg class="across" width="100%" height="{HEIGHT}" role="img">',
@@ -156,9 +145,7 @@ def draw_roofline(dots: Sequence[Dot], limits: Limits, caption: str) -> list[str
         *_grid(x, y),
         *_roof(x, y, bandwidth, rate),
         *_dots(dots, x, y),
-        "</svg>",
-        "</div>",
-        "</figure>",
+        "</svg>\n</div>\n</figure>",
     ]
 
 
@@ -206,8 +193,8 @@ def _roof(x: Axis, y: Axis, bandwidth: float, rate: float) -> list[str]:
 
 def _dots(dots: Sequence[Dot], x: Axis, y: Axis) -> list[str]:
     lines = []
-    for number, dot in enumerate(dots, 1):
-        across, up = _at(x, dot.across), _at(y, dot.up / _GIGA)
+    for number, (across, up) in enumerate(dots, 1):
+        across, up = _at(x, across), _at(y, up / _GIGA)
         lines.append(f'<circle cx="{across:.2f}%" cy="{up:.1f}" r="8.5"/>')
         lines.append(f'<text class="number" x="{across:.2f}%" y="{up + 3.5:.1f}">{number}</text>')
     return lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
+from string import Template
 
 from llmgpu.bench.report.charts import dot_of, draw_roofline, kernel_bars, result_bars, share_bars
 from llmgpu.bench.report.tables import (
@@ -31,7 +32,7 @@ from llmgpu.bench.results import (
 from llmgpu.bench.units import quantity, seconds_text, three_digits
 from llmgpu.charts import escape_text
 
-_PARTS = {
+_PARTS: dict[str, tuple[str, ...]] = {
     BPE_TRAIN: (
         "Training tokenizers",
         "From a text file in the page cache to a vocabulary file. The merges are compared with "
@@ -64,24 +65,17 @@ def draw_report(record: Record) -> str:
     """Return the page of a record."""
     tables = record.tables()
     parts = list(dict.fromkeys(table.what for table in tables))
-    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-    lines = [
-        "<!DOCTYPE html>",
-        '<html lang="en" xmlns="http://www.w3.org/1999/xhtml">',
-        "<head>",
-        '<meta charset="utf-8"/>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-        f"<title>{escape_text(f'llmgpu bench: {record.machine.cpu}')}</title>",
-        f"<style>\n{style}</style>",
-        "</head>",
-        "<body>",
-        "<h1>llmgpu bench</h1>",
-        *_head(record),
-        *_contents(parts),
-    ]
+    lines = [*_head(record)]
+    if len(parts) > 1:
+        links = [f'<a href="#{escape_text(what)}">{_about(what)[0]}</a>' for what in parts]
+        lines.append(f"<nav>{''.join(links)}</nav>")
     for what in parts:
         lines += _part(what, [table for table in tables if table.what == what], record)
-    return "\n".join([*lines, "</body>", "</html>", ""])
+    page, style = (resources.files(__package__) / name for name in ("page.html", "style.css"))
+    title = escape_text(f"llmgpu bench: {record.machine.cpu}")
+    return Template(page.read_text(encoding="utf-8")).substitute(
+        title=title, style=style.read_text(encoding="utf-8"), body="\n".join(lines)
+    )
 
 
 def _head(record: Record) -> Iterator[str]:
@@ -103,19 +97,15 @@ def _head(record: Record) -> Iterator[str]:
     yield "</dl>"
 
 
-def _contents(parts: Sequence[str]) -> list[str]:
-    links = "".join(f'<a href="#{escape_text(what)}">{_title_of(what)}</a>' for what in parts)
-    return [f"<nav>{links}</nav>"] if len(parts) > 1 else []
-
-
-def _title_of(what: str) -> str:
-    return escape_text(_PARTS[what][0] if what in _PARTS else what)
+def _about(what: str) -> list[str]:
+    """Return the title of a part, and the introduction to one that is known."""
+    return [escape_text(text) for text in _PARTS.get(what, (what,))]
 
 
 def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]:
-    lines = [f'<h2 id="{escape_text(what)}">{_title_of(what)}</h2>']
-    if what in _PARTS:
-        lines.append(f"<p>{escape_text(_PARTS[what][1])}</p>")
+    title, *introduction = _about(what)
+    lines = [f'<h2 id="{escape_text(what)}">{title}</h2>']
+    lines += [f"<p>{text}</p>" for text in introduction]
     if what == KERNELS:
         lines += _next_to_peers(tables, record)
     for table in tables:
@@ -149,45 +139,41 @@ def _next_to_peers(tables: Sequence[ResultTable], record: Record) -> list[str]:
 def _engine_charts(table: ResultTable, record: Record) -> list[str]:
     """Return the roofline of an engine whose limits are known, and how near kernels are to it."""
     limits = record.limits.get(table.title)
-    placed = [(result, dot) for result in table.results if (dot := dot_of(result)) is not None]
-    if limits is None or not placed:
+    dots = {k: dot for k, result in enumerate(table.results) if (dot := dot_of(result))}
+    if limits is None or not dots:
         return share_bars(table)
-    results, dots = zip(*placed, strict=True)
+    results = [table.results[k] for k in dots]
     columns = [
-        Column("number", "number", [str(k) for k in range(1, len(placed) + 1)]),
-        Column("kernel", "name", [table.row_name(result) for result in results]),
-        Column("FLOP per byte", "number", [three_digits(dot.across) for dot in dots]),
-        Column("reached", "number", [OPERATION_RATE.text(result) for result in results]),
+        Column("number", "number", [str(k) for k in range(1, len(dots) + 1)]),
+        Column("kernel", "name", [*map(table.row_name, results)]),
+        Column("FLOP per byte", "number", [three_digits(across) for across, _ in dots.values()]),
+        Column("reached", "number", [*map(OPERATION_RATE.text, results)]),
     ]
+    roofline = draw_roofline([*dots.values()], limits, f"Roofline of {table.title}")
     return [
-        *draw_roofline(dots, limits, f"Roofline of {table.title}"),
-        "<details>",
-        "<summary>What the numbers are</summary>",
-        *_draw_table(columns),
-        "</details>",
+        *roofline,
+        *_folded("What the numbers are", _draw_table(columns)),
         *share_bars(table),
     ]
 
 
 def _details(result: Result) -> list[str]:
     """Return the time in kernels as a chart, and start-up and phases."""
-    lines: list[str] = []
-    kernels = result.kernels
-    has_chart = kernels is not None and len(kernels.seconds) > 1
-    if kernels is not None and has_chart:
+    kernels, chart = result.kernels, []
+    if kernels is not None and len(kernels.seconds) > 1:
         of = f"the first {kernels.merges:,} merges" if kernels.merges else "one run"
         caption = f"time per kernel: {seconds_text(kernels.total)} for {of}"
-        lines += kernel_bars(kernels.seconds, caption)
-    lines += [f"<p>{escape_text(f'{name}: {text}')}</p>" for name, text in time_lines(result)]
-    if not lines:
-        return []
-    is_open = ' open="open"' if has_chart and result.what != KERNELS else ""
-    return [
-        f"<details{is_open}>",
-        f"<summary>{escape_text(f'Where the time of {result.name} goes')}</summary>",
-        *lines,
-        "</details>",
-    ]
+        chart = kernel_bars(kernels.seconds, caption)
+    times = [f"<p>{escape_text(f'{name}: {text}')}</p>" for name, text in time_lines(result)]
+    is_open = bool(chart) and result.what != KERNELS
+    return _folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
+
+
+def _folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
+    """Return lines that unfold at a click on a summary; none for none."""
+    begin = '<details open="open">' if is_open else "<details>"
+    said = f"<summary>{escape_text(summary)}</summary>"
+    return [begin, said, *lines, "</details>"] if lines else []
 
 
 def _draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
