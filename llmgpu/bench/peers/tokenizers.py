@@ -139,7 +139,7 @@ def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) ->
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=2, show_progress=False, initial_alphabet=alphabet
     )
-    tokenizer.train_from_iterator(_read_pieces(path), trainer)
+    tokenizer.train_from_iterator(_read_pieces(path, TRAINING_PIECE), trainer)
     tokenizer.save(str(target))
     # Under the tie rule "hf" bytes rank in the order of the characters that stand for them.
     characters = sorted(alphabet)
@@ -162,8 +162,8 @@ def byte_level(pattern: str) -> Any:
 def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> list[bytes]:
     """Train rustbpe, with all processors; return what the merges make, first merge first."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
-    expression = expression_of(pattern, TIKTOKEN)
-    tokenizer.train_from_iterator(iter(_read_pieces(path)), vocab_size, pattern=expression)
+    text = iter(_read_pieces(path, TRAINING_PIECE))
+    tokenizer.train_from_iterator(text, vocab_size, pattern=expression_of(pattern, TIKTOKEN))
     ranks = sorted(tokenizer.get_mergeable_ranks(), key=lambda item: item[1])
     return [bytes(token) for token, _ in ranks[256:]]
 
@@ -181,10 +181,6 @@ TRAINING_PEERS = (
     TrainingPeer("rustbpe", EXPRESSIBLE, "bytes", train_rustbpe, "tokens"),
     TrainingPeer("gigatoken", ("gpt2",), "hf", train_gigatoken),
 )
-
-
-def _read_pieces(path: Path) -> list[str]:
-    return pieces(_read(path), TRAINING_PIECE)
 
 
 @contextmanager
@@ -222,9 +218,8 @@ def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
     tokenizer.encode_special_tokens = True
 
     def encode(path: Path) -> NDArray[np.uint32]:
-        batch = tokenizer.encode_batch_fast(
-            pieces(_read(path), TOKENIZERS_PIECE), add_special_tokens=False
-        )
+        text = _read_pieces(path, TOKENIZERS_PIECE)
+        batch = tokenizer.encode_batch_fast(text, add_special_tokens=False)
         return np.concatenate([np.array(piece.ids, np.uint32) for piece in batch])
 
     return encode
@@ -242,7 +237,7 @@ def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
     threads = usable_processors()
 
     def encode(path: Path) -> NDArray[np.uint32]:
-        text = pieces(_read(path), TIKTOKEN_PIECE)
+        text = _read_pieces(path, TIKTOKEN_PIECE)
         batch = encoding.encode_ordinary_batch(text, num_threads=threads)
         return np.concatenate([np.array(piece, np.uint32) for piece in batch])
 
@@ -272,5 +267,5 @@ TOKENIZING_PEERS = (
 )
 
 
-def _read(path: Path) -> str:
-    return path.read_bytes().decode()
+def _read_pieces(path: Path, characters: int) -> list[str]:
+    return pieces(path.read_bytes().decode(), characters)

@@ -134,8 +134,8 @@ def facts_of(record: Record) -> Iterator[tuple[str, str]]:
         yield "not opened", f"{name}: {reason}"
     commit = f" ({machine.commit[:12]})" if machine.commit else ""
     software = [f"llmgpu {machine.llmgpu}{commit}", f"Python {machine.python}"]
-    software += [f"numpy {machine.numpy}"] if machine.numpy else []
-    software += [f"wgpu {machine.wgpu}"] if machine.wgpu else []
+    packages = {"numpy": machine.numpy, "wgpu": machine.wgpu}
+    software += [f"{name} {version}" for name, version in packages.items() if version]
     yield "software", ", ".join(software)
     if record.text is not None:
         text = record.text

@@ -45,6 +45,9 @@ _TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
 _DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
 _SYLLABLES = 4  # of the longest word
 _LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which on words have a syllable more
+_ONSETS = (*"bcdfghlmnprstv", "st", "tr")
+_VOWELS = (*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou")
+_CYRILLIC_ONSETS, _CYRILLIC_VOWELS = "бвгджзклмнпрстфх", "аеиоуыэюяёєіїўйѣ"
 _CODAS = ("", "", "n", "s", "r", "t", "l", "")
 _ENDS = {" ": 220, ", ": 14, ". ": 11, ".\n": 4, "\n": 2, "? ": 2, "; ": 1, ": ": 1, ".\n\n": 1}
 
@@ -136,11 +139,7 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
 
 
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
-    """Yield the text of `load_text`, which is not all in memory if it is generated.
-
-    Raises:
-        InputError: as `load_text`.
-    """
+    """Yield the text of `load_text`, which is not all in memory if it is generated."""
     if GENERATED not in sources:
         yield load_text(sources, limit).data
     elif len(sources) > 1:
@@ -157,28 +156,25 @@ def standard_library_files() -> list[Path]:
 
 
 def _standard_library(limit: int) -> bytes:
-    pieces: list[bytes] = []
-    length = 0
+    data = bytearray()
     for path in standard_library_files():
-        if length > limit:
+        if len(data) > limit:
             break
         text = BenchText(str(path), path.read_bytes())
-        if text.is_utf8:
-            pieces.append(text.data)
-            length += len(text.data)
-    return _cut(b"".join(pieces), limit)
+        data += text.data if text.is_utf8 else b""
+    return _cut(bytes(data), limit)
 
 
 def _read(sources: Sequence[str], limit: int) -> bytes:
-    pieces: list[bytes] = []
+    data = bytearray()
     buffer = np.empty(_READ_BYTES, np.uint8)
     with Corpus(sources, CorpusOptions(limit=limit)) as corpus:
         ended = False
         while not ended:
             fill = corpus.read_into(buffer)
-            pieces.append(buffer[: fill.length].tobytes())
+            data += buffer[: fill.length].tobytes()
             ended = fill.end
-    return b"".join(pieces)
+    return bytes(data)
 
 
 def _cut(data: bytes, limit: int) -> bytes:
@@ -213,7 +209,10 @@ class _Words:
     """
 
     def __init__(self) -> None:
-        self._syllables = _cells(_latin() + _cyrillic() + _digits())
+        latin = [onset + vowel for onset in _ONSETS for vowel in _VOWELS]
+        cyrillic = [onset + vowel for onset in _CYRILLIC_ONSETS for vowel in _CYRILLIC_VOWELS]
+        numbers = [f"{number:03}" for number in range(256)]
+        self._syllables = _cells([*latin, *cyrillic, *numbers])  # 256 of each script
         self._codas = _cells(list(_CODAS))
         ends = [end for end, share in _ENDS.items() for _ in range(share)]
         self._ends = _cells(ends) << np.uint32(8)
@@ -286,17 +285,3 @@ def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> N
 def _cells(texts: list[str]) -> NDArray[np.uint32]:
     """Return texts of up to 4 bytes as cells, uint32 (n,), the first byte the lowest."""
     return np.array([int.from_bytes(text.encode(), "little") for text in texts], np.uint32)
-
-
-def _latin() -> list[str]:
-    onsets = [*"bcdfghlmnprstv", "st", "tr"]
-    vowels = [*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou"]
-    return [onset + vowel for onset in onsets for vowel in vowels]
-
-
-def _cyrillic() -> list[str]:
-    return [onset + vowel for onset in "бвгджзклмнпрстфх" for vowel in "аеиоуыэюяёєіїўйѣ"]
-
-
-def _digits() -> list[str]:
-    return [f"{number:03}" for number in range(256)]
