@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
@@ -195,7 +194,7 @@ def bench(
         outputs.hand_over(record)
     else:
         options = suite.BenchOptions(
-            parts=_parts(what),
+            parts=suite.PARTS if not what or ALL_PARTS in what else tuple(dict.fromkeys(what)),
             devices=devices,
             corpus=corpus,
             limit=limit or (suite.QUICK_LIMIT if quick else suite.DEFAULT_LIMIT),
@@ -207,7 +206,8 @@ def bench(
             quick=quick,
         )
         if write_corpus is not None:
-            _write_corpus(options, write_corpus)
+            with atomic_output(write_corpus) as file:
+                file.writelines(text_blocks(corpus, options.limit))
             return
         record = _measure(options, outputs)
     if baseline is not None and compare is not None:
@@ -235,8 +235,7 @@ def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Out
     console = Console(stderr=True, highlight=False) if outputs.takes_stdout else outputs.console
     if not (outputs.quiet and outputs.as_json):
         print_comparison(comparison, path, console)
-    slower = comparison.slower
-    if slower:
+    if slower := comparison.slower:
         most = slower[0]
         raise LlmgpuError(
             f"{len(slower)} of {len(comparison.changes)} medians grew by more than "
@@ -258,20 +257,5 @@ def _check_measures_nothing() -> None:
             )
 
 
-def _parts(what: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts that are asked for, each once: all if none is."""
-    if not what or ALL_PARTS in what:
-        return suite.PARTS
-    return tuple(dict.fromkeys(what))
-
-
-def _write_corpus(options: suite.BenchOptions, path: str) -> None:
-    with atomic_output(path) as file:
-        for block in text_blocks(options.corpus, options.limit):
-            file.write(block)
-
-
 def _first(given: int | None, quick: bool, quick_value: int, default: int) -> int:
-    if given is not None:
-        return given
-    return quick_value if quick else default
+    return given if given is not None else quick_value if quick else default

@@ -49,9 +49,9 @@ class Bar:
     variant: str = ""
 
 
-def draw_bars(bars: Sequence[Bar], caption: str, largest: float | None = None) -> list[str]:
-    """Return a chart as lines of HTML; largest: of the scale, by default the largest number."""
-    largest = largest or max(bar.number or 0.0 for bar in bars) or 1.0
+def draw_bars(bars: Sequence[Bar], caption: str, least: float = 0.0) -> list[str]:
+    """Return a chart as lines of HTML, whose scale ends at the largest number, or at `least`."""
+    largest = max([least, *(bar.number or 0.0 for bar in bars)]) or 1.0
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
     said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"
     lines = ["<figure>", said, '<div class="bars">']
@@ -73,8 +73,9 @@ def result_bars(table: ResultTable, record: Record) -> list[str]:
         bars.append(Bar(result.engine, kind, value, number, result.kind_and_way[1]))
     if all(bar.number is None for bar in bars):
         return []
-    caption = f"{rate.meaning}: more is better" if rate else "median time: less is better"
-    return draw_bars(bars, caption)
+    if rate is None:
+        return draw_bars(bars, "median time: less is better")
+    return draw_bars(bars, f"{rate.title}{' a second' * bool(rate.unit)}: more is better")
 
 
 def share_bars(table: ResultTable) -> list[str]:
@@ -84,11 +85,8 @@ def share_bars(table: ResultTable) -> list[str]:
         for r in table.results
         if r.share_of_floor is not None
     ]
-    if not bars:
-        return []
-    largest = max([1.0, *(bar.number or 0.0 for bar in bars)])
     caption = "part of what bandwidth or arithmetic allows: more is better"
-    return draw_bars(bars, caption, largest)
+    return draw_bars(bars, caption, 1.0) if bars else []
 
 
 def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:

@@ -150,11 +150,7 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
         Column("reached", "number", [*map(OPERATION_RATE.text, results)]),
     ]
     roofline = draw_roofline([*dots.values()], limits, f"Roofline of {table.title}")
-    return [
-        *roofline,
-        *_folded("What the numbers are", _draw_table(columns)),
-        *share_bars(table),
-    ]
+    return [*roofline, *_folded("What the numbers are", _draw_table(columns)), *share_bars(table)]
 
 
 def _details(result: Result) -> list[str]:

@@ -28,11 +28,6 @@ class Measure:
     unit: str
     scale: float = 1.0
 
-    @property
-    def meaning(self) -> str:
-        """What a rate is, in words."""
-        return self.title if not self.unit else f"{self.title} a second"
-
     def of(self, result: Result) -> float | None:
         """Return the result's number, None if it has none."""
         number: float | None = getattr(result, self.key)
