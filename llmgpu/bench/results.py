@@ -11,7 +11,7 @@ import json
 import statistics
 import types
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -303,16 +303,13 @@ def read_record(plain: Any) -> Record:
 
 def _check_numbers(record: Record) -> None:
     """Raise ValueError for what is missing, and for numbers that can't be divided by."""
-    places: list[tuple[str, Sequence[float]]] = []
+    divisors = {f"limits.{name}": astuple(limits) for name, limits in record.limits.items()}
     for k, result in enumerate(record.results):
         if not result.job and None in (result.text_bytes, result.vocab_size):
             raise ValueError(f"results[{k}].job is missing")
         if result.seconds is not None:
-            times = (result.seconds.median, result.seconds.min, result.seconds.max)
-            places.append((f"results[{k}].seconds", times))
-    for name, limits in record.limits.items():
-        places.append((f"limits.{name}", (limits.bytes_per_second, limits.operations_per_second)))
-    for place, numbers in places:
+            divisors[f"results[{k}].seconds"] = astuple(result.seconds)[:3]
+    for place, numbers in divisors.items():
         if min(numbers) <= 0:
             raise ValueError(f"{place} has a number that is not above 0")
 

@@ -31,9 +31,13 @@ from llmgpu.bench.results import (
     VocabularyFacts,
 )
 from llmgpu.bench.timing import PartOptions
-from llmgpu.bench.tokenizers.bpe_train import Trainer, all_trainers, measure_training
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
-from llmgpu.bench.tokenizers.tokenize import measure_tokenizing
+from llmgpu.bench.tokenizers.measure import (
+    Trainer,
+    all_trainers,
+    measure_tokenizing,
+    measure_training,
+)
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
@@ -121,13 +125,9 @@ class Benchmark:
         is_about_text = bool(set(options.parts) & set(TEXT_PARTS))
         self._text = load_text(options.corpus, options.limit) if is_about_text else None
         self._engines, not_opened = open_engines(options.devices)
-        self.record = Record(
-            describe_machine(self._engines),
-            results=[],
-            complete=False,
-            not_opened=not_opened,
-            measured=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        machine = describe_machine(self._engines)
+        self.record = Record(machine, [], complete=False, not_opened=not_opened, measured=now)
         if self._text is not None:
             self.record.text = self._text.describe()
         if path is not None and self._vocabulary is not None:
@@ -148,13 +148,13 @@ class Benchmark:
         if self._text is not None:
             sizes = (options.vocab_size, options.pattern, options.runs)
             yield from self._text_results(make_job(self._text, folder, *sizes), progress)
+        part_options = PartOptions(options.runs, options.peers, options.quick)
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if parts else ()):
             progress("limits", number, len(engines))
             with suppress(DeviceError):  # no memory for it, as the parts then say
                 self.record.limits[engine.name] = measure_limits(engine)
         for part in parts:
-            part_options = PartOptions(options.runs, options.peers, options.quick)
             yield from MODEL_PARTS[part](engines, part_options, progress)
 
     def _text_results(self, job: Job, progress: Progress) -> Iterator[Result]:
@@ -172,18 +172,16 @@ def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[J
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
     software = [engine for engine in engines if engine.is_software_adapter]
     hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]
-    wanted = [(job, [Trainer(engine) for engine in hardware])]
-    if hardware:
-        recount_job = _smaller(job, RECOUNT_LIMIT, job.vocab_size)
-        wanted.append((recount_job, [t for engine in hardware for t in all_trainers(engine)]))
-    if software:
-        size = QUICK_SOFTWARE_TRAIN_VOCAB_SIZE if quick else SOFTWARE_TRAIN_VOCAB_SIZE
-        software_job = _smaller(job, SOFTWARE_TRAIN_LIMIT, size)
-        wanted.append((software_job, [t for engine in software for t in all_trainers(engine)]))
-    jobs: dict[Job, list[Trainer]] = {}
-    for own_job, trainers in wanted:
-        listed = jobs.setdefault(own_job, [])
-        listed += [trainer for trainer in numpy + trainers if trainer not in listed]
+    software_size = QUICK_SOFTWARE_TRAIN_VOCAB_SIZE if quick else SOFTWARE_TRAIN_VOCAB_SIZE
+    jobs = {job: numpy + [Trainer(engine) for engine in hardware]}
+    for adapters, limit, size in (
+        (hardware, RECOUNT_LIMIT, job.vocab_size),
+        (software, SOFTWARE_TRAIN_LIMIT, software_size),
+    ):
+        if adapters:
+            trainers = numpy + [t for engine in adapters for t in all_trainers(engine)]
+            listed = jobs.setdefault(_smaller(job, limit, size), [])
+            listed += [trainer for trainer in trainers if trainer not in listed]
     return list(jobs.items())
 
 

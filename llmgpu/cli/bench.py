@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from llmgpu.bench import suite
 from llmgpu.bench.engines import ALL
-from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, compare_records
+from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, Change, Comparison, compare_records
 from llmgpu.bench.report.page import draw_report
-from llmgpu.bench.results import Record, load_record
+from llmgpu.bench.report.tables import NARROW, columns_of, facts_of, time_lines
+from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
 from llmgpu.bench.tokenizers.corpus import text_blocks
+from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.pretokens.pattern import PATTERNS
-from llmgpu.cli.bench_table import print_comparison, print_results
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import ByteSize, Percentage, output_options
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 
 ALL_PARTS = "all"
+NARROWEST = 100  # columns; less would break the tables' cells
+_NAME_WIDTH = 20
 # Options that say what to do with a record, measured or read; all others say what to measure.
 _FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold")
 
@@ -195,7 +200,7 @@ def bench(
         outputs.hand_over(record)
     else:
         options = suite.BenchOptions(
-            parts=_parts(what),
+            parts=suite.PARTS if not what or ALL_PARTS in what else tuple(dict.fromkeys(what)),
             devices=devices,
             corpus=corpus,
             limit=limit or (suite.QUICK_LIMIT if quick else suite.DEFAULT_LIMIT),
@@ -207,7 +212,8 @@ def bench(
             quick=quick,
         )
         if write_corpus is not None:
-            _write_corpus(options, write_corpus)
+            with atomic_output(write_corpus) as file:
+                file.writelines(text_blocks(corpus, options.limit))
             return
         record = _measure(options, outputs)
     if baseline is not None and compare is not None:
@@ -235,8 +241,7 @@ def _compare(old: Record, path: str, new: Record, threshold: float, outputs: Out
     console = Console(stderr=True, highlight=False) if outputs.takes_stdout else outputs.console
     if not (outputs.quiet and outputs.as_json):
         print_comparison(comparison, path, console)
-    slower = comparison.slower
-    if slower:
+    if slower := comparison.slower:
         most = slower[0]
         raise LlmgpuError(
             f"{len(slower)} of {len(comparison.changes)} medians grew by more than "
@@ -258,20 +263,89 @@ def _check_measures_nothing() -> None:
             )
 
 
-def _parts(what: Sequence[str]) -> tuple[str, ...]:
-    """Return the parts that are asked for, each once: all if none is."""
-    if not what or ALL_PARTS in what:
-        return suite.PARTS
-    return tuple(dict.fromkeys(what))
-
-
-def _write_corpus(options: suite.BenchOptions, path: str) -> None:
-    with atomic_output(path) as file:
-        for block in text_blocks(options.corpus, options.limit):
-            file.write(block)
-
-
 def _first(given: int | None, quick: bool, quick_value: int, default: int) -> int:
-    if given is not None:
-        return given
-    return quick_value if quick else default
+    return given if given is not None else quick_value if quick else default
+
+
+def print_results(record: Record, console: Console) -> None:
+    """Print what was measured on, a table for each job, and where the time goes."""
+    console.width = max(console.width, NARROWEST)
+    for name, text in facts_of(record):
+        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+    for table in record.tables():
+        console.print()
+        console.print(_table(table))
+        for line in _lines_below(table):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+    if not record.complete:
+        console.print("\ninterrupted: these are the results up to then")
+
+
+def print_comparison(comparison: Comparison, path: str, console: Console) -> None:
+    """Print what got slower or faster than in the record at `path`."""
+    console.width = max(console.width, NARROWEST)
+    console.print()
+    for line in comparison.notes:
+        console.print(f"since {path}: {line}", markup=False, soft_wrap=True)
+    if comparison.changes:
+        table = Table(title=f"compared with {path}", title_justify="left")
+        for name in ("part", "job", "engine"):
+            table.add_column(name)
+        for name in ("then", "now", "change"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for change in comparison.changes:
+            table.add_row(*map(escape, _change_row(change, comparison)))
+        console.print(table)
+    else:
+        console.print(f"nothing is comparable with {path}", markup=False, soft_wrap=True)
+    for line in comparison.not_compared:
+        console.print(f"not compared: {line}", markup=False, soft_wrap=True)
+
+
+def _table(results: ResultTable) -> Table:
+    table = Table(title=escape(f"{results.what}: {results.title}"), title_justify="left")
+    columns = columns_of(results, narrow=True)
+    for column in columns:
+        is_number = column.kind == "number"
+        table.add_column(
+            column.title,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            min_width=_NAME_WIDTH if column.kind == "name" else None,
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _change_row(change: Change, comparison: Comparison) -> list[str]:
+    words = f"{100 * change.relative:+.1f} %"
+    if comparison.is_slower(change):
+        words += " SLOWER"
+    name = f"{change.name} (peer)" if change.is_peer else change.name
+    times = [seconds_text(change.old), seconds_text(change.new)]
+    return [change.what, change.job, name, *times, words]
+
+
+def _lines_below(table: ResultTable) -> Iterator[str]:
+    """Yield lines on what answers were, on notes, and on where the time goes."""
+    if table.what in NARROW and table.answers:
+        yield f"answers: {table.answers}"
+    if table.what == KERNELS:
+        return
+    for result in table.results:
+        for name, text in (*time_lines(result), *_kernel_times(result)):
+            yield f"{result.name}, {name}: {text}"
+
+
+def _kernel_times(result: Result) -> Iterator[tuple[str, str]]:
+    kernels = result.kernels
+    if kernels is None or len(kernels.seconds) < 2:
+        return
+    times = ", ".join(f"{name} {seconds_text(s)}" for name, s in kernels.seconds.items())
+    total = seconds_text(kernels.total)
+    if kernels.merges is not None:
+        total += f" for the first {kernels.merges} merges"
+    elif kernels.mb_per_second:
+        total += f" ({kernels.mb_per_second:.0f} MB/s)"
+    yield "kernels", f"{total}: {times}"

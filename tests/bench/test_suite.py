@@ -19,7 +19,7 @@ from llmgpu.bench.peers.tokenizers import (
 )
 from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
 from llmgpu.bench.suite import MODEL_PARTS, PARTS, TEXT_PARTS, Benchmark, BenchOptions
-from llmgpu.bench.tokenizers import bpe_train, tokenize
+from llmgpu.bench.tokenizers import measure
 from llmgpu.bench.tokenizers.corpus import load_text, make_job
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
@@ -141,8 +141,8 @@ def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
     text = load_text([], LIMIT)
     job = make_job(text, tmp_path, VOCAB_SIZE, "gpt2", 1)
     other = train_vocabulary(corpus_from_bytes(b"zzyyzzyy"), TrainingOptions(258), NUMPY)
-    wrong = bpe_train.TrainingBench(job, other.vocabulary, no_progress)
-    result = wrong.measure_trainer(bpe_train.Trainer(NUMPY_ENGINE))
+    wrong = measure.TrainingBench(job, other.vocabulary, no_progress)
+    result = wrong.measure_trainer(measure.Trainer(NUMPY_ENGINE))
     assert result.correct is False
     assert result.seconds is None
     for peer in TRAINING_PEERS:
@@ -156,9 +156,9 @@ def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
 
 def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
     job = make_job(load_text([], LIMIT), tmp_path, VOCAB_SIZE, "gpt2", 1)
-    vocabulary = bpe_train.train_file(job, NUMPY).vocabulary
+    vocabulary = measure.train_file(job, NUMPY).vocabulary
     vocabulary.save(tmp_path / "v.bin")
-    wrong = tokenize.TokenizingBench(
+    wrong = measure.TokenizingBench(
         job, vocabulary, tmp_path / "v.bin", np.zeros(5, np.uint32), no_progress
     )
     result = wrong.measure_engine(NUMPY_ENGINE)

@@ -20,8 +20,7 @@ from llmgpu.bench.engines import Engine, describe_machine
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, PARTS, TEXT_PARTS, Benchmark, BenchOptions
 from llmgpu.bench.tokenizers.corpus import load_text
-from llmgpu.cli.bench import bench
-from llmgpu.cli.bench_table import print_results
+from llmgpu.cli.bench import bench, print_results
 from llmgpu.progress import no_progress
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded"

@@ -19,7 +19,7 @@ from llmgpu.bench.kernels.limits import raise_clocks
 from llmgpu.bench.results import KERNELS, Result, Times
 from llmgpu.bench.timing import PartOptions, has_timestamps, kernel_times
 from llmgpu.bench.tokenizers.corpus import load_text
-from llmgpu.bench.tokenizers.tokenize import encode_all
+from llmgpu.bench.tokenizers.measure import encode_all
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary

@@ -23,7 +23,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.engines import package_version
+from llmgpu.bench.results import Result
 from llmgpu.bench.tokenizers.corpus import Job
 from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.tie import byte_ranks
@@ -56,25 +57,22 @@ GIGATOKEN_SCHEMES = {
     "o200k": "o200k",
 }
 
+Merges = list[tuple[bytes, bytes]]
 EncodeFile = Callable[[Path], NDArray[np.uint32]]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A package that llmgpu is compared with, and the patterns that it can cut text with.
-
-    needs: other packages that it needs.
-    """
+    """A package that llmgpu is compared with, and the patterns that it can cut text with."""
 
     package: str
     patterns: tuple[str, ...]
-    needs: tuple[str, ...] = field(default=(), kw_only=True)
+    needs: tuple[str, ...] = field(default=(), kw_only=True)  # other packages
 
-    @property
-    def name(self) -> str:
-        """What tables call it: its name, and its version where it is installed."""
-        version = package_version(self.package)
-        return self.package if version is None else f"{self.package} {version}"
+    def begin(self, what: str, job: Job) -> Result:
+        """Return a result without measurements, whose note says why the peer can't do the job."""
+        name = f"{self.package} {package_version(self.package) or ''}".rstrip()
+        return replace(job.begin(what, name), peer=True, note=self.why_not(job) or "")
 
     def why_not(self, job: Job) -> str | None:
         """Return why it can't do a job, as a line; None if it can."""
@@ -132,9 +130,7 @@ class TrainingPeer(Peer):
         return merges if self.compared == "merges" else [left + right for left, right in merges]
 
 
-def train_tokenizers(
-    path: Path, pattern: str, vocab_size: int, target: Path
-) -> list[tuple[bytes, bytes]]:
+def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
     """Train Hugging Face's BPE, with all processors, and write its file; return the merges."""
     hf = importlib.import_module("tokenizers")
     tokenizer = hf.Tokenizer(hf.models.BPE())
@@ -143,16 +139,14 @@ def train_tokenizers(
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=2, show_progress=False, initial_alphabet=alphabet
     )
-    tokenizer.train_from_iterator(_read_pieces(path), trainer)
+    tokenizer.train_from_iterator(_read_pieces(path, TRAINING_PIECE), trainer)
     tokenizer.save(str(target))
     # Under the tie rule "hf" bytes rank in the order of the characters that stand for them.
     characters = sorted(alphabet)
     byte_of = {characters[rank]: byte for byte, rank in enumerate(byte_ranks("hf").tolist())}
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    return [
-        (bytes(byte_of[c] for c in left), bytes(byte_of[c] for c in right))
-        for left, right in merges
-    ]
+    spelled = ([bytes(map(byte_of.__getitem__, side)) for side in merge] for merge in merges)
+    return [(left, right) for left, right in spelled]
 
 
 def byte_level(pattern: str) -> Any:
@@ -168,15 +162,13 @@ def byte_level(pattern: str) -> Any:
 def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> list[bytes]:
     """Train rustbpe, with all processors; return what the merges make, first merge first."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
-    expression = expression_of(pattern, TIKTOKEN)
-    tokenizer.train_from_iterator(iter(_read_pieces(path)), vocab_size, pattern=expression)
+    text = iter(_read_pieces(path, TRAINING_PIECE))
+    tokenizer.train_from_iterator(text, vocab_size, pattern=expression_of(pattern, TIKTOKEN))
     ranks = sorted(tokenizer.get_mergeable_ranks(), key=lambda item: item[1])
     return [bytes(token) for token, _ in ranks[256:]]
 
 
-def train_gigatoken(
-    path: Path, pattern: str, vocab_size: int, target: Path
-) -> list[tuple[bytes, bytes]]:
+def train_gigatoken(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
     """Train gigatoken, with all processors; return the merges. It has the pattern gpt2 only."""
     extension = gigatoken_extension()
     with _silence():
@@ -189,10 +181,6 @@ TRAINING_PEERS = (
     TrainingPeer("rustbpe", EXPRESSIBLE, "bytes", train_rustbpe, "tokens"),
     TrainingPeer("gigatoken", ("gpt2",), "hf", train_gigatoken),
 )
-
-
-def _read_pieces(path: Path) -> list[str]:
-    return pieces(_read(path), TRAINING_PIECE)
 
 
 @contextmanager
@@ -230,9 +218,8 @@ def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
     tokenizer.encode_special_tokens = True
 
     def encode(path: Path) -> NDArray[np.uint32]:
-        batch = tokenizer.encode_batch_fast(
-            pieces(_read(path), TOKENIZERS_PIECE), add_special_tokens=False
-        )
+        text = _read_pieces(path, TOKENIZERS_PIECE)
+        batch = tokenizer.encode_batch_fast(text, add_special_tokens=False)
         return np.concatenate([np.array(piece.ids, np.uint32) for piece in batch])
 
     return encode
@@ -250,7 +237,7 @@ def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
     threads = usable_processors()
 
     def encode(path: Path) -> NDArray[np.uint32]:
-        text = pieces(_read(path), TIKTOKEN_PIECE)
+        text = _read_pieces(path, TIKTOKEN_PIECE)
         batch = encoding.encode_ordinary_batch(text, num_threads=threads)
         return np.concatenate([np.array(piece, np.uint32) for piece in batch])
 
@@ -280,5 +267,5 @@ TOKENIZING_PEERS = (
 )
 
 
-def _read(path: Path) -> str:
-    return path.read_bytes().decode()
+def _read_pieces(path: Path, characters: int) -> list[str]:
+    return pieces(path.read_bytes().decode(), characters)

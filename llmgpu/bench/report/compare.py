@@ -8,13 +8,15 @@ something `is_slower`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from llmgpu.bench.results import TOKENIZE, Record, Result
 
 DEFAULT_THRESHOLD = 0.1
 _VERSIONS = ("llmgpu", "commit", "python", "numpy", "wgpu")
+_MACHINE = {"platform": "platform", "cpu": "CPU", "cpus": "number of CPUs"}
 _Key = tuple[str, str, str, str]  # part, sizes, engine, variant
 
 
@@ -62,13 +64,8 @@ class Comparison:
 def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Compare two records as `load_record` returns them."""
     differences = [
-        f"another machine: its {name} was {before}, here it is {now}"
-        for name, before, now in (
-            ("platform", old.machine.platform, new.machine.platform),
-            ("CPU", old.machine.cpu, new.machine.cpu),
-            ("number of CPUs", old.machine.cpus, new.machine.cpus),
-        )
-        if before != now
+        f"another machine: its {_MACHINE[name]} was {before}, here it is {now}"
+        for name, before, now in _differences(old, new, _MACHINE)
     ]
     if differences:
         return Comparison([], differences, [], threshold)
@@ -132,12 +129,18 @@ def _other_sizes(key: _Key, results: dict[_Key, Result]) -> str | None:
     return next(same, None)
 
 
-def _notes(old: Record, new: Record) -> Iterator[str]:
-    """Yield what may be the cause of changes."""
-    for name in _VERSIONS:
+def _differences(old: Record, new: Record, names: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the facts on machines that differ, before and now."""
+    for name in names:
         before, now = (getattr(record.machine, name) for record in (old, new))
         if before != now:
-            yield f"{name}: {before} then, {now} now"
+            yield name, before, now
+
+
+def _notes(old: Record, new: Record) -> Iterator[str]:
+    """Yield what may be the cause of changes."""
+    for name, before, now in _differences(old, new, _VERSIONS):
+        yield f"{name}: {before} then, {now} now"
     drivers = {adapter.name: adapter.driver for adapter in old.machine.adapters}
     for adapter in new.machine.adapters:
         driver = drivers.get(adapter.name, adapter.driver)

@@ -28,11 +28,6 @@ class Measure:
     unit: str
     scale: float = 1.0
 
-    @property
-    def meaning(self) -> str:
-        """What a rate is, in words."""
-        return self.title if not self.unit else f"{self.title} a second"
-
     def of(self, result: Result) -> float | None:
         """Return the result's number, None if it has none."""
         number: float | None = getattr(result, self.key)
@@ -134,8 +129,8 @@ def facts_of(record: Record) -> Iterator[tuple[str, str]]:
         yield "not opened", f"{name}: {reason}"
     commit = f" ({machine.commit[:12]})" if machine.commit else ""
     software = [f"llmgpu {machine.llmgpu}{commit}", f"Python {machine.python}"]
-    software += [f"numpy {machine.numpy}"] if machine.numpy else []
-    software += [f"wgpu {machine.wgpu}"] if machine.wgpu else []
+    packages = {"numpy": machine.numpy, "wgpu": machine.wgpu}
+    software += [f"{name} {version}" for name, version in packages.items() if version]
     yield "software", ", ".join(software)
     if record.text is not None:
         text = record.text

@@ -19,7 +19,7 @@ from llmgpu.bench.peers.tokenizers import (
     TokenizingPeer,
     pieces,
 )
-from llmgpu.bench.tokenizers import bpe_train, tokenize
+from llmgpu.bench.tokenizers import measure
 from llmgpu.bench.tokenizers.corpus import load_text, make_job
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
@@ -66,7 +66,7 @@ def assert_ids_are_those_of_numpy(
     for text in texts:
         path = folder / "text"
         path.write_bytes(text.encode())
-        expected = tokenize.encode_all(
+        expected = measure.encode_all(
             open_encoder(vocabulary, NUMPY), corpus_from_bytes(text.encode())
         )
         np.testing.assert_array_equal(encode(path), expected, repr(text[-9:]))
@@ -100,7 +100,7 @@ def test_training_peers_beyond_ascii(
     path = tmp_path / "text"
     path.write_bytes((BEYOND_ASCII + ADVERSARIAL).encode())
     job = make_job(load_text([str(path)], 100_000), tmp_path, vocab_size, pattern, 1)
-    results = list(bpe_train.measure_training(job, [], True, no_progress))
+    results = list(measure.measure_training(job, [], True, no_progress))
     packages = [result.engine.split()[0] for result in results]
     assert packages == [peer.package for peer in TRAINING_PEERS]
     for result in results:
@@ -110,8 +110,8 @@ def test_training_peers_beyond_ascii(
 
 def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
     job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "none", 1)
-    results = list(bpe_train.measure_training(job, [], True, no_progress))
-    results += list(tokenize.measure_tokenizing(job, [], True, no_progress))
+    results = list(measure.measure_training(job, [], True, no_progress))
+    results += list(measure.measure_tokenizing(job, [], True, no_progress))
     assert len(results) == len(TRAINING_PEERS) + len(TOKENIZING_PEERS)
     for result in results:
         assert result.note.startswith(("left out: it doesn't know pattern none", "not inst"))
@@ -144,7 +144,7 @@ def test_awkward_is_needed_for_tokenizing_only(
 def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
     job = make_job(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2", 1)
     greedy = crossing_vocabulary("gpt2").with_match("greedy")
-    results = list(tokenize.measure_tokenizing(job, [NUMPY_ENGINE], True, no_progress, greedy))
+    results = list(measure.measure_tokenizing(job, [NUMPY_ENGINE], True, no_progress, greedy))
     assert results[0].correct is True
     for result in results[1:]:
         assert result.note.startswith(("left out: a vocabulary that matches greedily", "not in"))

@@ -15,9 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from llmgpu.bench.report import charts
-from llmgpu.bench.report.charts import MOST_KERNELS
-from llmgpu.bench.report.page import draw_report
+from llmgpu.bench.report.page import HEIGHT, MOST_KERNELS, draw_report
 from llmgpu.bench.results import Record, load_record, read_record
 from llmgpu.bench.suite import PARTS
 from llmgpu.cli.bench import bench
@@ -210,7 +208,7 @@ def test_roofline_has_a_dot_for_each_kernel_under_its_roof() -> None:
     page = Page(draw(record(*kernels, limits=LIMITS)))
     dots = places(page)
     assert len(dots) == len(kernels)
-    assert all(0 <= x <= 100 and 0 <= y <= charts.HEIGHT for x, y in dots)
+    assert all(0 <= x <= 100 and 0 <= y <= HEIGHT for x, y in dots)
     assert [x for x, _ in dots] == sorted((x for x, _ in dots), reverse=True)  # fewer FLOP a byte
     roofs = page.all("line", "roof")
     assert len(roofs) == 2
@@ -243,7 +241,7 @@ def test_roofline_of_odd_numbers(more: dict[str, Any]) -> None:
     assert "nan" not in page.text.split()
     for x, y in places(page):
         assert 0 <= x <= 100
-        assert 0 <= y <= charts.HEIGHT
+        assert 0 <= y <= HEIGHT
 
 
 def test_no_roofline_without_limits() -> None:
