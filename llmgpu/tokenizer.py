@@ -140,7 +140,7 @@ class Tokenizer:
         reading = reading or CorpusOptions()
         separators = (*reading.separators, *map(_to_bytes, special_tokens))
         with Corpus(_names(corpus), replace(reading, separators=separators)) as text:
-            result = train_vocabulary(text, options, select_backend(device, "train"))
+            result = train_vocabulary(text, options, select_backend(device))
         return cls(result.vocabulary, device)
 
     def encode(
@@ -282,7 +282,7 @@ class _Engine:
     @cached_property
     def backend(self) -> Backend:
         """Where to compute; opened on first use."""
-        return select_backend(self._device, "tokenize")
+        return select_backend(self._device)
 
     @cached_property
     def _host(self) -> Encoder:

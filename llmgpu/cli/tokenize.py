@@ -162,7 +162,7 @@ def tokenize(
         summary = _decode(sources, vocabulary, vocab, target)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
-        backend = select_backend(device, "tokenize")
+        backend = select_backend(device)
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")

@@ -6,7 +6,7 @@
                                                                              |
     Device --record()--> Commands <--dispatch / dispatch_indirect / copy-----+
        |                     |
-       +------submit(Commands) -> Submission --wait()-> results in buffers --download--> NumPy
+       +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
 Modules import only those before them in the order native, adapters, opened, source,
 kernel, commands, transfer, device, device_loop. Importing this package imports wgpu;
@@ -14,7 +14,7 @@ kernel, commands, transfer, device, device_loop. Importing this package imports 
 """
 
 from llmgpu.gpu.adapters import AdapterInfo, list_adapters, select_adapter
-from llmgpu.gpu.commands import Commands, Submission
+from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.device_loop import paced_states
 from llmgpu.gpu.kernel import BoundKernel, Kernel
@@ -33,7 +33,6 @@ __all__ = [
     "Download",
     "Kernel",
     "Staging",
-    "Submission",
     "constant",
     "is_usable",
     "list_adapters",

@@ -10,7 +10,6 @@ submit: it checks that no buffer is mapped and that no commands are submitted tw
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,6 @@ def split_groups(groups: int) -> tuple[int, int]:
     if groups <= MAX_GROUPS:
         return groups, 1
     return MAX_GROUPS, -(-groups // MAX_GROUPS)
-
-
-@dataclass(frozen=True)
-class Submission:
-    """Work handed to the device; its number in the device's queue."""
-
-    index: int
 
 
 class Commands:
@@ -102,8 +94,8 @@ class Commands:
         self._encoder.clear_buffer(buffer.handle, buffer.offset, buffer.nbytes)
         self._kept.append(buffer)
 
-    def submit(self) -> Submission:
-        """Hand the commands to the device and return without waiting for them.
+    def submit(self) -> int:
+        """Hand the commands to the device without waiting; return their number in its queue.
 
         Timed commands are waited for, because their timestamps are read.
 
@@ -117,13 +109,13 @@ class Commands:
         self._submitted = True
         return submission
 
-    def _submit_part(self) -> Submission:
+    def _submit_part(self) -> int:
         if any(is_mapped() for is_mapped in self.still_mapped):
             raise RuntimeError("staging memory is still mapped")
         self._end_pass()
         timestamps = self._resolve_timestamps() if self._timed_labels else None
         handle = self._opened.handle
-        submission = Submission(native.submit(handle, self._encoder.finish()))
+        submission = native.submit(handle, self._encoder.finish())
         if timestamps is not None:
             self._collect_times(timestamps)
         return submission

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, select_adapter
-from llmgpu.gpu.commands import Commands, Submission
+from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.gpu.opened import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.source import compose, kernel_source
@@ -125,13 +125,13 @@ class Device(OpenedAdapter):
         """Begin a list of commands."""
         return Commands(self, self.gpu_seconds if self.timing else None)
 
-    def submit(self, commands: Commands) -> Submission:
+    def submit(self, commands: Commands) -> int:
         """Hand commands to the device, see `Commands.submit`."""
         return commands.submit()
 
-    def wait(self, submission: Submission | None) -> None:
+    def wait(self, submission: int | None) -> None:
         """Block until a submission is done (None: all that were submitted)."""
-        native.wait(self.handle, None if submission is None else submission.index)
+        native.wait(self.handle, submission)
 
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
         """Copy an array to the start of a buffer, before anything submitted later.
