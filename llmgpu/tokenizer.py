@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
-from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.id_buffers import CollectedIds
+from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from llmgpu.backend import select_backend
-from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.id_buffers import ReusedMemory
+from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
@@ -33,9 +32,8 @@ from llmgpu.cli.options import (
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.tokens.bin import check_fingerprint, read_side_file
+from llmgpu.tokens.bin import LAYOUTS, check_fingerprint, describe_layouts, read_side_file
 from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, read_tokens
-from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable

@@ -17,8 +17,8 @@ import wgpu
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
+from llmgpu.gpu.adapters import Buffer, OpenedAdapter
 from llmgpu.gpu.kernel import BoundKernel
-from llmgpu.gpu.opened import Buffer, OpenedAdapter
 
 MAX_GROUPS = 65_535  # workgroups in one dimension of a dispatch
 MAX_TIMED = 2_000  # dispatches that one query set times

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
-from llmgpu.gpu.adapters import AdapterInfo, select_adapter
+from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.opened import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.source import compose, kernel_source
 from llmgpu.gpu.transfer import Download, Staging, parallel_copy
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
-from llmgpu.gpu.opened import Buffer
 from llmgpu.gpu.transfer import Download
 
 IN_FLIGHT = 2  # submissions

@@ -15,7 +15,7 @@ import wgpu
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
-from llmgpu.gpu.opened import Buffer, OpenedAdapter
+from llmgpu.gpu.adapters import Buffer, OpenedAdapter
 from llmgpu.gpu.source import KernelSource
 
 _BINDING_TYPES = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
+from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.commands import Commands
-from llmgpu.gpu.opened import Buffer, OpenedAdapter, aligned
 from llmgpu.processors import usable_processors
 
 COPY_PIECE = 4 << 20  # bytes that one thread copies at a time

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from llmgpu.errors import InputError
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens import bin, ids, jsonl, npy
-from llmgpu.tokens.layouts import get_layout
+from llmgpu.tokens.bin import get_layout
 from llmgpu.tokens.sinks import TokenWriter
 
 

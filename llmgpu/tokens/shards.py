@@ -33,8 +33,14 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.resume_key import Run, check_same_run
-from llmgpu.tokens.bin import BinWriter, describe_bin_file, read_side_file, side_path
-from llmgpu.tokens.layouts import Layout, get_layout
+from llmgpu.tokens.bin import (
+    BinWriter,
+    Layout,
+    describe_bin_file,
+    get_layout,
+    read_side_file,
+    side_path,
+)
 from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 
 MANIFEST_FORMAT = "llmgpu-token-shards"

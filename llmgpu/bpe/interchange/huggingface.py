@@ -23,13 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
 from llmgpu.bpe.interchange.token_tables import (
+    HUGGINGFACE,
     check_id,
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
+    expression_of,
     imported_vocabulary,
+    name_of_huggingface,
     name_pairs,
     note_missing_bytes,
     number_merges,

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import LONGEST, GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.id_buffers import RESERVED_FROM, CollectedIds
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK
 from llmgpu.bpe.pretokens.pattern import PATTERNS
