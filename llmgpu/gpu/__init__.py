@@ -9,7 +9,7 @@
        +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
 Modules import only those before them in the order native, adapters, source, kernel,
- commands, transfer, device, device_loop. Importing this package imports wgpu;
+ commands, transfer, device. Importing this package imports wgpu;
 `llmgpu.backend` decides whether to.
 """
 
@@ -21,8 +21,7 @@ from llmgpu.gpu.adapters import (
     select_adapter,
 )
 from llmgpu.gpu.commands import Commands
-from llmgpu.gpu.device import Device
-from llmgpu.gpu.device_loop import paced_states
+from llmgpu.gpu.device import Device, paced_states
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.gpu.native import is_usable
 from llmgpu.gpu.source import constant, struct_dtype

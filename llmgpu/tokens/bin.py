@@ -99,7 +99,6 @@ def get_layout(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-DESCRIPTION = "raw numbers with a side file .json"
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
 
@@ -113,7 +112,7 @@ _SIDE_FIELDS: dict[str, type] = {
 }
 
 
-def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_bin(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Return the ids of a file in blocks.
 
     vocabulary_size, layout: describe a pipe, which has no side file.
@@ -346,6 +345,3 @@ class BinWriter(NumbersWriter):
             "document_offsets": offsets,
         }
         return json.dumps(side).encode() + b"\n"
-
-
-open_writer = BinWriter

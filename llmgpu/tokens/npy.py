@@ -30,13 +30,11 @@ from llmgpu.tokens.sinks import (
     with_buffer,
 )
 
-DESCRIPTION = "one NumPy array"
-
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 
-def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_npy(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of an array of one dimension in blocks."""
     with open_stream(name) as stream:
         buffered = with_buffer(stream)
@@ -120,9 +118,6 @@ class NpyWriter(NumbersWriter):
 
     def _header(self, count: int) -> bytes:
         return _npy_header(self._dtype, count)
-
-
-open_writer = NpyWriter
 
 
 def read_numbers(

@@ -23,7 +23,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device, constant
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.bpe.encoding.test_bpe_matching import merge_vocabularies, rank_vocabularies
+from tests.bpe.encoding.test_matching import merge_vocabularies, rank_vocabularies
 from tests.bpe.words.test_count_gpu import PARTS
 from tests.reference import encoding as reference
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding import slice_encoder, word_cache
+from llmgpu.bpe.encoding import encoder_numpy, word_cache
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.plain import greedy_matching
 from llmgpu.bpe.pretokens.pattern import PATTERNS
@@ -107,7 +107,7 @@ def test_long_words_in_blocks_of_any_size(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy_matching, "BLOCK", block)
         patch.setattr(greedy_matching, "GUESSES", block % 3)
-        patch.setattr(slice_encoder, "LONGEST_KEPT", 3)
+        patch.setattr(encoder_numpy, "LONGEST_KEPT", 3)
         for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
 

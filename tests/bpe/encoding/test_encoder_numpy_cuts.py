@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding import word_cache
-from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
-from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.matching import Matches, Words
-from llmgpu.bpe.encoding.slice_encoder import SafeCuts
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder, SafeCuts
+from llmgpu.bpe.encoding.matching import BpeMatcher, Matches, Words
 from llmgpu.bpe.encoding.word_cache import EncodedWords
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
