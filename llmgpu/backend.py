@@ -39,8 +39,7 @@ def select_backend(wanted: str) -> Backend:
 
     auto: a hardware adapter, or else NumPy, which is faster than a software adapter.
 
-    Raises:
-        DeviceError: nothing matches (the message lists the adapters), or it can't be opened.
+    DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
     """
     if wanted == "cpu":
         return NUMPY

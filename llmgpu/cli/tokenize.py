@@ -14,12 +14,7 @@ from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
-from llmgpu.cli.console import (
-    Reporter,
-    human_bytes,
-    left_out_of,
-    print_json,
-)
+from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
 from llmgpu.cli.options import (
     TokenCount,
     corpus_options,
@@ -169,7 +164,13 @@ def tokenize(
 
         def open_sink() -> TokenSink:
             if shard_tokens is None:
-                return _open_file(target, vocabulary)
+                return open_writer(
+                    output,
+                    format_name,
+                    vocabulary_size=vocabulary.size,
+                    fingerprint=vocabulary.fingerprint,
+                    layout=layout,
+                )
             return _open_shards(target, vocabulary, found, options, special, report)
 
         with Corpus(found, options) as text:
@@ -194,16 +195,6 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
     if output.format != "bin" or output.name == STANDARD_OUTPUT:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
-
-
-def _open_file(output: _Output, vocabulary: Vocabulary) -> TokenSink:
-    return open_writer(
-        output.name,
-        output.format,
-        vocabulary_size=vocabulary.size,
-        fingerprint=vocabulary.fingerprint,
-        layout=output.layout,
-    )
 
 
 def _open_shards(

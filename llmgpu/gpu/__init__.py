@@ -9,7 +9,7 @@
        +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
 Modules import only those before them in the order native, adapters, source, kernel,
- commands, transfer, device. Importing this package imports wgpu;
+ commands, device. Importing this package imports wgpu;
 `llmgpu.backend` decides whether to.
 """
 
@@ -20,12 +20,11 @@ from llmgpu.gpu.adapters import (
     list_adapters,
     select_adapter,
 )
-from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.commands import Commands, Download, Staging
 from llmgpu.gpu.device import Device, paced_states
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.gpu.native import is_usable
 from llmgpu.gpu.source import constant, struct_dtype
-from llmgpu.gpu.transfer import Download, Staging
 
 __all__ = [
     "WEBGPU_DEFAULT_LIMITS",

@@ -39,9 +39,8 @@ class Kernel:
     ) -> None:
         """Compile `source` with these values of its override constants.
 
-        Raises:
-            DeviceError: the text does not compile (the message names file and line), or the kernel
-                needs more than the adapter has.
+        DeviceError if the text does not compile (the message names file and line), or the kernel
+        needs more than the adapter has.
         """
         self.label = source.entry
         self.bindings = source.bindings
@@ -100,11 +99,7 @@ class Kernel:
         return self.bind(**{name: buffers[name] for name in names if name in buffers})
 
     def bind(self, **buffers: Buffer) -> BoundKernel:
-        """Attach buffers to the kernel's bindings, by the names that its source gives them.
-
-        Raises:
-            TypeError: a name is missing or unknown.
-        """
+        """Attach buffers to the kernel's bindings by name; TypeError unless it gets all of them."""
         names = {binding.name for binding in self.bindings}
         if names != set(buffers):
             raise TypeError(f"{self.label} binds {sorted(names)}, not {sorted(buffers)}")

@@ -112,10 +112,8 @@ def struct_dtype(file: str, name: str) -> np.dtype[np.void]:
     Offsets and size follow WGSL's specification, section "Alignment and Size"; a vector or array
     is a subarray, an atomic its integer.
 
-    file: its path below wgsl/; what it includes does not count.
-
-    Raises:
-        DeviceError: the file declares no such struct, or a field's type has no fixed layout.
+    file: its path below wgsl/; what it includes does not count. DeviceError if it declares no such
+        struct, or a field's type has no fixed layout.
     """
     declared = _declared(file)
     if name not in declared.structs:

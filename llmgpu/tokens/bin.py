@@ -26,7 +26,7 @@ from llmgpu.files import atomic_output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.npy import NumbersWriter, read_numbers
-from llmgpu.tokens.sinks import id_dtype, open_stream, with_buffer
+from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
 
 Dtype = np.dtype[np.unsignedinteger]
 
@@ -188,7 +188,7 @@ def describe_bin_file(path: str | Path) -> BinFile:
     assert dtype is not None and count is not None
     if facts.layout.parse_header:
         with open_stream(name) as stream:
-            _check_header(with_buffer(stream), name, facts)
+            _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, facts)
     text_bytes, fingerprint = cast(int, side["bytes"]), cast(str, side["fingerprint"])
     return BinFile(name, dtype, facts.layout.header_bytes, count, text_bytes, fingerprint)
 
@@ -254,7 +254,7 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
 
 def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
     with open_stream(name) as stream:
-        buffered = with_buffer(stream)
+        buffered = io.BufferedReader(stream, BLOCK_BYTES)
         dtype, count = facts.dtype, facts.count
         if facts.layout.parse_header:
             dtype, count = _check_header(buffered, name, facts)

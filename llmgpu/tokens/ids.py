@@ -6,6 +6,7 @@ are parsed with NumPy, all numbers of a block at once.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -18,14 +19,7 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
 from llmgpu.text.streams import read_blocks
-from llmgpu.tokens.sinks import (
-    BLOCK_BYTES,
-    MAX_ID,
-    TokenWriter,
-    not_an_id,
-    open_stream,
-    with_buffer,
-)
+from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, not_an_id, open_stream
 
 _BLOCK_IDS = 1 << 20  # ids formatted at a time
 _MAX_DIGITS = 10
@@ -166,7 +160,7 @@ def read_jsonl(name: str, vocabulary_size: int | None, layout: str) -> Iterator[
     """Yield the ids of a file in blocks; those of a pipe as they arrive."""
     with open_stream(name) as stream:
         pending: list[int] = []  # of short lines, unless the next one must be waited for
-        for number, line in jsonl_lines(with_buffer(stream), name):
+        for number, line in jsonl_lines(io.BufferedReader(stream, BLOCK_BYTES), name):
             pending += _line_ids(line, f"{name}, line {number}")
             if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
                 for begin in range(0, len(pending), _BLOCK_IDS_READ):

@@ -20,15 +20,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
-from llmgpu.tokens.sinks import (
-    BLOCK_BYTES,
-    MAX_ID,
-    TokenWriter,
-    id_dtype,
-    not_an_id,
-    open_stream,
-    with_buffer,
-)
+from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, id_dtype, not_an_id, open_stream
 
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
@@ -37,7 +29,7 @@ _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError
 def read_npy(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of an array of one dimension in blocks."""
     with open_stream(name) as stream:
-        buffered = with_buffer(stream)
+        buffered = io.BufferedReader(stream, BLOCK_BYTES)
         dtype, count = _npy_layout(buffered, name)
         yield from read_numbers(buffered, name, dtype, count)
 

@@ -5,7 +5,6 @@ Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
 
 from __future__ import annotations
 
-import io
 from abc import abstractmethod
 from pathlib import Path
 from types import TracebackType
@@ -44,11 +43,6 @@ def not_an_id(where: str, shown: str) -> InputError:
 def open_stream(name: str) -> ByteStream:
     """Open a file, or standard input for "-", as bytes; InputError if that fails."""
     return ByteStream(Source(name, None))
-
-
-def with_buffer(stream: ByteStream) -> io.BufferedIOBase:
-    """Return the stream with a buffer of BLOCK_BYTES."""
-    return io.BufferedReader(stream, BLOCK_BYTES)
 
 
 class TokenSink(Closing):

@@ -157,10 +157,8 @@ def _unknown_text(vocabulary: Vocabulary) -> str | None:
     number = vocabulary.unknown_token
     if number is None or not vocabulary.missing_bytes():
         return None
-    for text, special in vocabulary.special_tokens.items():
-        if special == number:
-            return text
-    return to_text(vocabulary.tokens[number])
+    texts = {special: text for text, special in vocabulary.special_tokens.items()}
+    return texts.get(number) or to_text(vocabulary.tokens[number])
 
 
 def _as_map(what: str, content: object) -> dict[str, Any]:
