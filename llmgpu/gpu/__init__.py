@@ -8,7 +8,7 @@
        |                     |
        +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
-Modules import only those before them in the order native, adapters, source, kernel,
+Modules import only those before them in the order native, adapters, kernel,
  commands, device. Importing this package imports wgpu;
 `llmgpu.backend` decides whether to.
 """
@@ -22,9 +22,8 @@ from llmgpu.gpu.adapters import (
 )
 from llmgpu.gpu.commands import Commands, Download, Staging
 from llmgpu.gpu.device import Device, paced_states
-from llmgpu.gpu.kernel import BoundKernel, Kernel
+from llmgpu.gpu.kernel import BoundKernel, Kernel, constant, struct_dtype
 from llmgpu.gpu.native import is_usable
-from llmgpu.gpu.source import constant, struct_dtype
 
 __all__ = [
     "WEBGPU_DEFAULT_LIMITS",

@@ -23,8 +23,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
-from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.source import compose, kernel_source
+from llmgpu.gpu.kernel import Kernel, compose, kernel_source
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software

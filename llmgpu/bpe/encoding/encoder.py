@@ -50,9 +50,8 @@ class Encoder(Protocol):
         allocate: returns memory for the ids of a slice, called at most once for each. Only encoders
             that fetch ids from a device call it; the others have the ids in memory already.
 
-        Raises:
-            NoTokenError: a byte has no token, and the vocabulary no unknown token.
-            InputError: the source's.
+        Raises NoTokenError if a byte has no token, and the vocabulary no unknown token; InputError
+        as the source does.
         """
         ...
 

@@ -12,7 +12,7 @@ import pytest
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, source
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.source import compose, constant, kernel_source, read_wgsl, struct_dtype
+from llmgpu.gpu.kernel import compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.weight_state import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
