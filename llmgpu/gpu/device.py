@@ -76,20 +76,17 @@ class Device(OpenedAdapter):
         file: its path below wgsl/.
         """
         key = (file, *sorted(constants.items()))
-        found = self._kernels.get(key)
-        if found is None:
-            source = compose(file, self.source_choices)
-            found = self._kernels.setdefault(key, Kernel(self, source, constants))
-        return found
+        if key not in self._kernels:
+            kernel = Kernel(self, compose(file, self.source_choices), constants)
+            self._kernels.setdefault(key, kernel)  # another thread may have been faster
+        return self._kernels[key]
 
     def generated(self, text: str) -> Kernel:
         """Return the one kernel of a generated text, compiled once."""
-        found = self._kernels.get((text,))
-        if found is None:
+        if (text,) not in self._kernels:
             lines = [(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
-            source = kernel_source(lines, "")
-            found = self._kernels.setdefault((text,), Kernel(self, source, {}))
-        return found
+            self._kernels.setdefault((text,), Kernel(self, kernel_source(lines, ""), {}))
+        return self._kernels[text,]
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels, (file, constants) each, in threads."""

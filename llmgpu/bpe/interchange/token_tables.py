@@ -147,16 +147,12 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
             f"a merge needs the token {quote(error.args[0])}: there is none"
         ) from error
     merges = np.array(flat, np.uint32).reshape(-1, 3)
-    _check_distinct(merges)
-    return merges
-
-
-def _check_distinct(merges: NDArray[np.uint32]) -> None:
     keys = merges[:, 0].astype(np.uint64) << np.uint64(32) | merges[:, 1]
     _, firsts = np.unique(keys, return_index=True)
     if len(firsts) < len(merges):
         again = np.setdiff1d(np.arange(len(merges)), firsts)[0]
         raise VocabularyError(f"merge {again + 1} repeats an earlier one")
+    return merges
 
 
 def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:
