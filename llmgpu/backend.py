@@ -6,21 +6,12 @@ Only this module knows what ``--device`` means. It imports wgpu only when an ada
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llmgpu.errors import DeviceError
 
 if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
-
-Purpose = Literal["train", "tokenize", "lm"]  # a tokenizer, text, a language model
-
-# Whether a software adapter beats NumPy, by measurements of llmgpu bench on two CPU cores.
-SOFTWARE_ADAPTER_WINS: dict[Purpose, bool] = {
-    "train": False,
-    "tokenize": False,
-    "lm": False,
-}
 
 
 @dataclass(frozen=True)
@@ -43,17 +34,16 @@ class Backend:
 NUMPY = Backend(None, "NumPy on the CPU")
 
 
-def select_backend(wanted: str, purpose: Purpose) -> Backend:
+def select_backend(wanted: str) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
-    auto: a hardware adapter, or else NumPy or a software adapter, by what is faster for `purpose`.
+    auto: a hardware adapter, or else NumPy, which is faster than a software adapter.
 
-    Raises:
-        DeviceError: nothing matches (the message lists the adapters), or it can't be opened.
+    DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
     """
     if wanted == "cpu":
         return NUMPY
-    adapter = auto_adapter(purpose) if wanted == "auto" else None
+    adapter = auto_adapter() if wanted == "auto" else None
     if wanted == "auto" and adapter is None:
         return NUMPY
     if not _has_wgpu():
@@ -77,12 +67,9 @@ def list_adapters() -> list[AdapterInfo]:
     return gpu.list_adapters() if gpu.is_usable() else []
 
 
-def auto_adapter(purpose: Purpose) -> AdapterInfo | None:
-    """Return the adapter that ``auto`` selects for `purpose`, None for NumPy."""
-    for info in list_adapters():
-        if not info.is_software or SOFTWARE_ADAPTER_WINS[purpose]:
-            return info
-    return None
+def auto_adapter() -> AdapterInfo | None:
+    """Return the adapter that ``auto`` selects, None for NumPy."""
+    return next((info for info in list_adapters() if not info.is_software), None)
 
 
 def _has_wgpu() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Self
 
 
@@ -15,14 +14,7 @@ class Closing(ABC):
         """Release what it holds."""
 
     def __enter__(self) -> Self:
-        """Return it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *error: object) -> None:
         self.close()

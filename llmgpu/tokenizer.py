@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
-from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.id_buffers import CollectedIds
+from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
@@ -140,7 +139,7 @@ class Tokenizer:
         reading = reading or CorpusOptions()
         separators = (*reading.separators, *map(_to_bytes, special_tokens))
         with Corpus(_names(corpus), replace(reading, separators=separators)) as text:
-            result = train_vocabulary(text, options, select_backend(device, "train"))
+            result = train_vocabulary(text, options, select_backend(device))
         return cls(result.vocabulary, device)
 
     def encode(
@@ -282,7 +281,7 @@ class _Engine:
     @cached_property
     def backend(self) -> Backend:
         """Where to compute; opened on first use."""
-        return select_backend(self._device, "tokenize")
+        return select_backend(self._device)
 
     @cached_property
     def _host(self) -> Encoder:

@@ -55,7 +55,7 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     failures: dict[str, str] = {}
     for device in dict.fromkeys([*others, *named]):
         try:
-            seconds, backend = timed(partial(select_backend, device, "tokenize"))
+            seconds, backend = timed(partial(select_backend, device))
         except DeviceError as error:
             if device in named:
                 raise

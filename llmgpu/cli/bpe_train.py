@@ -179,7 +179,7 @@ def bpe_train(
     how = make_corpus_options(**reading)
     before = time.perf_counter()
     with Corpus(corpus, how) if corpus else nullcontext() as text:
-        plan = make_plan(options, select_backend(device, "train"))
+        plan = make_plan(options, select_backend(device))
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         _announce(report, plan, _known_bytes(text, loaded, how.limit))
         source = loaded or text

@@ -86,7 +86,7 @@ def generate(
     checkpoint = load_checkpoint(run)
     vocabulary = checkpoint.vocabulary
     ids = _prompt_ids(prompt, checkpoint)
-    backend = select_backend(device, "lm")
+    backend = select_backend(device)
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
     model = Model(open_operations(backend.device), checkpoint.config)
     model.load(checkpoint.weights.__getitem__)

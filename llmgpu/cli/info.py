@@ -85,10 +85,9 @@ def _adapter_facts() -> dict[str, Any]:
             "features": ", ".join(f for f in FEATURES_SHOWN if f in adapter.features) or "none",
             **{name: adapter.limits[name] for name in LIMITS_SHOWN},
         }
-    for purpose in ("train", "tokenize"):
-        chosen = auto_adapter(purpose)
-        facts[f"--device auto, {purpose}"] = "cpu (NumPy)" if chosen is None else chosen.name
-    return facts
+    chosen = auto_adapter()
+    name = "cpu (NumPy)" if chosen is None else chosen.name
+    return facts | {"--device auto, train": name, "--device auto, tokenize": name}
 
 
 def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -193,9 +193,7 @@ def device_option(command: Decorated) -> Decorated:
 
 def output_options(command: Decorated) -> Decorated:
     """Add --json, --quiet and --debug."""
-    for option in (
-        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
-        click.option("--quiet", "-q", is_flag=True, help="Print only errors to stderr."),
+    options = (
         click.option(
             "--json",
             "as_json",
@@ -203,20 +201,27 @@ def output_options(command: Decorated) -> Decorated:
             help="Print the summary as one JSON object on the last line of stdout (of stderr if "
             "stdout carries data).",
         ),
-    ):
-        command = option(command)
-    return command
+        click.option("--quiet", "-q", is_flag=True, help="Print only errors to stderr."),
+        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
+    )
+    return add_options(command, options)
 
 
 def corpus_options(command: Decorated) -> Decorated:
     """Add the options that say how text is read; `make_corpus_options` takes them."""
-    for option in (
+    options = (
         click.option(
-            "--text-field",
-            default="text",
-            show_default=True,
-            metavar="NAME",
-            help="Take the text from this field of a .jsonl line or column of a .parquet.",
+            "--limit",
+            type=ByteSize(),
+            metavar="SIZE",
+            help="Read only this much text: 4096, 100MB, 2GiB.",
+        ),
+        click.option(
+            "--doc-separator",
+            "doc_separators",
+            multiple=True,
+            metavar="TEXT",
+            help="Split documents at this text, which is dropped. Repeatable.",
         ),
         click.option(
             "--encoding-errors",
@@ -227,21 +232,14 @@ def corpus_options(command: Decorated) -> Decorated:
             "insert U+FFFD (replace).",
         ),
         click.option(
-            "--doc-separator",
-            "doc_separators",
-            multiple=True,
-            metavar="TEXT",
-            help="Split documents at this text, which is dropped. Repeatable.",
+            "--text-field",
+            default="text",
+            show_default=True,
+            metavar="NAME",
+            help="Take the text from this field of a .jsonl line or column of a .parquet.",
         ),
-        click.option(
-            "--limit",
-            type=ByteSize(),
-            metavar="SIZE",
-            help="Read only this much text: 4096, 100MB, 2GiB.",
-        ),
-    ):
-        command = option(command)
-    return command
+    )
+    return add_options(command, options)
 
 
 def make_corpus_options(
@@ -267,16 +265,13 @@ def make_corpus_options(
 
 def special_options(command: Decorated) -> Decorated:
     """Add the options about special tokens; `make_special_options` takes them."""
-    for option in (
+    options = (
         click.option(
-            "--eos",
-            metavar="ID|TEXT",
-            help="Append this token to each document: an id, or a text that is one token.",
-        ),
-        click.option(
-            "--bos",
-            metavar="ID|TEXT",
-            help="Prepend this token to each document: an id, or a text that is one token.",
+            "--allowed-special",
+            multiple=True,
+            metavar="TEXT|all",
+            help="Encode this special token to its id where the text contains it; by default it is "
+            "encoded like any other text. Repeatable.",
         ),
         click.option(
             "--disallow-special",
@@ -286,15 +281,17 @@ def special_options(command: Decorated) -> Decorated:
             "Repeatable.",
         ),
         click.option(
-            "--allowed-special",
-            multiple=True,
-            metavar="TEXT|all",
-            help="Encode this special token to its id where the text contains it; by default it is "
-            "encoded like any other text. Repeatable.",
+            "--bos",
+            metavar="ID|TEXT",
+            help="Prepend this token to each document: an id, or a text that is one token.",
         ),
-    ):
-        command = option(command)
-    return command
+        click.option(
+            "--eos",
+            metavar="ID|TEXT",
+            help="Append this token to each document: an id, or a text that is one token.",
+        ),
+    )
+    return add_options(command, options)
 
 
 def make_special_options(

@@ -10,17 +10,11 @@ from typing import Any
 import click
 
 from llmgpu.backend import select_backend
-from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.id_buffers import ReusedMemory
+from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
-from llmgpu.cli.console import (
-    Reporter,
-    human_bytes,
-    left_out_of,
-    print_json,
-)
+from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
 from llmgpu.cli.options import (
     TokenCount,
     corpus_options,
@@ -33,9 +27,8 @@ from llmgpu.cli.options import (
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.tokens.bin import check_fingerprint, read_side_file
+from llmgpu.tokens.bin import LAYOUTS, check_fingerprint, describe_layouts, read_side_file
 from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, read_tokens
-from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable
@@ -162,7 +155,7 @@ def tokenize(
         summary = _decode(sources, vocabulary, vocab, target)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
-        backend = select_backend(device, "tokenize")
+        backend = select_backend(device)
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
@@ -171,7 +164,13 @@ def tokenize(
 
         def open_sink() -> TokenSink:
             if shard_tokens is None:
-                return _open_file(target, vocabulary)
+                return open_writer(
+                    output,
+                    format_name,
+                    vocabulary_size=vocabulary.size,
+                    fingerprint=vocabulary.fingerprint,
+                    layout=layout,
+                )
             return _open_shards(target, vocabulary, found, options, special, report)
 
         with Corpus(found, options) as text:
@@ -196,16 +195,6 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
     if output.format != "bin" or output.name == STANDARD_OUTPUT:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
-
-
-def _open_file(output: _Output, vocabulary: Vocabulary) -> TokenSink:
-    return open_writer(
-        output.name,
-        output.format,
-        vocabulary_size=vocabulary.size,
-        fingerprint=vocabulary.fingerprint,
-        layout=output.layout,
-    )
 
 
 def _open_shards(

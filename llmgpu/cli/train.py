@@ -186,7 +186,7 @@ def train(
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
     vocabulary = Vocabulary.load(vocab)
     asked = new_settings(settings, vocabulary.size)
-    backend = select_backend(device, "lm")
+    backend = select_backend(device)
     with open_run_folder(output, resume=resume, force=force, replaced=REPLACED) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:
@@ -205,7 +205,7 @@ def train(
                 vocabulary,
                 vocab,
                 folder.tokens,
-                backend=select_backend(device, "tokenize"),
+                backend=select_backend(device),
                 reading=make_corpus_options(**reading),
                 separator=separator,
                 resume=resume,

@@ -6,22 +6,24 @@
                                                                              |
     Device --record()--> Commands <--dispatch / dispatch_indirect / copy-----+
        |                     |
-       +------submit(Commands) -> Submission --wait()-> results in buffers --download--> NumPy
+       +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
-Modules import only those before them in the order native, adapters, opened, source,
-kernel, commands, transfer, device, device_loop. Importing this package imports wgpu;
+Modules import only those before them in the order native, adapters, kernel,
+ commands, device. Importing this package imports wgpu;
 `llmgpu.backend` decides whether to.
 """
 
-from llmgpu.gpu.adapters import AdapterInfo, list_adapters, select_adapter
-from llmgpu.gpu.commands import Commands, Submission
-from llmgpu.gpu.device import Device
-from llmgpu.gpu.device_loop import paced_states
-from llmgpu.gpu.kernel import BoundKernel, Kernel
+from llmgpu.gpu.adapters import (
+    WEBGPU_DEFAULT_LIMITS,
+    AdapterInfo,
+    Buffer,
+    list_adapters,
+    select_adapter,
+)
+from llmgpu.gpu.commands import Commands, Download, Staging
+from llmgpu.gpu.device import Device, paced_states
+from llmgpu.gpu.kernel import BoundKernel, Kernel, constant, struct_dtype
 from llmgpu.gpu.native import is_usable
-from llmgpu.gpu.opened import WEBGPU_DEFAULT_LIMITS, Buffer
-from llmgpu.gpu.source import constant, struct_dtype
-from llmgpu.gpu.transfer import Download, Staging
 
 __all__ = [
     "WEBGPU_DEFAULT_LIMITS",
@@ -33,7 +35,6 @@ __all__ = [
     "Download",
     "Kernel",
     "Staging",
-    "Submission",
     "constant",
     "is_usable",
     "list_adapters",

@@ -1,4 +1,4 @@
-"""Listing adapters, and selecting one by what the user asks for.
+"""Adapters: listed, selected by what the user asks for, and opened, with their memory.
 
 Hardware comes before software; OpenGL is never used. A name that matches nothing is an error that
 lists the adapters: the choice never falls back silently.
@@ -6,6 +6,7 @@ lists the adapters: the choice never falls back silently.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,3 +89,85 @@ def select_adapter(wanted: str = "gpu") -> AdapterInfo:
             return info
     names = ", ".join(repr(info.name) for info in adapters)
     raise DeviceError(f"no adapter's name contains {wanted!r}; use one of {names}, or cpu")
+
+
+ALIGNMENT = 256  # bytes; every size is rounded up to a multiple of it, and none is 0
+WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
+    "max-buffer-size": 268_435_456,
+    "max-storage-buffer-binding-size": 134_217_728,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-workgroup-storage-size": 16_384,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory on the device, a wgpu buffer or a part of it; size and offset are aligned."""
+
+    label: str
+    nbytes: int
+    handle: Any
+    offset: int = 0
+
+    def view(self, offset: int, nbytes: int) -> Buffer:
+        """Return a part of this memory, its size rounded up to a multiple of `ALIGNMENT` bytes.
+
+        ValueError if `offset` is not a multiple of `ALIGNMENT`, or the part is not inside.
+        """
+        size = aligned(nbytes)
+        if offset % ALIGNMENT or not 0 <= offset <= self.nbytes - size:
+            raise ValueError(f"{self.label}: no {nbytes} bytes at {offset} of {self.nbytes}")
+        return Buffer(self.label, size, self.handle, self.offset + offset)
+
+
+def aligned(nbytes: int) -> int:
+    """Return the size of a buffer for `nbytes` bytes."""
+    return max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+
+
+class OpenedAdapter:
+    """An adapter that memory and kernels can be made on.
+
+    handle: wgpu's device. name: as the driver gives it. limits: those it was opened with.
+    features: the optional ones it has.
+    """
+
+    def __init__(
+        self, adapter: AdapterInfo, features: frozenset[str], limits: Mapping[str, int] | None
+    ) -> None:
+        """Open `adapter` with those of `features` that it has; see `Device`."""
+        self.adapter = adapter
+        self.name = adapter.name
+        self.features = features & adapter.features
+        self.limits = {name: adapter.limits[name] for name in WEBGPU_DEFAULT_LIMITS}
+        self.limits.update(limits or {})
+        try:
+            self.handle: Any = adapter.handle.request_device_sync(
+                label="llmgpu",
+                required_features=sorted(self.features),
+                required_limits=self.limits,
+            )
+        except (RuntimeError, wgpu.GPUError) as error:
+            raise DeviceError(f"can't open {self.name}: {error}") from error
+
+    @property
+    def is_software(self) -> bool:
+        """Whether the adapter computes on the CPU."""
+        return self.adapter.is_software
+
+    @property
+    def max_binding_bytes(self) -> int:
+        """Largest buffer that can be made and bound whole, in bytes."""
+        size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
+        return size // ALIGNMENT * ALIGNMENT
+
+    def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
+        """Make a wgpu buffer; DeviceError if the device is out of memory."""
+        try:
+            return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
+        except wgpu.GPUError as error:
+            raise DeviceError(
+                f"{self.name} can't allocate {nbytes} bytes for {label}: {error}"
+            ) from error

@@ -1,12 +1,17 @@
-"""A device: an opened adapter with its kernels, buffers and submissions.
+"""A device: an opened adapter with its kernels, buffers and submissions, and loops that stay on it.
 
 Buffers are never destroyed explicitly: dropping the last reference is always safe.
+
+A loop runs many rounds in a submission, with two submissions in flight. The host reads only the
+state that a submission leaves, so the device never waits for it, and it chooses how many rounds the
+next submission holds, so that progress and Ctrl-C are not kept waiting.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,12 +21,9 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import native
-from llmgpu.gpu.adapters import AdapterInfo, select_adapter
-from llmgpu.gpu.commands import Commands, Submission
-from llmgpu.gpu.kernel import Kernel
-from llmgpu.gpu.opened import Buffer, OpenedAdapter, aligned
-from llmgpu.gpu.source import compose, kernel_source
-from llmgpu.gpu.transfer import Download, Staging, parallel_copy
+from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
+from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
+from llmgpu.gpu.kernel import Kernel, compose, kernel_source
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
@@ -74,20 +76,17 @@ class Device(OpenedAdapter):
         file: its path below wgsl/.
         """
         key = (file, *sorted(constants.items()))
-        found = self._kernels.get(key)
-        if found is None:
-            source = compose(file, self.source_choices)
-            found = self._kernels.setdefault(key, Kernel(self, source, constants))
-        return found
+        if key not in self._kernels:
+            kernel = Kernel(self, compose(file, self.source_choices), constants)
+            self._kernels.setdefault(key, kernel)  # another thread may have been faster
+        return self._kernels[key]
 
     def generated(self, text: str) -> Kernel:
         """Return the one kernel of a generated text, compiled once."""
-        found = self._kernels.get((text,))
-        if found is None:
+        if (text,) not in self._kernels:
             lines = [(line, "", number) for number, line in enumerate(text.splitlines(), 1)]
-            source = kernel_source(lines, "")
-            found = self._kernels.setdefault((text,), Kernel(self, source, {}))
-        return found
+            self._kernels.setdefault((text,), Kernel(self, kernel_source(lines, ""), {}))
+        return self._kernels[text,]
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels, (file, constants) each, in threads."""
@@ -125,13 +124,13 @@ class Device(OpenedAdapter):
         """Begin a list of commands."""
         return Commands(self, self.gpu_seconds if self.timing else None)
 
-    def submit(self, commands: Commands) -> Submission:
+    def submit(self, commands: Commands) -> int:
         """Hand commands to the device, see `Commands.submit`."""
         return commands.submit()
 
-    def wait(self, submission: Submission | None) -> None:
+    def wait(self, submission: int | None) -> None:
         """Block until a submission is done (None: all that were submitted)."""
-        native.wait(self.handle, None if submission is None else submission.index)
+        native.wait(self.handle, submission)
 
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
         """Copy an array to the start of a buffer, before anything submitted later.
@@ -185,3 +184,60 @@ class Device(OpenedAdapter):
         local_index, lane, width, subgroup = seen.T.astype(np.int64)
         in_order = bool(np.all(local_index == subgroup * width + lane))
         return int(width[0]) if in_order and bool(np.all(width == width[0])) else 0
+
+
+IN_FLIGHT = 2  # submissions
+
+
+def paced_states(
+    device: Device,
+    buffer: Buffer,
+    dtype: np.dtype[np.void],
+    record: Callable[[Commands], None],
+    *,
+    running: Collection[int],
+    seconds: float,
+    first_rounds: int,
+    most_rounds: int,
+) -> Iterator[tuple[NDArray[Any], bool]]:
+    """Submit rounds until the loop halts; yield the state after each submission, in order.
+
+    buffer: the state on the device, one element of `dtype`, whose field "status" tells how the loop
+        stands. record: records one round, which does nothing once the loop has halted.
+    running: the statuses in which rounds do something.
+    seconds: aim for a submission. first_rounds, most_rounds: rounds of the first one and of any.
+
+    Yields (state, is_idle): an array of shape (1,), and whether nothing is in flight. A caller that
+    removes what halted the loop, on the device, sets the status in `state` to a running one, too;
+    that resumes the loop.
+    """
+    pending: deque[Download] = deque()
+    spare = [Download(device) for _ in range(IN_FLIGHT)]
+    rounds, is_running, last = first_rounds, True, time.perf_counter()
+    while True:
+        while spare and is_running:
+            download = spare.pop()
+            commands = device.record()
+            for _ in range(rounds):
+                record(commands)
+            download.record(commands, buffer, dtype.itemsize)
+            commands.submit()
+            download.begin()
+            pending.append(download)
+        if not pending:
+            return
+        download = pending.popleft()
+        state = np.empty(1, dtype)
+        download.finish(state.view(np.uint8))
+        spare.append(download)
+        now = time.perf_counter()
+        rounds = min(_next_rounds(rounds, now - last, seconds), most_rounds)
+        last = now
+        yield state, not pending
+        is_running = int(state["status"][0]) in running
+
+
+def _next_rounds(rounds: int, took: float, seconds: float) -> int:
+    """Return the rounds of the next submission: a change by at most a factor of two."""
+    factor = min(2.0, max(0.5, seconds / max(took, 1e-4)))
+    return max(1, int(rounds * factor))

@@ -4,7 +4,7 @@ The C functions used here are private to the pinned wgpu release: shader modules
 loop bounding (several times faster loops), submissions that can be waited for one by one, buffer
 maps without a helper thread, and pass recording without Python's per-call overhead. Several C
 functions end the process when misused, so `submit` and the map functions are called only from
-`llmgpu.gpu.commands` and `llmgpu.gpu.transfer`, which check what they pass on.
+`llmgpu.gpu.commands`, which checks what it passes on.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def prepare_instance() -> None:
     16-bit floats, and would be returned silently where Vulkan is missing. The hidden validation
     of indirect dispatches is off, because kernels clamp the counts that they write.
 
-    Raises:
-        DeviceError: the process was forked from one that had done so; it would wait forever.
+    DeviceError if the process was forked from one that had done so; it would wait forever.
     """
     global _instance_process
     if not is_usable():

@@ -1,7 +1,10 @@
 """Token ids as plain little-endian numbers, with a side file ``PATH.json`` that describes them.
 
-A layout may put a header before the numbers: see `llmgpu.tokens.layouts`. A pipe or a device gets
-no side file.
+A pipe or a device gets no side file. A layout, one line in LAYOUTS, may put a header first:
+
+- ``raw``: nothing.
+- ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
+  version, and the number of tokens. The magic says whether these are uint16 or uint32.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -22,11 +25,80 @@ from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
 from llmgpu.tokens.npy import NumbersWriter, read_numbers
-from llmgpu.tokens.sinks import id_dtype, open_stream, with_buffer
+from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
 
-DESCRIPTION = "raw numbers with a side file .json"
+Dtype = np.dtype[np.unsignedinteger]
+
+_LLMC_HEADER_BYTES = 1024
+_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic, version
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout by its header.
+
+    description: for --help. header_bytes: length of the header. max_tokens: in one file, None for
+    any number.
+    make_header: returns the header of `count` numbers of a type, uint16 or uint32.
+    parse_header: returns type and number of the tokens, given the header and the name of the file;
+        InputError if it is not a header. None if there is nothing to parse.
+    """
+
+    name: str
+    description: str
+    header_bytes: int
+    max_tokens: int | None
+    make_header: Callable[[Dtype, int], bytes]
+    parse_header: Callable[[bytes, str], tuple[Dtype, int]] | None
+
+
+def _make_llmc_header(dtype: Dtype, count: int) -> bytes:
+    header = np.zeros(_LLMC_HEADER_BYTES // 4, "<i4")
+    header[:3] = *_LLMC_KINDS[dtype.name], count
+    return header.tobytes()
+
+
+def _parse_llmc_header(data: bytes, name: str) -> tuple[Dtype, int]:
+    if len(data) < _LLMC_HEADER_BYTES:
+        raise InputError(f"{name}: {len(data)} bytes, but a header takes {_LLMC_HEADER_BYTES}")
+    magic, version, count = np.frombuffer(data, "<i4", 3).tolist()
+    for kind, known in _LLMC_KINDS.items():
+        if known == (magic, version) and count >= 0:
+            return np.dtype(kind).newbyteorder("<"), count
+    raise InputError(
+        f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} tokens)"
+    )
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("raw", "numbers only", 0, None, lambda dtype, count: b"", None),
+        Layout(
+            "llmc",
+            "after a header as in llm.c",
+            _LLMC_HEADER_BYTES,
+            2**31 - 1,
+            _make_llmc_header,
+            _parse_llmc_header,
+        ),
+    )
+}
+
+
+def describe_layouts() -> str:
+    """Return the names of all layouts and what they are, for --help."""
+    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
+
+
+def get_layout(name: str) -> Layout:
+    """Return a layout by its name; InputError if there is none."""
+    if name not in LAYOUTS:
+        raise InputError(f"unknown layout {name!r}: use one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
 
@@ -40,7 +112,7 @@ _SIDE_FIELDS: dict[str, type] = {
 }
 
 
-def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_bin(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Return the ids of a file in blocks.
 
     vocabulary_size, layout: describe a pipe, which has no side file.
@@ -116,7 +188,7 @@ def describe_bin_file(path: str | Path) -> BinFile:
     assert dtype is not None and count is not None
     if facts.layout.parse_header:
         with open_stream(name) as stream:
-            _check_header(with_buffer(stream), name, facts)
+            _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, facts)
     text_bytes, fingerprint = cast(int, side["bytes"]), cast(str, side["fingerprint"])
     return BinFile(name, dtype, facts.layout.header_bytes, count, text_bytes, fingerprint)
 
@@ -182,7 +254,7 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
 
 def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
     with open_stream(name) as stream:
-        buffered = with_buffer(stream)
+        buffered = io.BufferedReader(stream, BLOCK_BYTES)
         dtype, count = facts.dtype, facts.count
         if facts.layout.parse_header:
             dtype, count = _check_header(buffered, name, facts)
@@ -273,6 +345,3 @@ class BinWriter(NumbersWriter):
             "document_offsets": offsets,
         }
         return json.dumps(side).encode() + b"\n"
-
-
-open_writer = BinWriter

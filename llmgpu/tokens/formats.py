@@ -1,4 +1,4 @@
-"""The formats of token ids: one module and one line in FORMATS each.
+"""The formats of token ids: one line in FORMATS each.
 
 Ids are written slice by slice, and read in blocks of bounded size with documents end to end. An id
 is a number from 0 to 2^32 - 1; whether a vocabulary has it is for its decoder to check.
@@ -8,45 +8,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens import bin, ids, jsonl, npy
-from llmgpu.tokens.layouts import get_layout
+from llmgpu.tokens.bin import BinWriter, get_layout, read_bin
+from llmgpu.tokens.ids import JsonlWriter, TextWriter, read_decimals, read_jsonl
+from llmgpu.tokens.npy import NpyWriter, read_npy
 from llmgpu.tokens.sinks import TokenWriter
 
 
-class TokenFormat(Protocol):
-    """What the module of a format defines."""
+@dataclass(frozen=True)
+class TokenFormat:
+    """A format: what it is, for --help, and what `read_tokens` and `open_writer` call."""
 
-    @property
-    def DESCRIPTION(self) -> str:  # noqa: N802
-        """What it is, for --help."""
-        ...
-
-    @property
-    def open_writer(self) -> Callable[[str | Path, int, str, str], TokenWriter]:
-        """The class of its writer; see `open_writer` below."""
-        ...
-
-    def read(
-        self, name: str, vocabulary_size: int | None, layout: str
-    ) -> Iterator[NDArray[np.int64]]:
-        """Return an iterator over ids; see `read_tokens` below."""
-        ...
+    description: str
+    read: Callable[[str, int | None, str], Iterator[NDArray[np.int64]]]
+    open_writer: Callable[[str | Path, int, str, str], TokenWriter]
 
 
-FORMATS: dict[str, TokenFormat] = {"ids": ids, "jsonl": jsonl, "npy": npy, "bin": bin}
+FORMATS = {
+    "ids": TokenFormat("decimal ids, one line per document", read_decimals, TextWriter),
+    "jsonl": TokenFormat("JSON lines", read_jsonl, JsonlWriter),
+    "npy": TokenFormat("one NumPy array", read_npy, NpyWriter),
+    "bin": TokenFormat("raw numbers with a side file .json", read_bin, BinWriter),
+}
 
 
 def describe_formats() -> str:
     """Return the names of all formats and what they are, for --help."""
-    return ", ".join(f"{name} ({format.DESCRIPTION})" for name, format in FORMATS.items())
+    return ", ".join(f"{name} ({format.description})" for name, format in FORMATS.items())
 
 
 def _get_format(name: str) -> TokenFormat:

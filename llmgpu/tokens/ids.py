@@ -1,10 +1,13 @@
-"""Token ids as decimal text: separated by single spaces, one line per document.
+"""Token ids as text, one line per document: decimals with single spaces, or JSON lines.
 
-A document without ids is an empty line. Text is parsed with NumPy, all numbers of a block at once.
+A document without ids is an empty line, or ``{"ids": []}``; with ids, ``{"ids": [1,2]}``. Decimals
+are parsed with NumPy, all numbers of a block at once.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +17,9 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
+from llmgpu.text.jsonl import jsonl_lines, parse_json_object
 from llmgpu.text.streams import read_blocks
 from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, not_an_id, open_stream
-
-DESCRIPTION = "decimal ids, one line per document"
 
 _BLOCK_IDS = 1 << 20  # ids formatted at a time
 _MAX_DIGITS = 10
@@ -26,7 +28,9 @@ _IS_SPACE[list(b" \t\r\n")] = True
 _WORD = re.compile(rb"[^ \t\r\n]+")
 
 
-def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_decimals(
+    name: str, vocabulary_size: int | None, layout: str
+) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of a file in blocks; those of a pipe as they arrive."""
     with open_stream(name) as stream:
         line = 1
@@ -143,4 +147,34 @@ class TextWriter(TokenWriter):
         self._is_empty = True
 
 
-open_writer = TextWriter
+_BLOCK_IDS_READ = 1 << 18  # of JSON lines
+
+
+class JsonlWriter(TextWriter):
+    """Writes ids as JSON lines."""
+
+    SEPARATOR, BEFORE, AFTER = b",", b'{"ids": [', b"]}\n"
+
+
+def read_jsonl(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of a file in blocks; those of a pipe as they arrive."""
+    with open_stream(name) as stream:
+        pending: list[int] = []  # of short lines, unless the next one must be waited for
+        for number, line in jsonl_lines(io.BufferedReader(stream, BLOCK_BYTES), name):
+            pending += _line_ids(line, f"{name}, line {number}")
+            if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
+                for begin in range(0, len(pending), _BLOCK_IDS_READ):
+                    yield np.array(pending[begin : begin + _BLOCK_IDS_READ], np.int64)
+                pending = []
+        if pending:
+            yield np.array(pending, np.int64)
+
+
+def _line_ids(line: bytes, where: str) -> list[int]:
+    ids = parse_json_object(line, where).get("ids")
+    if not isinstance(ids, list):
+        raise InputError(f'{where}: no list of ids: a line is {{"ids": [1, 2, ...]}}')
+    if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) <= MAX_ID):
+        bad = next(i for i in ids if type(i) is not int or not 0 <= i <= MAX_ID)
+        raise not_an_id(where, json.dumps(bad)[:40])
+    return ids

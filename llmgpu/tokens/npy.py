@@ -20,26 +20,16 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
-from llmgpu.tokens.sinks import (
-    BLOCK_BYTES,
-    MAX_ID,
-    TokenWriter,
-    id_dtype,
-    not_an_id,
-    open_stream,
-    with_buffer,
-)
-
-DESCRIPTION = "one NumPy array"
+from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, id_dtype, not_an_id, open_stream
 
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 
-def read(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_npy(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of an array of one dimension in blocks."""
     with open_stream(name) as stream:
-        buffered = with_buffer(stream)
+        buffered = io.BufferedReader(stream, BLOCK_BYTES)
         dtype, count = _npy_layout(buffered, name)
         yield from read_numbers(buffered, name, dtype, count)
 
@@ -120,9 +110,6 @@ class NpyWriter(NumbersWriter):
 
     def _header(self, count: int) -> bytes:
         return _npy_header(self._dtype, count)
-
-
-open_writer = NpyWriter
 
 
 def read_numbers(

@@ -33,8 +33,14 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.resume_key import Run, check_same_run
-from llmgpu.tokens.bin import BinWriter, describe_bin_file, read_side_file, side_path
-from llmgpu.tokens.layouts import Layout, get_layout
+from llmgpu.tokens.bin import (
+    BinWriter,
+    Layout,
+    describe_bin_file,
+    get_layout,
+    read_side_file,
+    side_path,
+)
 from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
@@ -290,13 +296,12 @@ def _differs(path: str) -> InputError:
 
 
 def _check_length(shard_tokens: int, layout: Layout) -> None:
+    most = layout.max_tokens
     if shard_tokens < 1:
         raise InputError(f"shards of {shard_tokens} tokens: use 1 or more")
-    if layout.max_tokens is not None and shard_tokens > layout.max_tokens:
-        raise InputError(
-            f"shards of {shard_tokens} tokens: the limit of layout {layout.name} is "
-            f"{layout.max_tokens}"
-        )
+    if most is not None and shard_tokens > most:
+        what = f"shards of {shard_tokens} tokens"
+        raise InputError(f"{what}: the limit of layout {layout.name} is {most}")
 
 
 def _check_is_manifest(path: str) -> None:
@@ -367,8 +372,7 @@ def _is_whole(path: str, shard: Shard) -> bool:
         side = read_side_file(path)
     except InputError:
         return False
-    names = ("count", "bytes", "documents", "continues")
-    return [side.get(name) for name in names] == [getattr(shard, name) for name in names]
+    return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
 
 
 def _remove_from(names: ShardNames, first: int) -> None:

@@ -5,10 +5,8 @@ Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
 
 from __future__ import annotations
 
-import io
 from abc import abstractmethod
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +44,6 @@ def open_stream(name: str) -> ByteStream:
     return ByteStream(Source(name, None))
 
 
-def with_buffer(stream: ByteStream) -> io.BufferedIOBase:
-    """Return the stream with a buffer of BLOCK_BYTES."""
-    return io.BufferedReader(stream, BLOCK_BYTES)
-
-
 class TokenSink(Closing):
     """Takes ids slice by slice; a context manager that removes the output on an exception.
 
@@ -64,14 +57,9 @@ class TokenSink(Closing):
         self.ids = 0
         self.documents = 0
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the sink, or abort if the block failed."""
-        if kind is None:
+        if error[0] is None:
             self.close()
         else:
             self.abort()

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
-from llmgpu.bpe.encoding.id_buffers import ReusedMemory
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, ReusedMemory, new_ids
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.errors import InputError, TextError
 from llmgpu.progress import Progress

@@ -24,7 +24,6 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
 from llmgpu.tokens import ids as decimal_text
-from llmgpu.tokens import jsonl as json_lines
 from llmgpu.tokens import npy, sinks
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import FORMATS, open_writer, read_tokens
@@ -365,7 +364,7 @@ def test_bad_lines_of_jsonl(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_other_fields_and_blocks_of_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "_BLOCK_IDS", 2)
+    monkeypatch.setattr(decimal_text, "_BLOCK_IDS_READ", 2)
     path = tmp_path / "f"
     path.write_text('{"text": "x", "ids": [1, 2, 3]}\n\n{"ids": []}\n{"ids": [4]}')
     assert read_all(path, "jsonl") == [1, 2, 3, 4]

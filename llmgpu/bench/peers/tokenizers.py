@@ -1,7 +1,8 @@
 """The tokenizers that llmgpu is compared with, as far as they are installed.
 
-Most peers cut text with a regular expression over characters, as `llmgpu.bpe.interchange.spellings`
-spells it for each engine; on valid UTF-8 it means what the pattern means over bytes.
+Most peers cut text with a regular expression over characters, as
+`llmgpu.bpe.interchange.token_tables` spells it for each engine; on valid UTF-8 it means what the
+pattern means over bytes.
 
 Hugging Face's tokenizers, rustbpe and gigatoken train. A vocabulary's merges decide all of it, so
 merges are what is compared; rustbpe says only which tokens its merges make, so tokens are compared
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from llmgpu.bench.engines import package_version
 from llmgpu.bench.results import Result
 from llmgpu.bench.tokenizers.corpus import Job
-from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, expression_of
+from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.processors import usable_processors

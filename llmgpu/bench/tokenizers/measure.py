@@ -30,8 +30,7 @@ from llmgpu.bench.peers.tokenizers import EncodeFile, TokenizingPeer, TrainingPe
 from llmgpu.bench.results import BPE_TRAIN, TOKENIZE, KernelTimes, Result, Times
 from llmgpu.bench.timing import kernel_times, timed
 from llmgpu.bench.tokenizers.corpus import Job
-from llmgpu.bpe.encoding.encoder import EncodedSlice, Encoder
-from llmgpu.bpe.encoding.id_buffers import CollectedIds
+from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions

@@ -1,7 +1,11 @@
-"""What all encoders have in common: text in, ids out, slice by slice."""
+"""What all encoders have in common: text in, ids out, slice by slice, and memory for the ids.
+
+Memory is reused or reserved, because new pages cost as much time as encoding on a GPU.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,9 +50,8 @@ class Encoder(Protocol):
         allocate: returns memory for the ids of a slice, called at most once for each. Only encoders
             that fetch ids from a device call it; the others have the ids in memory already.
 
-        Raises:
-            NoTokenError: a byte has no token, and the vocabulary no unknown token.
-            InputError: the source's.
+        Raises NoTokenError if a byte has no token, and the vocabulary no unknown token; InputError
+        as the source does.
         """
         ...
 
@@ -65,3 +68,78 @@ class NoTokenError(TextError):
             "with all 256 bytes",
         )
         self.byte = byte
+
+
+RESERVED_FROM = 1 << 22  # ids: fewer are quick to copy, and reserving would waste memory
+
+
+class ReusedMemory:
+    """Reuses memory: each allocation overwrites the one made `slices` allocations earlier."""
+
+    def __init__(self, slices: int = 1) -> None:
+        """Start with no memory; slices: how many have valid ids at a time."""
+        self._idle = deque([new_ids(0)] * slices)
+
+    def allocate(self, count: int) -> NDArray[np.uint32]:
+        """Return memory for `count` ids, with undefined contents."""
+        memory = self._idle.popleft()
+        if count > len(memory):
+            memory = new_ids(count + count // 4)
+        self._idle.append(memory)
+        return memory[:count]
+
+
+class CollectedIds:
+    """Ids that arrive slice by slice, collected in one array.
+
+    If there may be many, addresses are reserved for all of them. Only what is written takes memory,
+    and slices that their encoder wrote into it are not copied again.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        """Expect about `most` ids (None: unknown); more may arrive."""
+        self._reserved = _reserve(most or 0)
+        self._count = 0  # ids in the reserved memory
+        self._rest: list[NDArray[np.uint32]] = []  # slices for which there was no room
+
+    def allocate(self, count: int) -> NDArray[np.uint32]:
+        """Return memory for the next `count` ids, in the array if there is room."""
+        if self._rest or count > len(self._reserved) - self._count:
+            return new_ids(count)
+        return self._reserved[self._count : self._count + count]
+
+    def append(self, ids: NDArray[np.uint32]) -> None:
+        """Append ids; if in memory from `allocate`, as many as were asked for."""
+        place = self.allocate(len(ids))
+        if self._rest or place.base is not self._reserved:
+            self._rest.append(ids)
+            return
+        if ids.ctypes.data != place.ctypes.data:  # not written here already
+            place[:] = ids
+        self._count += len(ids)
+
+    def take(self) -> NDArray[np.uint32]:
+        """Return all ids, uint32 (n,)."""
+        if self._count == 0 and len(self._rest) == 1:
+            return self._rest[0]
+        ids = self._reserved[: self._count]
+        return np.concatenate([ids, *self._rest]) if self._rest else ids
+
+
+def _reserve(most: int) -> NDArray[np.uint32]:
+    """Reserve untouched memory; none if there are few ids or it can't be had."""
+    if most < RESERVED_FROM or _addresses_are_limited():
+        return new_ids(0)
+    try:
+        return new_ids(most)
+    except (MemoryError, ValueError):  # more than there is, or than an array may have
+        return new_ids(0)
+
+
+def _addresses_are_limited() -> bool:
+    """Whether the process has a limit that reserved addresses count toward."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY

@@ -17,11 +17,10 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
-from llmgpu.bpe.encoding.matching import Words
+from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
+from llmgpu.bpe.encoding.matching import BpeMatcher, Words
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
-from llmgpu.bpe.encoding.slice_encoder import SliceEncoder
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN

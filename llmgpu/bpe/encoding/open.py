@@ -36,10 +36,8 @@ def open_encoder(
         device. The ids depend on neither.
     special: the special tokens that text may spell, and those around documents.
 
-    Raises:
-        VocabularyError: `special` names a token that the vocabulary does not have, or the
-            vocabulary has too many merges.
-        DeviceError: the device's memory or limits are too small.
+    Raises VocabularyError if `special` names a token that the vocabulary does not have or there are
+    too many merges, DeviceError if the device's memory or limits are too small.
     """
     encoder = _open_matching(vocabulary, backend, slice_bytes, threads)
     if vocabulary.normalizer is not None:

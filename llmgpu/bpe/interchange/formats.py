@@ -15,10 +15,7 @@ from llmgpu.input_files import Note, naming, no_notes, read_limited
 class Format(Protocol):
     """What the module of a format defines."""
 
-    @property
-    def FILES(self) -> str:  # noqa: N802
-        """The files it reads and writes, for --help."""
-        ...
+    FILES: str  # that it reads and writes, for --help
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
         """Whether a file with this content, named together with `merges_path`, is of the format."""
@@ -54,11 +51,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {
-    "tiktoken": tiktoken,
-    "huggingface": huggingface,
-    "gpt2": gpt2,
-}
+FORMATS: dict[str, Format] = {"tiktoken": tiktoken, "huggingface": huggingface, "gpt2": gpt2}
 
 
 def describe_formats() -> str:

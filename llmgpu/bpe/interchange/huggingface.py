@@ -23,13 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.spellings import HUGGINGFACE, expression_of, name_of_huggingface
 from llmgpu.bpe.interchange.token_tables import (
+    HUGGINGFACE,
     check_id,
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
+    expression_of,
     imported_vocabulary,
+    name_of_huggingface,
     name_pairs,
     note_missing_bytes,
     number_merges,
@@ -155,10 +157,8 @@ def _unknown_text(vocabulary: Vocabulary) -> str | None:
     number = vocabulary.unknown_token
     if number is None or not vocabulary.missing_bytes():
         return None
-    for text, special in vocabulary.special_tokens.items():
-        if special == number:
-            return text
-    return to_text(vocabulary.tokens[number])
+    texts = {special: text for text, special in vocabulary.special_tokens.items()}
+    return texts.get(number) or to_text(vocabulary.tokens[number])
 
 
 def _as_map(what: str, content: object) -> dict[str, Any]:

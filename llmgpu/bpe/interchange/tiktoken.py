@@ -23,8 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bpe.interchange.spellings import TIKTOKEN, expression_of
-from llmgpu.bpe.interchange.token_tables import check_id, imported_vocabulary
+from llmgpu.bpe.interchange.token_tables import (
+    TIKTOKEN,
+    check_id,
+    expression_of,
+    imported_vocabulary,
+)
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -1,4 +1,4 @@
-"""Tokens as other tools' files write them: by id, as text, and in merges.
+r"""Tokens and patterns as other tools' files write them.
 
 - GPT-2's byte-level alphabet writes a token as text: a printable character for each byte. Printable
   Latin-1 characters stand for their own byte; the other bytes get the characters from U+0100 on, in
@@ -6,6 +6,16 @@
 - tokenizer.json and merges.txt hold one map of ids by text, and merges as pairs of texts. Special
   tokens are in the map with their own text, so two tokens that are spelled alike can't both be
   written.
+
+Patterns are written as regular expressions:
+
+- A spelling goes to the name whose behaviour it has, not to that of the model it was found with.
+  tokenizer.json files of cl100k have the expression of Llama 3: it divides white space that ends a
+  text after its last newline, where OpenAI's, with ``\s++$``, does not.
+- The engines differ. In Oniguruma, which Hugging Face uses, ``{1,3}+`` is a repeated repeat, not a
+  possessive one: OpenAI's spelling of cl100k means something else there, and is not accepted.
+- The patterns that are published over bytes are spelled over characters here; on valid UTF-8, and
+  others take no other text, that is the same.
 """
 
 from __future__ import annotations
@@ -18,22 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
+from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.vocabulary.tie import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, listed, quote
 
 MAX_IDS = 1 << 22  # without a limit, one short line could ask for any number of empty tokens
-
-
-def _make_alphabet() -> tuple[str, ...]:
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [value for value in range(256) if value not in printable]
-    number = {value: 0x100 + k for k, value in enumerate(others)}
-    return tuple(chr(number.get(value, value)) for value in range(256))
-
-
-ALPHABET = _make_alphabet()  # by byte
 
 _TO_TEXT = dict(enumerate(ALPHABET))
 # A Latin-1 character outside of the alphabet must not pass for the byte of its code point.
@@ -145,16 +147,12 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
             f"a merge needs the token {quote(error.args[0])}: there is none"
         ) from error
     merges = np.array(flat, np.uint32).reshape(-1, 3)
-    _check_distinct(merges)
-    return merges
-
-
-def _check_distinct(merges: NDArray[np.uint32]) -> None:
     keys = merges[:, 0].astype(np.uint64) << np.uint64(32) | merges[:, 1]
     _, firsts = np.unique(keys, return_index=True)
     if len(firsts) < len(merges):
         again = np.setdiff1d(np.arange(len(merges)), firsts)[0]
         raise VocabularyError(f"merge {again + 1} repeats an earlier one")
+    return merges
 
 
 def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:
@@ -200,3 +198,43 @@ def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
         note(f"bytes without a token, which others leave out and are an error here: {shown}")
+
+
+_SHOWN = 400  # characters of an expression in a message
+
+
+def _spellings(engine: str) -> dict[str, str]:
+    """Return how an engine spells the patterns, by name; those that it can't are left out."""
+    found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
+    return {name: expression for name, expression in found.items() if expression is not None}
+
+
+# What export writes, by name.
+TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
+
+# What import takes besides.
+_HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    TIKTOKEN["gpt2"]: "gpt2",
+}
+
+
+def name_of_huggingface(expression: str) -> str:
+    """Return the pattern that Hugging Face's engine runs for `expression`; VocabularyError if none.
+
+    It is a name in PATTERNS.
+    """
+    name = _HUGGINGFACE_NAMES.get(expression)
+    if name is None or name not in PATTERNS:
+        shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
+        shown = repr(shown).replace("\\\\", "\\")  # as it would be typed
+        raise VocabularyError(f"the expression {shown} is that of no known pattern")
+    return name
+
+
+def expression_of(pattern: str, engine: dict[str, str]) -> str:
+    """Return how an engine, TIKTOKEN or HUGGINGFACE, spells a pattern; VocabularyError if none."""
+    if pattern not in engine:
+        raise VocabularyError(f"the pattern {pattern!r} has no spelling for other tools")
+    return engine[pattern]

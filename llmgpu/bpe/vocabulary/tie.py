@@ -20,6 +20,16 @@ from llmgpu.errors import LlmgpuError
 TIE_RULES = ("hf", "bytes")
 
 
+def _make_alphabet() -> tuple[str, ...]:
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [value for value in range(256) if value not in printable]
+    number = {value: 0x100 + k for k, value in enumerate(others)}
+    return tuple(chr(number.get(value, value)) for value in range(256))
+
+
+ALPHABET = _make_alphabet()  # by byte
+
+
 def byte_ranks(tie: str) -> NDArray[np.uint32]:
     """Return the rank of each byte under the rule `tie`: uint32 (256,), a permutation.
 
@@ -29,8 +39,5 @@ def byte_ranks(tie: str) -> NDArray[np.uint32]:
         raise LlmgpuError(f"unknown tie rule {tie!r}: use one of {', '.join(TIE_RULES)}")
     ranks = np.arange(256, dtype=np.uint32)
     if tie == "hf":
-        needs_other_character = np.ones(256, np.bool_)
-        for first, last in ((0x21, 0x7E), (0xA1, 0xAC), (0xAE, 0xFF)):
-            needs_other_character[first : last + 1] = False
-        ranks[np.argsort(needs_other_character, kind="stable")] = np.arange(256, dtype=np.uint32)
+        ranks[np.argsort(ALPHABET)] = np.arange(256, dtype=np.uint32)
     return ranks

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, concatenate_ranges, sort_by_bytes
+from llmgpu.bpe.arrays import PADDING, concatenate_ranges, offsets_of, sort_by_bytes
 from llmgpu.errors import VocabularyError
 
 NO_TOKEN = 0xFFFFFFFF
@@ -98,8 +98,7 @@ def _sort_tokens(
         none = np.empty(0, np.int64)
         return _SortedTokens(np.empty(0, np.uint8), none, none, none)
     data = np.frombuffer(b"".join(token for token, _ in filled), np.uint8)
-    offsets = np.zeros(len(filled) + 1, np.int64)
-    np.cumsum([len(token) for token, _ in filled], out=offsets[1:])
+    offsets = offsets_of(np.array([len(token) for token, _ in filled]))
     order, same = sort_by_bytes(data, offsets)
     firsts = np.flatnonzero(~same)
     lowest = np.minimum.reduceat(np.array([number for _, number in filled])[order], firsts)

@@ -23,7 +23,7 @@ from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Kernel, Submission
+    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Kernel
 
 WORKGROUP_SIZE = 256  # threads of a workgroup where a kernel is not given another number
 LARGEST_HALF = np.float32(65504)
@@ -94,7 +94,7 @@ class GpuRecorder(Operations):
         super().__init__()
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
-        self._runs: deque[Submission] = deque()
+        self._runs: deque[int] = deque()
         self._commands: Commands  # being recorded, while a program runs
 
     @property

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import LONGEST, GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.id_buffers import RESERVED_FROM, CollectedIds
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK
 from llmgpu.bpe.pretokens.pattern import PATTERNS
@@ -24,7 +23,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device, constant
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.bpe.encoding.test_bpe_matching import merge_vocabularies, rank_vocabularies
+from tests.bpe.encoding.test_matching import merge_vocabularies, rank_vocabularies
 from tests.bpe.words.test_count_gpu import PARTS
 from tests.reference import encoding as reference
 

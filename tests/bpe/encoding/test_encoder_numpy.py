@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding import slice_encoder, word_cache
+from llmgpu.bpe.encoding import encoder_numpy
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.plain import greedy_matching
 from llmgpu.bpe.pretokens.pattern import PATTERNS
@@ -107,7 +107,7 @@ def test_long_words_in_blocks_of_any_size(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy_matching, "BLOCK", block)
         patch.setattr(greedy_matching, "GUESSES", block % 3)
-        patch.setattr(slice_encoder, "LONGEST_KEPT", 3)
+        patch.setattr(encoder_numpy, "LONGEST_KEPT", 3)
         for pattern in PATTERNS:
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
 
@@ -223,7 +223,7 @@ def test_binary_text(documents: list[bytes], slice_bytes: int) -> None:
 def test_an_encoder_is_used_again_and_forgets_what_it_must(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(word_cache, limit, 3)
+    monkeypatch.setattr(encoder_numpy, limit, 3)
     vocabulary = make_vocabulary([*BYTES, b"ab", b" ab"], "class")
     encoder = NumpyEncoder(vocabulary, 10)
     for text in (b"ab ab b 12 \n" * 9, b"\x00ab. ab" * 9, b"ab ab b 12 \n" * 9):

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 
 from llmgpu.bpe.interchange import huggingface, tiktoken
-from llmgpu.bpe.interchange.spellings import HUGGINGFACE, TIKTOKEN, name_of_huggingface
+from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, name_of_huggingface
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary import recovery
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from llmgpu.gpu.source import constant, struct_dtype
+from llmgpu.gpu.kernel import constant, struct_dtype
 from llmgpu.lm.ops import attention
 from llmgpu.lm.ops.backends import GpuOperations, open_operations
 from llmgpu.lm.ops.operations import (

@@ -12,12 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding import word_cache
-from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
-from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.matching import Matches, Words
-from llmgpu.bpe.encoding.slice_encoder import SafeCuts
-from llmgpu.bpe.encoding.word_cache import EncodedWords
+from llmgpu.bpe.encoding import encoder_numpy
+from llmgpu.bpe.encoding.encoder_numpy import EncodedWords, NumpyEncoder, SafeCuts
+from llmgpu.bpe.encoding.matching import BpeMatcher, Matches, Words
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import corpus_from_bytes
@@ -180,8 +177,8 @@ def test_a_huge_word_of_many_characters() -> None:
 
 @pytest.mark.parametrize("most_words", [1, 50, 1 << 20])
 def test_threads_share_their_words(monkeypatch: pytest.MonkeyPatch, most_words: int) -> None:
-    monkeypatch.setattr(word_cache, "MAX_TABLE_WORDS", most_words)
-    monkeypatch.setattr(word_cache, "_SPAN", 40)
+    monkeypatch.setattr(encoder_numpy, "MAX_TABLE_WORDS", most_words)
+    monkeypatch.setattr(encoder_numpy, "_SPAN", 40)
     rng = np.random.default_rng(4)
     words = [f" w{k * k % 611}é{k % 7}世界" for k in range(900)]
     text = "".join(words[k] for k in rng.integers(0, len(words), 5000)).encode()

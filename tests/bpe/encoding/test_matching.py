@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding.bpe_matching import BpeMatcher
-from llmgpu.bpe.encoding.matching import Words
+from llmgpu.bpe.encoding.matching import BpeMatcher, Words
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference import encoding as reference

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device, source
+from llmgpu.gpu import Device, kernel
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.source import compose, constant, kernel_source, read_wgsl, struct_dtype
+from llmgpu.gpu.kernel import compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.weight_state import HYPER
 from llmgpu.lm.optimizers import adamw_8bit
@@ -99,9 +99,9 @@ struct Endless {
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A file with the declarations above."""
-    monkeypatch.setattr(source, "read_wgsl", lambda name: DECLARATIONS)
+    monkeypatch.setattr(kernel, "read_wgsl", lambda name: DECLARATIONS)
     yield "declared.wgsl"
-    source._declared.cache_clear()
+    kernel._declared.cache_clear()
 
 
 def offsets(struct: np.dtype[np.void]) -> list[int]:

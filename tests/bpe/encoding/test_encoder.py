@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding import id_buffers as id_memory
-from llmgpu.bpe.encoding.id_buffers import CollectedIds, ReusedMemory
+from llmgpu.bpe.encoding import encoder as id_memory
+from llmgpu.bpe.encoding.encoder import CollectedIds, ReusedMemory
 
 
 @given(
@@ -55,7 +55,7 @@ def test_more_than_there_are_addresses_for() -> None:
 def test_limited_addresses_are_not_reserved() -> None:
     script = """
 import resource
-from llmgpu.bpe.encoding.id_buffers import RESERVED_FROM, CollectedIds
+from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds
 assert len(CollectedIds(RESERVED_FROM).allocate(1).base) == RESERVED_FROM
 resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
 assert CollectedIds(RESERVED_FROM).allocate(1).base is None
