@@ -108,6 +108,7 @@ def test_a_hundred_steps_are_those_of_torch(operations: Operations) -> None:
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @np.errstate(under="ignore")
 def test_half_precision_follows_single_precision(operations: Operations) -> None:
     if not operations.has_half_precision:
@@ -122,6 +123,7 @@ def test_half_precision_follows_single_precision(operations: Operations) -> None
         np.testing.assert_array_equal(operations.read(half_copy), master.astype(np.float16))
 
 
+@pytest.mark.slow
 def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
     trainers = [reference_trainer(operations) for _ in range(2)]
     assert losses_of(trainers[0], 5) == losses_of(trainers[1], 5)

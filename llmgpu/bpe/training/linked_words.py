@@ -284,6 +284,8 @@ def apply_merges(
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
         may be absent; results may be symbols that exist already.
     """
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
+        return words
     results = merges[:, 2].astype(np.int64)
     size = max(len(words.lengths), int(results.max(initial=0)) + 1)
     check_limits(words, size - len(words.lengths))

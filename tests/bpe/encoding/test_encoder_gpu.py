@@ -130,6 +130,7 @@ def test_texts_whose_tokens_become_shorter_and_longer(any_device: Device) -> Non
     assert encode(encoder, [text]) == encode(encoder, [text]) == expected
 
 
+@pytest.mark.slow
 def test_ids_are_put_where_the_caller_says(any_device: Device) -> None:
     text = hostile_text(2, 100_000)
     vocabulary = train(text)

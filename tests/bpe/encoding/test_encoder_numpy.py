@@ -99,6 +99,7 @@ def test_ids_of_greedy_matching(
     check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(TOKENS, DOCUMENTS, st.integers(1, 7), SLICE_BYTES)
 def test_long_words_in_blocks_of_any_size(

@@ -11,6 +11,7 @@ from llmgpu.gpu import Device
 BLOCK = 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symbols", [1, 256, 257, 100_003, 1024 * 256, 1024 * 256 + 1, 10**9])
 def test_offsets_and_total_are_those_of_numpy(any_device: Device, symbols: int) -> None:
     blocks = -(-symbols // BLOCK)

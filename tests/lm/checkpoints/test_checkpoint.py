@@ -175,6 +175,7 @@ def test_a_save_that_fails_leaves_what_was(tmp_path: Path, error: BaseException)
     assert load_checkpoint(tmp_path).state == state_of(2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes can't be forked here")
 def test_a_kill_at_any_moment_leaves_whole_checkpoints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.lm.killed_saves", str(tmp_path)]
