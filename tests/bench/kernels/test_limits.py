@@ -27,7 +27,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "HARDWARE_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "PRODUCT_SIZE", 64)
-    monkeypatch.setattr(limits, "SOFTWARE_THREADS", 256)
+    for name in ("SOFTWARE_THREADS", "HARDWARE_THREADS"):
+        monkeypatch.setattr(limits, name, 256)
     monkeypatch.setattr(limits, "RUNS", 2)
 
 
@@ -77,7 +78,6 @@ def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) 
 def test_a_copy_takes_what_memory_there_is(
     device: Device, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "raise_clocks", lambda engine: None)  # it takes memory on a GPU
     monkeypatch.setattr(limits, "SMALLEST_COPY_BYTES", 1 << 18)
     create, made = device.create_buffer, []
 

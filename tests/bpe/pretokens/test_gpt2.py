@@ -76,6 +76,7 @@ def test_every_code_point() -> None:
     np.testing.assert_array_equal(np.flatnonzero(mask_of([text])), expected)
 
 
+@pytest.mark.slow
 def test_every_code_point_alone() -> None:
     documents = [character.encode() for character in CHARACTERS]
     lengths = np.array([len(document) for document in documents])

@@ -73,6 +73,7 @@ def test_every_short_text(pattern: str) -> None:
     np.testing.assert_array_equal(mask_of(documents, pattern), expected_mask(documents, pattern))
 
 
+@pytest.mark.slow
 @pytest.mark.pinned_regex
 @pytest.mark.parametrize("pattern", FAMILIES)
 def test_code_points_between_others(pattern: str) -> None:
@@ -82,6 +83,7 @@ def test_code_points_between_others(pattern: str) -> None:
     np.testing.assert_array_equal(mask_of([text], pattern), expected_mask([text], pattern))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", FAMILIES)
 def test_every_code_point_alone(pattern: str) -> None:
     documents = [character.encode() for character in CHARACTERS]

@@ -111,6 +111,7 @@ def test_plain_text(walker: Walker, pattern: str, pieces: list[str], seed: int) 
     assert walker.undecided() == 0
 
 
+@pytest.mark.slow
 def test_code_points_between_others(walker: Walker, pattern: str) -> None:
     frame = "{0}a{0}B{0}1{0}{0} {0}\n{0}!{0}'{0}"
     text = "".join(map(frame.format, [*CHARACTERS[:0x3400], *CHARACTERS[::97]])).encode()
