@@ -32,7 +32,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def kill_after(shards: int, folder: Path, *arguments: str) -> None:
-    """Kill the command when it has finished so many shards, before one more is in place."""
+    """Kill the command after this many finished shards, before the next is in place."""
     killed_before("out-*.bin", shards + 1, folder, *arguments)
     assert_unfinished(shards, folder / "made")
 

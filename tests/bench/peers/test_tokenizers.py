@@ -43,7 +43,7 @@ ENDS = ["a", "\n", "  ", "\n\n", "\n  ", " \n ", "\r\n  ", "1\n", "\u3000\n\u200
 
 
 def crossing_vocabulary(pattern: str, special_tokens: tuple[str, ...] = ()) -> Vocabulary:
-    """A vocabulary that gives other ids wherever a text is cut otherwise.
+    """A vocabulary that gives other ids where text is cut in other places.
 
     Its tokens are those of text that is not cut at all.
     """
