@@ -8,9 +8,8 @@
        |                     |
        +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
-Modules import only those before them in the order native, adapters, kernel,
- commands, device. Importing this package imports wgpu;
-`llmgpu.backend` decides whether to.
+Modules import only those before them in the order declarations, native, adapters, kernel, commands,
+device. Importing this package imports wgpu; `llmgpu.backend` decides whether to.
 """
 
 from llmgpu.gpu.adapters import (

@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 import wgpu
 from numpy.typing import NDArray
-from wgpu.backends.wgpu_native import _api
-from wgpu.backends.wgpu_native._ffi import ffi, lib
-from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from llmgpu.errors import DeviceError
+from llmgpu.gpu.declarations import import_binding
+
+import_binding()  # before the first import of the binding below
+from wgpu.backends.wgpu_native import _api  # noqa: E402
+from wgpu.backends.wgpu_native._ffi import ffi, lib  # noqa: E402
+from wgpu.backends.wgpu_native.extras import set_instance_extras  # noqa: E402
 
 libf: Any = _api.libf
 
