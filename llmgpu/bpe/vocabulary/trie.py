@@ -7,7 +7,8 @@
 - Compilation compares neighbours in the sorted list of tokens: a token makes one node for each byte
   after the prefix that it shares with the previous token. That lists the nodes depth first; a
   stable sort by depth makes it breadth first.
-- A set of tokens has exactly one trie, so a trie from a file is checked by comparing it with that.
+- A set of tokens has exactly one trie: breadth first, siblings ascending, with no paths but those
+  that spell the tokens. That is what a trie from a file is checked for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from llmgpu.errors import VocabularyError
 
 NO_TOKEN = 0xFFFFFFFF
 _FEW_BYTES = 64  # compared for all pairs of tokens together
+_MOST_LEVELS = 512  # of a trie whose paths are followed all at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +57,92 @@ def validate_trie(
 
     Nothing larger than a small multiple of `trie` and `tokens` is allocated.
     """
-    listing = _sort_tokens(tokens, ids)
-    if len(trie.nodes) != listing.num_nodes:
-        raise VocabularyError(
-            f"the trie has {len(trie.nodes)} nodes, its tokens need {listing.num_nodes}"
-        )
+    if trie.longest > _MOST_LEVELS:
+        is_valid = _is_compiled(trie, _sort_tokens(tokens, ids))
+    else:
+        is_valid = _is_tree(trie) and _spells(trie, tokens, np.asarray(ids, np.int64))
+    if not is_valid:
+        raise VocabularyError("the trie is not that of the tokens")
+
+
+def _is_compiled(trie: Trie, listing: _SortedTokens) -> bool:
+    if len(trie.nodes) != listing.num_nodes:  # which costs less memory than laying it out
+        return False
     expected = _lay_out(listing)
     same = np.array_equal(trie.nodes, expected.nodes) and np.array_equal(trie.edges, expected.edges)
-    if not same or trie.longest != expected.longest:
-        raise VocabularyError("the trie is not that of the tokens")
+    return same and trie.longest == expected.longest
+
+
+def _is_tree(trie: Trie) -> bool:
+    """Whether nodes are in breadth-first order, siblings ascend, and every leaf has a token."""
+    first_child, children, token_ids = trie.nodes.T.astype(np.int64)
+    total = len(trie.edges)
+    if len(children) != total + 1 or children.sum() != total:
+        return False
+    labels, targets = trie.edges.T
+    numbers = np.arange(1, total + 1)
+    parents = np.repeat(np.arange(total + 1), children)
+    firsts = np.where(children > 0, np.cumsum(children) - children, 0)
+    ascend = (labels[1:] > labels[:-1]) | (parents[1:] != parents[:-1])
+    return bool(
+        np.array_equal(targets, numbers)
+        and np.array_equal(first_child, firsts)
+        and (parents < numbers).all()
+        and (labels < 256).all()
+        and ascend.all()
+        and token_ids[0] == NO_TOKEN
+        and (token_ids[children == 0][total == 0 :] != NO_TOKEN).all()
+    )
+
+
+def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool:
+    """Whether the path to each node with a token spells it, and no token is missing.
+
+    All paths are followed at once from their ends to the root, a byte of each a step.
+    """
+    node_ids = trie.nodes[:, 2].astype(np.int64)
+    nodes = np.flatnonzero(node_ids != NO_TOKEN)
+    found = node_ids[nodes]
+    order = np.argsort(ids, kind="stable")
+    numbers = np.searchsorted(ids[order], found)
+    if len(nodes) and numbers.max() >= len(ids):
+        return False
+    numbers = order[numbers]
+    if (ids[numbers] != found).any() or not _are_all_there(tokens, order, numbers):
+        return False
+    data = np.frombuffer(b"".join(tokens), np.uint8)
+    offsets = offsets_of(np.fromiter(map(len, tokens), np.int64, len(tokens)))
+    starts, places = offsets[numbers], offsets[numbers + 1]
+    labels = trie.edges[:, 0]
+    parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
+    longest = int((places - starts).max(initial=0))
+    while len(nodes):
+        has_more = places > starts
+        if ((nodes > 0) != has_more).any():
+            return False  # a path is shorter or longer than its token
+        nodes, starts, places = nodes[has_more], starts[has_more], places[has_more] - 1
+        if (labels[nodes - 1] != data[places]).any():
+            return False
+        nodes = parents[nodes - 1]
+    return longest == trie.longest
+
+
+def _are_all_there(
+    tokens: Sequence[bytes], order: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> bool:
+    """Whether `numbers` are the first in `order` of each distinct token, none of them twice."""
+    is_there = np.zeros(len(tokens), np.bool_)
+    is_there[numbers] = True
+    missing = np.flatnonzero(~is_there).tolist()
+    if int(is_there.sum()) != len(numbers):
+        return False
+    if not any(tokens[number] for number in missing):
+        return True  # those that are empty have no node
+    firsts: dict[bytes, int] = {}
+    for number in order.tolist():
+        firsts.setdefault(tokens[number], number)
+    firsts.pop(b"", None)
+    return sorted(firsts.values()) == sorted(numbers.tolist())
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,8 +148,9 @@ class Vocabulary:
 
     def missing_bytes(self) -> list[int]:
         """Return the byte values that are not a token; special tokens do not count."""
-        present = {token[0] for token in self._ordinary_tokens if len(token) == 1}
-        return [value for value in range(256) if value not in present]
+        of_one_byte = self.ordinary_ids[self.token_lengths[self.ordinary_ids] == 1]
+        present = self.token_data[self.token_offsets[of_one_byte]]
+        return sorted(set(range(256)).difference(present.tolist()))
 
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers, end to end.
@@ -224,7 +225,7 @@ class Vocabulary:
         positions = np.repeat(shifts, lengths) + np.arange(ends[-1])
         return bytes(self.token_data[positions])
 
-    @property
+    @cached_property
     def _ordinary_tokens(self) -> list[bytes]:
         return [self.tokens[i] for i in self.ordinary_ids.tolist()]
 

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.vocabulary.trie import _FEW_BYTES, NO_TOKEN, Trie, compile_trie, validate_trie
+from llmgpu.bpe.vocabulary.trie import (
+    _FEW_BYTES,
+    _MOST_LEVELS,
+    NO_TOKEN,
+    Trie,
+    compile_trie,
+    validate_trie,
+)
 from llmgpu.errors import VocabularyError
 from tests.reference import bpe as reference
 
@@ -128,9 +135,15 @@ def test_ids_out_of_range(ids: list[int]) -> None:
 
 
 @settings(deadline=None)
-@given(data=st.data())
-def test_any_change_is_found(data: st.DataObject) -> None:
-    tokens = [b"a", b"ab", b"b", b"bcd"]
+@given(data=st.data(), most_levels=st.sampled_from([0, _MOST_LEVELS]))
+def test_any_change_is_found(data: st.DataObject, most_levels: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmgpu.bpe.vocabulary.trie._MOST_LEVELS", most_levels)
+        any_change_is_found(data)
+
+
+def any_change_is_found(data: st.DataObject) -> None:
+    tokens = data.draw(st.sampled_from([[b"a", b"ab", b"b", b"bcd"], [b"a", b"", b"a", b"abc"]]))
     trie = compile_trie(tokens, range(4))
     nodes, edges, longest = trie.nodes.copy(), trie.edges.copy(), trie.longest
     table = data.draw(st.sampled_from([nodes, edges]))
@@ -140,5 +153,5 @@ def test_any_change_is_found(data: st.DataObject) -> None:
         validate_trie(Trie(nodes, edges, longest), tokens, range(4))
     with pytest.raises(VocabularyError, match="trie"):
         validate_trie(Trie(trie.nodes, trie.edges, longest + 1), tokens, range(4))
-    with pytest.raises(VocabularyError, match="trie has 5 nodes"):
-        validate_trie(Trie(trie.nodes[:5], trie.edges[:4], longest), tokens, range(4))
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(Trie(trie.nodes[:-1], trie.edges[:-1], longest), tokens, range(4))
