@@ -31,6 +31,7 @@ from llmgpu.cli.console import (
     Reporter,
     human_bytes,
     left_out_of,
+    memory_line,
     print_json,
 )
 from llmgpu.cli.options import (
@@ -368,8 +369,7 @@ def _announce(report: Reporter, plan: Plan, text_bytes: int | None) -> None:
     report.line(f"training on {plan.merging.description}")
     if text_bytes is not None:
         host, device = estimate_memory(plan, text_bytes)
-        on_device = f", {human_bytes(device)} on the device" if device else ""
-        report.line(f"needs up to about {human_bytes(host)} of memory{on_device}")
+        report.line(memory_line(host, device))
     for note in plan.notes:
         report.line(f"note: {note}")
 

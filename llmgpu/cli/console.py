@@ -119,6 +119,12 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def memory_line(host: int, device: int) -> str:
+    """Say how much memory a command needs at most; device: bytes of it on an adapter, or 0."""
+    on_device = f", {human_bytes(device)} on the device" if device else ""
+    return f"needs up to about {human_bytes(host)} of memory{on_device}"
+
+
 def human_count(count: float) -> str:
     """Format a count with thousands separators."""
     return f"{count:,.0f}"

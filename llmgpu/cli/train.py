@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, human_bytes, human_count, human_time, print_json
+from llmgpu.cli.console import Reporter, human_count, human_time, memory_line, print_json
 from llmgpu.cli.options import (
     Decorated,
     add_options,
@@ -26,11 +26,12 @@ from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import PRECISIONS, TrainOptions
-from llmgpu.lm.runs.memory import training_memory
+from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
+from llmgpu.memory import free_memory
 
 REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # what --force removes
 
@@ -196,8 +197,11 @@ def train(
         elif resume:
             report.line(f"{output} has no checkpoint yet: starting at the first step")
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
+        host_bytes = host_memory(asked, backend, needed_bytes)
+        if backend.is_software:
+            require_free(host_bytes, free_memory())
         report.line(_description(asked, backend))
-        report.line(f"needs up to about {human_bytes(needed_bytes)} of memory")
+        report.line(memory_line(host_bytes, 0 if backend.device is None else needed_bytes))
         separator = default_separator(vocabulary) if eos is None else eos
         try:
             source = open_tokens(
@@ -226,7 +230,7 @@ def train(
             on_record=partial(_print_record, report, asked.options.steps),
             note=report.line,
         )
-        summary = run.run()
+        summary = run.run() | {"estimated_memory_bytes": host_bytes}
     _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=False)

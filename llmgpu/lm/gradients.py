@@ -74,7 +74,9 @@ class LossGraph:
             self._ids("distinct tokens"),
         )
         self.positions = self._ids("positions")
-        ops.write(self.positions, np.tile(np.arange(seq, dtype=np.uint32), batch))
+        ops.write_computed(
+            (self.positions,), lambda: [np.tile(np.arange(seq, dtype=np.uint32), batch)]
+        )
         self.loss_params = ops.parameters("loss parameters", (4,))
         self.losses = ops.tensor("losses", (self.rows,))
         self.embedded = self._activation("embedded", config.dim)

@@ -140,11 +140,12 @@ class Model:
         self.working = {**self.weights, **self.half_copies}
         self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
         positions = config.seq_len + 1  # one more for rows that are not in use
-        cosines, sines = rotary_tables(positions, config.head_dim, config.rope_theta)
-        self._cosines = operations.tensor("cosines", cosines.shape)
-        self._sines = operations.tensor("sines", sines.shape)
-        operations.write(self._cosines, cosines)
-        operations.write(self._sines, sines)
+        self._cosines = operations.tensor("cosines", (positions, config.head_dim // 2))
+        self._sines = operations.tensor("sines", (positions, config.head_dim // 2))
+        operations.write_computed(
+            (self._cosines, self._sines),
+            lambda: rotary_tables(positions, config.head_dim, config.rope_theta),
+        )
 
     @property
     def output_weight(self) -> Tensor:
@@ -153,12 +154,13 @@ class Model:
 
     def initialise(self, seed: int) -> None:
         """Draw the weights: the same on every backend, each weight from its own random stream."""
-        self.load(
-            {
-                weight.name: initial_values(seed, index, weight.shape, weight.deviation)
-                for index, weight in enumerate(self.config.weights())
-            }.__getitem__
-        )
+        numbered = {weight.name: (k, weight) for k, weight in enumerate(self.config.weights())}
+
+        def draw(name: str) -> AnyArray:
+            index, weight = numbered[name]
+            return initial_values(seed, index, weight.shape, weight.deviation)
+
+        self.load(draw)
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
         """Write all weights, each as `values` gives it by name, and their copies."""

@@ -35,7 +35,7 @@ from llmgpu.bench.results import EMBEDDING, Result
 from llmgpu.bench.timing import PartOptions
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.runs.memory import free_memory
+from llmgpu.memory import free_memory
 from llmgpu.progress import Progress
 
 LOOKUP = "lookup"

@@ -10,20 +10,19 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
 from llmgpu.files import output_errors
+from llmgpu.memory import free_memory
 
 MEMORY_SHARE = 4  # by default, words may take this fraction (1/4) of the free memory
 UNKNOWN_MEMORY = 4 << 30  # taken to be free where the system doesn't tell
@@ -31,16 +30,11 @@ _WORKING_COPIES = 4  # upper bound of copies of the kept words while they are ad
 _MOST_MERGED = 32  # runs at a time
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # bytes
 
-_MEMORY_INFO = Path("/proc/meminfo")
-_GROUP_LIMIT, _GROUP_USE = (
-    Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
-)  # of a container
-
 
 def default_memory_bytes() -> int:
     """Return how much memory words may take by default: a share of what is free now."""
-    free = [number for number in (_free_in_system(), _free_in_group()) if number is not None]
-    return min(free, default=UNKNOWN_MEMORY) // MEMORY_SHARE
+    free = free_memory()
+    return (UNKNOWN_MEMORY if free is None else free) // MEMORY_SHARE
 
 
 class WordAccumulator:
@@ -207,25 +201,3 @@ def _merge(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
         ]
         runs = [run for run, block in zip(runs, rest, strict=True) if block is not None]
         blocks = [block for block in rest if block is not None]
-
-
-def _free_in_system() -> int | None:
-    """Return the bytes of memory that are free, or can be freed, on this machine."""
-    try:
-        lines = _MEMORY_INFO.read_text().splitlines()
-        [free] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        return int(free) << 10
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # not on Windows
-        return None
-
-
-def _free_in_group() -> int | None:
-    """Return the bytes of memory that the container may still take; None without a limit."""
-    try:
-        return int(_GROUP_LIMIT.read_text()) - int(_GROUP_USE.read_text())
-    except (OSError, ValueError):
-        return None

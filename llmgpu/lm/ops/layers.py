@@ -40,8 +40,13 @@ def rotary_tables(max_positions: int, head_dim: int, theta: float) -> tuple[Floa
     Pair i turns by theta ** (-2 i / head_dim) a position; angles are computed in float64.
     """
     frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    angles = np.outer(np.arange(max_positions, dtype=np.float64), frequencies)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    shape = (max_positions, len(frequencies))
+    cosines, sines = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    for rows in row_blocks(*shape):
+        positions = np.arange(max_positions, dtype=np.float64)[rows]
+        angles = np.outer(positions, frequencies)
+        cosines[rows], sines[rows] = np.cos(angles), np.sin(angles)
+    return cosines, sines
 
 
 class NumpyLayers(NumpyRecorder):

@@ -7,7 +7,7 @@ implementations, in NumPy and as GPU kernels, are put together in `llmgpu.lm.ops
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -178,6 +178,13 @@ class Operations(ABC):
     @abstractmethod
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         """Copy an array of the tensor's size into it, before anything that runs later."""
+
+    def write_computed(
+        self, tensors: Sequence[Tensor], compute: Callable[[], Iterable[AnyArray]]
+    ) -> None:
+        """Write the arrays that `compute` returns, which nothing but the tensors needs."""
+        for tensor, array in zip(tensors, compute(), strict=True):
+            self.write(tensor, array)
 
     @abstractmethod
     def read(self, tensor: Tensor) -> AnyArray:

@@ -1,38 +1,76 @@
 """How much memory a training run takes, found before any of it is taken.
 
 The run's programs are recorded by the backend that will run it, over tensors that have shapes but
-no memory. The sizes of all tensors add up, those of the backend's scratch memory included.
+no memory. The sizes of all tensors add up, those of the backend's scratch memory included. A sum
+that is too large ends the recording at once, so no size makes it take long.
+
+Apart from tensors, a process needs memory for tokenizing the text, for what operations on arrays
+compute in between, and for copies of weights on their way to a device or a file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
+from llmgpu.lm.ops.attention import BLOCK_SCORES
 from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
+from llmgpu.memory import free_memory
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
+LAYER_BYTES = 64 << 10  # of Python objects: a layer's tensors and what is recorded of them
+NUMPY_BYTES = 64 << 20  # of reading and checking tokens, and of the libraries at work
+GPU_BYTES = 256 << 20  # of the driver, compiled kernels and staging memory
+# Temporary arrays that there are at a time, at most: of a weight, of a block's attention scores, of
+# the widest activation, and of a piece that the optimizer works on.
+_WEIGHT_COPIES, _SCORE_COPIES, _ACTIVATION_COPIES, _OPTIMIZER_COPIES = 2, 5, 6, 8
 
 
 class _Measuring(Operations):
     """Operations on tensors without memory, which are counted; programs can't be run."""
 
     largest = Tensor("nothing", (0,), np.dtype(np.float32), None)
+    backend: Backend
+    free: int | None  # bytes on the host
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         self.largest = max(self.largest, tensor, key=lambda each: each.nbytes)
+        if self.backend.is_software:
+            require_free(self.nbytes + tensor.nbytes, self.free, "at least ")
         # All elements are one and the same number.
         return replace(tensor, data=np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape))
 
+    @contextmanager
+    def record(self, name: str) -> Iterator[Program]:
+        """Record a program, unless there are tensors already that the device can't bind."""
+        self.require_bindable()
+        with super().record(name) as program:
+            yield program
+
+    def require_bindable(self) -> None:
+        """Raise DeviceError for a tensor that the device can't bind."""
+        largest, limit = self.largest, self.max_tensor_bytes
+        if largest.nbytes > limit:
+            raise DeviceError(
+                f"the model does not fit: {largest.name} takes {largest.nbytes:,} bytes, "
+                f"{self.backend.description} binds at most {limit:,}; {SMALLER}, or --device cpu"
+            )
+
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         """Write nothing."""
+
+    def write_computed(self, *call: object) -> None:
+        """Compute nothing."""
 
 
 class _MeasuringNumpy(_Measuring, NumpyOperations):
@@ -47,36 +85,48 @@ class _MeasuringGpu(_Measuring, GpuOperations):
 
 
 def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
-    """Return the bytes of memory that training takes on a backend; `slots`: see `Trainer`.
+    """Return the bytes of all tensors of a training run on a backend; `slots`: see `Trainer`.
 
     Raises:
         DeviceError: a tensor is larger than the device can bind; or, if the CPU computes, all of
             them take more memory than is free.
     """
-    device = backend.device
+    device, free = backend.device, free_memory()
+    require_free(LAYER_BYTES * settings.config.layers, free, "at least ")
     operations = _MeasuringNumpy() if device is None else _MeasuringGpu(device)
+    operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
-    largest, limit = operations.largest, operations.max_tensor_bytes
-    if largest.nbytes > limit:
-        raise DeviceError(
-            f"the model does not fit: {largest.name} takes {largest.nbytes:,} bytes, "
-            f"{backend.description} binds at most {limit:,}; {SMALLER}, or --device cpu"
-        )
-    free = free_memory()
-    if backend.is_software and free is not None and operations.nbytes > free:
-        raise DeviceError(
-            f"the run needs {operations.nbytes:,} bytes of memory, {free:,} are free; {SMALLER}"
-        )
+    operations.require_bindable()  # those made while programs were recorded, too
     return operations.nbytes
 
 
-def free_memory() -> int | None:
-    """Return the bytes of memory that are free on this machine, None if it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return None
-    except (OSError, ValueError):
-        return None
+def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> int:
+    """Return an upper bound of the bytes that the process takes, tensors on the CPU included.
+
+    tensor_bytes: what `training_memory` returned.
+    """
+    config, options = settings.config, settings.options
+    rows = options.batch_size * config.seq_len
+    largest = max(weight.size for weight in config.weights())
+    # Weights are drawn, loaded, uploaded and saved one at a time.
+    temporary = _WEIGHT_COPIES * 4 * largest
+    if backend.device is None:
+        row_scores = options.batch_size * config.heads * config.seq_len
+        scores = min(max(BLOCK_SCORES, row_scores), row_scores * config.seq_len)
+        activations = rows * max(config.dim, config.ffn_dim)
+        temporary = max(
+            temporary,
+            _SCORE_COPIES * 4 * scores,
+            _ACTIVATION_COPIES * 4 * activations,
+            _OPTIMIZER_COPIES * 4 * min(PIECE, largest),
+        )
+        return NUMPY_BYTES + temporary + tensor_bytes
+    return GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
+
+
+def require_free(needed: int, free: int | None, qualifier: str = "") -> None:
+    """Raise DeviceError if a run needs more bytes than are free; None: unknown."""
+    if free is not None and needed > free:
+        raise DeviceError(
+            f"the run needs {qualifier}{needed:,} bytes of memory, {free:,} are free; {SMALLER}"
+        )

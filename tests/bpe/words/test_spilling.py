@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu import memory
 from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
@@ -80,6 +81,7 @@ def test_the_memory_of_runs_is_bounded() -> None:
     script = """
 import resource
 import numpy as np
+from llmgpu import memory
 from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up
 def piece(first):
@@ -161,7 +163,7 @@ def test_default_memory_is_a_share_of_what_is_free(
     assert default_memory_bytes() > 1 << 20
     info, limit, use = tmp_path / "info", tmp_path / "limit", tmp_path / "use"
     for name, path in (("_MEMORY_INFO", info), ("_GROUP_LIMIT", limit), ("_GROUP_USE", use)):
-        monkeypatch.setattr(spilling, name, path)
+        monkeypatch.setattr(memory, name, path)
     assert default_memory_bytes() > 1 << 20
     info.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
     assert default_memory_bytes() == 1000 << 10

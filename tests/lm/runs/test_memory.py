@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
@@ -13,7 +15,7 @@ from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs.memory import training_memory
+from llmgpu.lm.runs.memory import NUMPY_BYTES, host_memory, training_memory
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import Trainer
 
@@ -82,3 +84,43 @@ def test_a_tensor_that_the_device_can_t_bind_is_named(portable_device: Device) -
     backend = Backend(portable_device, "a small device")
     with pytest.raises(DeviceError, match=r"logits takes .* a small device binds at most"):
         training_memory(RunSettings(config, TrainOptions(batch_size=1)), backend, slots=1)
+
+
+HUGE = (1 << 31) - 1
+SIZES: list[dict[str, Any]] = [{"seq_len": HUGE}, {"dim": HUGE - 15}, {"ffn_dim": HUGE}]
+SIZES += [{"vocab_size": HUGE}, {"layers": HUGE}, {"batch_size": HUGE}, {"grad_accum": HUGE}]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: next(iter(size)))
+def test_a_run_that_can_t_fit_is_refused_before_anything_is_made(
+    device: Device, size: dict[str, Any]
+) -> None:
+    size = size.copy()
+    options = {name: size.pop(name) for name in ("batch_size", "grad_accum") if name in size}
+    settings = RunSettings(replace(CONFIG, **size), TrainOptions(**options))
+    tracemalloc.start()
+    try:
+        for backend in (NUMPY, Backend(device, "a device")):
+            with pytest.raises(DeviceError, match=r"(least|takes) [\d,]+ bytes.* use a small"):
+                training_memory(settings, backend, slots=1)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=["plain", "8 bits", "rows"])
+def test_what_a_run_holds_is_within_its_estimate(settings: RunSettings) -> None:
+    config = replace(settings.config, seq_len=160, ffn_dim=512)
+    settings = replace(settings, config=config)
+    needed = training_memory(settings, NUMPY, slots=1)
+    tracemalloc.start()
+    try:
+        trainer = Trainer(open_operations(None), config, settings.options, slots=1)
+        trainer.model.initialise(1)
+        rows = np.zeros((settings.options.batch_size, config.seq_len), np.uint32)
+        trainer.take_step([(rows, rows)] * settings.options.grad_accum, 0.1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    estimate = host_memory(settings, NUMPY, needed) - NUMPY_BYTES
+    assert needed < peak <= estimate <= 2.5 * peak

@@ -1,0 +1,39 @@
+"""How much memory is free: what estimates are compared with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_MEMORY_INFO = Path("/proc/meminfo")
+_GROUP_LIMIT, _GROUP_USE = (
+    Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
+)  # of a container
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that this process may still take; None where nothing tells."""
+    free = [number for number in (_free_in_system(), _free_in_group()) if number is not None]
+    return min(free, default=None)
+
+
+def _free_in_system() -> int | None:
+    """Return the bytes of memory that are free, or can be freed, on this machine."""
+    try:
+        lines = _MEMORY_INFO.read_text().splitlines()
+        [free] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        return int(free) << 10
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return None
+
+
+def _free_in_group() -> int | None:
+    """Return the bytes of memory that the container may still take; None without a limit."""
+    try:
+        return int(_GROUP_LIMIT.read_text()) - int(_GROUP_USE.read_text())
+    except (OSError, ValueError):
+        return None
