@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
 from llmgpu.bpe.training.train import (
@@ -174,7 +175,8 @@ def bpe_train(
     start = time.perf_counter()
     _check_sources(corpus, from_counts, counts_output, counts_only)
     loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
-    options, reading = _take_options(settings, loaded)
+    begun = Checkpoint.unicode_of(checkpoint) if checkpoint and resume else None
+    options, reading = _take_options(settings, loaded, begun)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
@@ -273,9 +275,12 @@ def _check_sources(
 
 
 def _take_options(
-    settings: dict[str, Any], loaded: WordCounts | None
+    settings: dict[str, Any], loaded: WordCounts | None, begun: str | None
 ) -> tuple[TrainingOptions, dict[str, Any]]:
-    """Return what to train, and the values of `corpus_options`."""
+    """Return what to train, and the values of `corpus_options`.
+
+    begun: the version of Unicode of the run that is resumed.
+    """
     reading = {name: settings.pop(name) for name in READING_OPTIONS}
     path = settings.pop("seed_vocab")
     seed = Vocabulary.load(path) if path else None
@@ -289,21 +294,28 @@ def _take_options(
         tie=settings.pop("tie") or (seed.tie if seed else "hf"),
         smaller_sizes=tuple(smaller),
         seed=seed,
+        unicode=origin.unicode if origin else begun or DEFAULT_VERSION,
         **settings,
     )
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
-        _check_counted_alike(loaded, options.pattern, special)
+        _check_counted_alike(loaded, options, special)
     return options, reading | {"doc_separators": reading["doc_separators"] + special}
 
 
-def _check_counted_alike(loaded: WordCounts, pattern: str, special_tokens: Iterable[str]) -> None:
+def _check_counted_alike(
+    loaded: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
+) -> None:
     """Raise InputError unless words were counted as they would be for this training."""
-    if loaded.pattern != pattern:
-        raise InputError(
-            f"{loaded.source}: the words were cut by pattern {loaded.pattern!r}, not by "
-            f"{pattern!r}: count the corpus again"
-        )
+    for what, counted, wanted in (
+        ("pattern", loaded.pattern, options.pattern),
+        ("Unicode version", loaded.cut.unicode, options.cut.unicode),
+    ):
+        if counted != wanted:
+            raise InputError(
+                f"{loaded.source}: the words were cut by {what} {counted!r}, not by {wanted!r}: "
+                "count the corpus again"
+            )
     for text in special_tokens:
         if text.encode() not in loaded.separators:
             raise InputError(

@@ -91,11 +91,13 @@ def _adapter_facts() -> dict[str, Any]:
 
 
 def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
+    unicode = vocabulary.classes_version
     return {
         "tokens": vocabulary.size,
         "merges": len(vocabulary.merges),
         "pattern": vocabulary.pattern,
         "expression": vocabulary.expression,
+        **({"Unicode version": unicode} if unicode else {}),
         "match": vocabulary.match,
         "tie": vocabulary.tie,
         "normalizer": vocabulary.normalizer or "none",

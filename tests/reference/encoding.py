@@ -27,7 +27,7 @@ def bpe_encode(vocabulary: Vocabulary, text: bytes) -> list[int]:
         if token and i not in special:
             ids.setdefault(token, i)
     encoded: list[int] = []
-    for piece in pre_tokens(text, vocabulary.pattern):
+    for piece in pre_tokens(text, vocabulary.pattern, vocabulary.unicode):
         if vocabulary.ignore_merges and piece in ids:
             encoded.append(ids[piece])
             continue

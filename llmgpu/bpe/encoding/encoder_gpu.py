@@ -124,7 +124,7 @@ class GpuEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
         slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
-        reader = SliceReader(source, self._vocabulary.pattern)
+        reader = SliceReader(source, self._vocabulary.cut)
         first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
         offset = 0
         for slot, piece in submitted_slices(reader, slots, self._slice_bytes, first):
@@ -220,7 +220,7 @@ class _Slot(WordSlot):
     """One slice that is encoded."""
 
     def __init__(self, encoder: GpuEncoder) -> None:
-        super().__init__(encoder._device, encoder._vocabulary.pattern, encoder._slice_bytes)
+        super().__init__(encoder._device, encoder._vocabulary.cut, encoder._slice_bytes)
         self._encoder: GpuEncoder = proxy(encoder)  # which keeps its slots
         self.buffers |= encoder._shared
         self.buffers["output"] = self.device.create_buffer("output", 4 * encoder._slice_bytes)

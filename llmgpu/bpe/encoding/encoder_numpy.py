@@ -243,7 +243,7 @@ class SliceEncoder:
         """Return the words of a slice from position `entry` on, where a token starts."""
         mask = start_mask(
             piece.text,
-            self._vocabulary.pattern,
+            self._vocabulary.cut,
             piece.starts,
             continues=piece.continues,
             closed=piece.closed,
@@ -393,7 +393,7 @@ class NumpyEncoder:
         if self._threads == 1:
             yield from self._encode_alone(source)
             return
-        reader = SliceReader(source, self._vocabulary.pattern)
+        reader = SliceReader(source, self._vocabulary.cut)
         room = self._slice_bytes + PADDING
         # One buffer more than threads: the next slice is read while all of them work.
         buffers = [np.empty(room, np.uint8) for _ in range(self._threads + 1)]
@@ -415,7 +415,7 @@ class NumpyEncoder:
                 yield encoded.result()[0]
 
     def _encode_alone(self, source: TextSource) -> Iterator[EncodedSlice]:
-        reader = SliceReader(source, self._vocabulary.pattern, self._lookahead)
+        reader = SliceReader(source, self._vocabulary.cut, self._lookahead)
         buffer = np.empty(self._slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
         entry = offset = 0
         while (piece := reader.read(buffer)) is not None:

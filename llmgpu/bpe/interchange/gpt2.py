@@ -23,6 +23,7 @@ from llmgpu.bpe.interchange.token_tables import (
     imported_vocabulary,
     name_pairs,
     note_missing_bytes,
+    note_unicode,
     number_merges,
     to_bytes,
 )
@@ -106,6 +107,7 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
     ):
         vocab_stream.write(json.dumps(ids).encode())
         merges_stream.write((_HEADER + "".join(lines)).encode())
+    note_unicode(vocabulary, note)
     if vocabulary.pattern != "gpt2":
         note(f"these files do not say that the pattern is {vocabulary.pattern}: others take gpt2")
 

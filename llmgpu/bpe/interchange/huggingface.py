@@ -34,6 +34,7 @@ from llmgpu.bpe.interchange.token_tables import (
     name_of_huggingface,
     name_pairs,
     note_missing_bytes,
+    note_unicode,
     number_merges,
     to_bytes,
     to_text,
@@ -107,6 +108,7 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
     data = json.dumps(_describe(vocabulary, ids), ensure_ascii=False, indent=1)
     with atomic_output(path) as stream:
         stream.write(data.encode() + b"\n")
+    note_unicode(vocabulary, note)
     if len(ids) < vocabulary.size:
         note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
 

@@ -28,6 +28,7 @@ from llmgpu.bpe.interchange.token_tables import (
     check_id,
     expression_of,
     imported_vocabulary,
+    note_unicode,
 )
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
@@ -142,6 +143,7 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
     output.commit()
     where = "not in the ranks" if output.is_direct else f"in {side_path(path)}, not in the ranks"
     note(f"the pattern and {len(vocabulary.special_tokens)} special tokens are {where}")
+    note_unicode(vocabulary, note)
 
 
 def side_path(path: str | Path) -> str:

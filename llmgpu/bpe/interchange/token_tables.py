@@ -16,6 +16,8 @@ Patterns are written as regular expressions:
   possessive one: OpenAI's spelling of cl100k means something else there, and is not accepted.
 - The patterns that are published over bytes are spelled over characters here; on valid UTF-8, and
   others take no other text, that is the same.
+- All peers have the character classes of `unicode_classes.DEFAULT_VERSION`, so what is imported
+  gets these. Where they come to differ, the format decides.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -198,6 +201,16 @@ def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])
         note(f"bytes without a token, which others leave out and are an error here: {shown}")
+
+
+def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
+    """Note that others have the character classes of another version of Unicode."""
+    version = vocabulary.classes_version
+    if version not in (None, DEFAULT_VERSION):
+        note(
+            f"the pattern has the character classes of Unicode {version}, others have those of "
+            f"{DEFAULT_VERSION}: they cut text with characters that changed between them otherwise"
+        )
 
 
 _SHOWN = 400  # characters of an expression in a message

@@ -144,8 +144,8 @@ class _Slot:
         size = encoder._slice_bytes
         self.staging = Staging(device, size)
         self._input = device.create_buffer("text", size)
-        pattern = encoder._vocabulary.pattern
-        self._pretokenizer = GpuPretokenizer(device, pattern, self._input, size)
+        cut = encoder._vocabulary.cut
+        self._pretokenizer = GpuPretokenizer(device, cut, self._input, size)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * size)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
@@ -224,7 +224,7 @@ class _Run:
 
     def __init__(self, encoder: GpuGreedyEncoder, source: TextSource, allocate: Allocate) -> None:
         self._encoder, self._allocate = encoder, allocate
-        self._reader = SliceReader(source, encoder._vocabulary.pattern, encoder._lookahead)
+        self._reader = SliceReader(source, encoder._vocabulary.cut, encoder._lookahead)
         self._lengths = encoder._vocabulary.token_spans
         self._carry = 0  # where the first token of the next slice starts
         self._offset = 0  # text bytes before it

@@ -174,8 +174,8 @@ class _RecountLoop:
     ) -> Buffer:
         """Mark where pre-tokens start in the whole text; return the bits."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
-        pattern = self._options.pattern
-        pretokenizer = GpuPretokenizer(self._device, pattern, text_buffer, len(text))
+        cut = self._options.cut
+        pretokenizer = GpuPretokenizer(self._device, cut, text_buffer, len(text))
         commands = self._device.record()
         pretokenizer.record(commands, whole)
         self._device.submit(commands)

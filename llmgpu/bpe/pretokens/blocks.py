@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.characters import LETTERS, CodeTable, decode
+from llmgpu.bpe.pretokens.characters import LETTERS, code_tables, decode
 
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
@@ -28,10 +28,10 @@ Text = NDArray[np.uint8]
 Positions = NDArray[np.int64]
 Marks = NDArray[np.bool_]
 
-# Takes text, uint8 (n,), that begins with a pre-token, and positions of bytes in it that are not
-# text but stand where documents end. Gives the starts, bool (n,), and how many of these entries
-# do not depend on what follows.
-Rule = Callable[[Text, Positions], tuple[Marks, int]]
+# Takes text, uint8 (n,), that begins with a pre-token, positions of bytes in it that are not text
+# but stand where documents end, and the version of Unicode. Gives the starts, bool (n,), and how
+# many of these entries do not depend on what follows.
+Rule = Callable[[Text, Positions, str], tuple[Marks, int]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,6 +43,7 @@ class Pattern(ABC):
     spellings: how another tool ("tiktoken", "huggingface") spells the expression if not like this;
         None if it can't.
     kernel: marks starts on a device: wgsl/pretoken/<kernel>_starts.wgsl, with `constants`.
+    unicode: version of the character classes; None for a pattern that has none.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Pattern(ABC):
     spellings: Mapping[str, str | None] = field(default_factory=dict)
     kernel: str
     constants: Mapping[str, int] = field(default_factory=dict)
+    unicode: str | None = None
 
     @abstractmethod
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
@@ -75,6 +77,7 @@ class RulePattern(Pattern):
     """A pattern that is a rule on characters."""
 
     rule: Rule
+    unicode: str = unicode_classes.DEFAULT_VERSION
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts block by block; a pre-token starts at the first byte in any case."""
@@ -88,7 +91,7 @@ class RulePattern(Pattern):
         while first < len(data):
             end = min(len(data), first + size)
             low, high = np.searchsorted(every_edge, (first, end))
-            marked, decided = self.rule(data[first:end], every_edge[low:high] - first)
+            marked, decided = self.rule(data[first:end], every_edge[low:high] - first, self.unicode)
             cut = len(marked) if end == len(data) else last_set(marked[:decided])
             mask[first : first + cut] = marked[:cut]
             first, size = first + cut, size * 2 if cut == 0 else _BLOCK
@@ -105,13 +108,13 @@ class RulePattern(Pattern):
             low = max(begin, len(text) - size)
             # A copy: the text may be in mapped memory of a device, which is slow to read.
             window = text[low:].copy()
-            start = low + _sync_point(window) if low > begin else begin
+            start = low + _sync_point(window, self.unicode) if low > begin else begin
             if start >= low:
                 data = window[start - low :]
                 if closed:
                     data = np.append(data, np.uint8(0))
                 edges = np.array([len(data) - 1] if closed else [], np.int64)
-                marked, decided = self.rule(data, edges)
+                marked, decided = self.rule(data, edges, self.unicode)
                 known = len(data) - 1 if closed else decided
                 return start + max(0, last_set(marked[:known]))
             size *= 2
@@ -159,7 +162,7 @@ _KINDS = 7
 _OTHER, _LETTER, _NUMBER, _SPACE, _NEWLINE, _SIGN, _SLASH = range(_KINDS)
 
 
-_CODES = CodeTable(
+_CODES = code_tables(
     _OTHER,
     dict.fromkeys(LETTERS, _LETTER)
     | {
@@ -188,15 +191,16 @@ def _certain_starts() -> NDArray[np.bool_]:
 _CERTAIN_STARTS = _certain_starts()
 
 
-def _sync_point(data: NDArray[np.uint8]) -> int:
+def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
     """Return a position at which a pre-token starts in any surroundings, or -1.
 
     That is between kinds that never go together, or at the last of several spaces.
 
     data: uint8 (n,), n > 0, within one document; it may begin inside a character.
     """
-    codes = np.frombuffer(data.tobytes().translate(_CODES.of_bytes), np.uint8)
-    positions, codes = decode(data, codes.copy(), _CODES)
+    table = _CODES[unicode]
+    codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8)
+    positions, codes = decode(data, codes.copy(), table)
     complete = positions < len(data) - _INCOMPLETE
     positions, codes = positions[complete], codes[complete]
     certain = _CERTAIN_STARTS[codes[:-1], codes[1:]]

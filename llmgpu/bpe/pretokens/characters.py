@@ -26,12 +26,18 @@ LONG_S = b"\xc5\xbf"  # U+017F, the only letter beyond ASCII that folds to one i
 class CodeTable:
     """Codes of characters: one for each class of `unicode_classes`, and some characters' own."""
 
-    def __init__(self, other: int, by_class: dict[int, int], own: dict[str, int]) -> None:
-        """Take codes by class (`other` for the rest), and those of some ASCII characters."""
+    def __init__(
+        self, unicode: str, other: int, by_class: dict[int, int], own: dict[str, int]
+    ) -> None:
+        """Take codes by class (`other` for the rest), and those of some ASCII characters.
+
+        unicode: the version of the classes.
+        """
+        self._unicode = unicode
         self._by_class = np.full(7, other, np.uint8)
         for number, code in by_class.items():
             self._by_class[number] = code
-        kinds = unicode_classes.code_point_classes()[:128]
+        kinds = unicode_classes.code_point_classes(unicode)[:128]
         codes = np.full(256, self._by_class[unicode_classes.OTHER], np.uint8)
         codes[:128] = self._by_class[kinds]
         for character, code in own.items():
@@ -41,7 +47,7 @@ class CodeTable:
     @cached_property
     def of_code_points(self) -> NDArray[np.uint8]:
         """The code of every code point beyond ASCII: uint8 (0x110000,)."""
-        return self._by_class[unicode_classes.code_point_classes()]
+        return self._by_class[unicode_classes.code_point_classes(self._unicode)]
 
     @cached_property
     def of_two_bytes(self) -> NDArray[np.uint8]:
@@ -79,6 +85,12 @@ class CodeTable:
         same = (three == three[:, :, :1]).all(axis=2)
         table[:, 0xE0:0xF0] = np.where(same, three[:, :, 0], np.uint8(_MANY_CODES))
         return table.reshape(-1)
+
+
+def code_tables(other: int, by_class: dict[int, int], own: dict[str, int]) -> dict[str, CodeTable]:
+    """Return a `CodeTable` for each version of Unicode."""
+    versions = unicode_classes.VERSIONS
+    return {version: CodeTable(version, other, by_class, own) for version in versions}
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from llmgpu.bpe.pretokens.characters import (
     LETTERS,
     LONG_S,
     CodeTable,
+    code_tables,
     decode,
     first_bytes,
     longer_characters,
@@ -47,7 +48,7 @@ from llmgpu.bpe.pretokens.runs import (
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
 
 
-_CODES = CodeTable(
+_CODES = code_tables(
     OTHER_CODE,
     dict.fromkeys(LETTERS, LETTER_CODE)
     | {unicode_classes.NUMBER: NUMBER_CODE, unicode_classes.WHITE_SPACE: SPACE_CODE},
@@ -56,7 +57,12 @@ _CODES = CodeTable(
 
 
 def _rule(
-    data: NDArray[np.uint8], edges: NDArray[np.int64], *, digits: int, whole_at_end: bool
+    data: NDArray[np.uint8],
+    edges: NDArray[np.int64],
+    unicode: str,
+    *,
+    digits: int,
+    whole_at_end: bool,
 ) -> tuple[NDArray[np.bool_], int]:
     """Mark the bytes at which a pre-token starts; a `blocks.Rule` once the variant is bound.
 
@@ -65,7 +71,8 @@ def _rule(
     """
     mark = partial(_starts, digits=digits, whole_at_end=whole_at_end)
     raw = data.tobytes()
-    codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)
+    table = _CODES[unicode]
+    codes = np.frombuffer(raw.translate(table.of_bytes), np.uint8)
     if len(edges):
         data, codes = data.copy(), codes.copy()
         data[edges], codes[edges] = EDGE_BYTE, EDGE_CODE
@@ -73,10 +80,10 @@ def _rule(
     if raw.isascii():
         return mark(data, codes, apostrophes), _decided(codes, _MARGIN)
     codes = codes.copy()
-    wide = _spread(data, codes)
+    wide = _spread(data, codes, table)
     if wide is not None and not _before_long_s(data, apostrophes):
         return mark(data, codes, apostrophes, wide), _decided(codes, 4 * _MARGIN)
-    positions, codes = decode(data, codes, _CODES)
+    positions, codes = decode(data, codes, table)
     first = first_bytes(data, positions)
     mask = np.zeros(len(data), np.bool_)
     mask[positions] = mark(first, codes, np.flatnonzero(first == ord("'")))
@@ -89,7 +96,9 @@ def _before_long_s(data: NDArray[np.uint8], apostrophes: NDArray[np.int64]) -> b
     return bool(((data[inside + 1] == LONG_S[0]) & (data[inside + 2] == LONG_S[1])).any())
 
 
-def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters | None:
+def _spread(
+    data: NDArray[np.uint8], codes: NDArray[np.uint8], table: CodeTable
+) -> WideCharacters | None:
     """Give all bytes of longer characters their code; None if numbers are among those.
 
     codes: uint8 (n,), those of the single bytes.
@@ -97,7 +106,7 @@ def _spread(data: NDArray[np.uint8], codes: NDArray[np.uint8]) -> WideCharacters
     Returns those that are not letters.
     """
     first, last = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    longer = longer_characters(data, _CODES)
+    longer = longer_characters(data, table)
     if any((characters.codes == NUMBER_CODE).any() for characters in longer):
         return None
     for characters in longer:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
-from llmgpu.bpe.pretokens.characters import EDGE_BYTE, LETTERS, CodeTable, decode
+from llmgpu.bpe.pretokens.characters import EDGE_BYTE, LETTERS, code_tables, decode
 from llmgpu.bpe.pretokens.runs import contraction_ends
 
 # A character's code: its class in the low half, and in the high half the classes that continue
@@ -37,7 +37,7 @@ def _code(kind: int) -> int:
     return kind | kind << 4
 
 
-_CODES = CodeTable(
+_CODES = code_tables(
     _code(_OTHER),
     dict.fromkeys(LETTERS, _code(_LETTER))
     | {unicode_classes.NUMBER: _code(_NUMBER), unicode_classes.WHITE_SPACE: _code(_SPACE)},
@@ -45,17 +45,20 @@ _CODES = CodeTable(
 )
 
 
-def _rule(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
+def _rule(
+    data: NDArray[np.uint8], edges: NDArray[np.int64], unicode: str
+) -> tuple[NDArray[np.bool_], int]:
     """Mark the bytes at which a pre-token starts; a `blocks.Rule`."""
     decided = max(0, len(data) - _LOOKAHEAD)
     raw = data.tobytes()
-    codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8)
+    table = _CODES[unicode]
+    codes = np.frombuffer(raw.translate(table.of_bytes), np.uint8)
     if len(edges):
         data, codes = data.copy(), codes.copy()
         data[edges], codes[edges] = EDGE_BYTE, _EDGE_CODE
     if raw.isascii():
         return _character_starts(data, codes), decided
-    positions, decoded = decode(data, codes.copy(), _CODES)
+    positions, decoded = decode(data, codes.copy(), table)
     mask = np.zeros(len(data), np.bool_)
     mask[positions] = _character_starts(data[positions], decoded)
     return mask, decided

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import runs, unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
-from llmgpu.bpe.pretokens.characters import EDGE_BYTE, CodeTable, decode, first_bytes
+from llmgpu.bpe.pretokens.characters import EDGE_BYTE, code_tables, decode, first_bytes
 from llmgpu.bpe.pretokens.runs import (
     contraction_ends,
     last_without,
@@ -46,7 +46,7 @@ _DIGITS = 3
 _MARGIN = 4  # characters before the end of a text cut anywhere, of which the last may be incomplete
 
 
-_CODES = CodeTable(
+_CODES = code_tables(
     _OTHER,
     {
         unicode_classes.UPPERCASE: _CAPITAL,
@@ -75,17 +75,20 @@ def _run_codes() -> bytes:
 _RUN_CODES = _run_codes()
 
 
-def _rule(data: NDArray[np.uint8], edges: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int]:
+def _rule(
+    data: NDArray[np.uint8], edges: NDArray[np.int64], unicode: str
+) -> tuple[NDArray[np.bool_], int]:
     """Mark the bytes at which a pre-token starts; a `blocks.Rule`."""
     raw = data.tobytes()
-    codes = np.frombuffer(raw.translate(_CODES.of_bytes), np.uint8).copy()
+    table = _CODES[unicode]
+    codes = np.frombuffer(raw.translate(table.of_bytes), np.uint8).copy()
     if len(edges):
         data = data.copy()
         data[edges], codes[edges] = EDGE_BYTE, _EDGE
     if raw.isascii():
         decided = _decided(codes)
         return _character_starts(data, codes), decided
-    positions, codes = decode(data, codes, _CODES)
+    positions, codes = decode(data, codes, table)
     decided = int(positions[_decided(codes)])
     mask = np.zeros(len(data), np.bool_)
     mask[positions] = _character_starts(first_bytes(data, positions), codes)

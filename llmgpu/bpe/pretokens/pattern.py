@@ -13,6 +13,8 @@
 - A byte that is not valid UTF-8 is a character by itself, neither letter nor number nor mark nor
   white space; nothing is lost.
 - Every document starts a pre-token, by any pattern.
+- What a letter is depends on the version of Unicode, so a pattern that has character classes comes
+  in one version for each of them; see `llmgpu.bpe.pretokens.unicode_classes`.
 - The expressions mean the same to tiktoken's, Hugging Face's and Python's `regex` engines. So
   ``cl100k`` has ``\\p{N}{1,3}`` and not the possessive ``{1,3}+`` of tiktoken's source, which is
   two repetitions to Oniguruma; nothing after it could make it give back. Its ``$`` follows all the
@@ -23,6 +25,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +33,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens import byte_classes, cl100k_family, gpt2, o200k
 from llmgpu.bpe.pretokens.blocks import DocumentPattern, Pattern, last_set
 from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, RegexPattern
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.errors import LlmgpuError
 
 _WINDOW = 1 << 12  # bytes after a part that are looked at first to decide it
@@ -60,23 +64,31 @@ def pattern_of_expression(expression: str) -> str:
     return get_pattern(REGEX_PREFIX + expression).name
 
 
-def get_pattern(name: str) -> Pattern:
-    """Return the pattern called `name`.
+def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
+    """Return the pattern called `name`, with the character classes of a version of Unicode.
 
-    Raises LlmgpuError with the known names if there is none, or if its expression is wrong.
+    Raises LlmgpuError with the known names or versions if there is none, or if its expression is
+    wrong.
     """
+    check_version(unicode)
     if name.startswith(REGEX_PREFIX):
         return RegexPattern(name.removeprefix(REGEX_PREFIX))
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])
         raise LlmgpuError(f"unknown pattern {name!r}: use one of {known}")
-    return PATTERNS[name]
+    found = PATTERNS[name]
+    return found if found.unicode in (None, unicode) else replace(found, unicode=unicode)
+
+
+def as_pattern(pattern: str | Pattern) -> Pattern:
+    """Return a pattern, or the one of a name; LlmgpuError if there is none."""
+    return pattern if isinstance(pattern, Pattern) else get_pattern(pattern)
 
 
 def start_mask(
     text: NDArray[np.uint8],
-    pattern: str,
+    pattern: str | Pattern,
     document_starts: NDArray[np.int64],
     *,
     continues: bool = False,
@@ -85,7 +97,7 @@ def start_mask(
     """Mark the bytes at which a pre-token starts.
 
     text: uint8 (n,).
-    pattern: a name in PATTERNS; LlmgpuError if it is not.
+    pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError if it is not.
     document_starts: positions in text at which documents begin, in [0, n]; n itself is ignored,
         repeats do no harm.
     continues: with pattern none, whether text[0] is inside a pre-token; with any other, a pre-token
@@ -95,7 +107,7 @@ def start_mask(
 
     Returns bool (n,).
     """
-    found = get_pattern(pattern)
+    found = as_pattern(pattern)
     if len(text) == 0:
         return np.zeros(0, np.bool_)
     inner = document_starts[(document_starts > 0) & (document_starts < len(text))]
@@ -104,7 +116,7 @@ def start_mask(
 
 def start_masks_between(
     text: NDArray[np.uint8],
-    pattern: str,
+    pattern: str | Pattern,
     document_starts: NDArray[np.int64],
     spans: Iterable[tuple[int, int]],
     *,
@@ -127,7 +139,7 @@ def start_masks_between(
 
 def _mask_from(
     text: NDArray[np.uint8],
-    pattern: str,
+    pattern: str | Pattern,
     document_starts: NDArray[np.int64],
     begin: int,
     end: int,
@@ -147,7 +159,7 @@ def _mask_from(
 
 def last_start(
     text: NDArray[np.uint8],
-    pattern: str,
+    pattern: str | Pattern,
     document_starts: NDArray[np.int64],
     *,
     closed: bool = False,
@@ -155,13 +167,12 @@ def last_start(
     """Return the last position found at which a pre-token starts, no matter what follows the text.
 
     text: uint8 (n,), beginning with a pre-token.
-    pattern: a name in PATTERNS; LlmgpuError if it is not.
-    document_starts: as for `start_mask`.
+    pattern, document_starts: as for `start_mask`.
     closed: whether the document ends at the end of text, so that nothing follows.
 
     Returns a position in [0, n), 0 if no other is found or n is 0.
     """
-    found = get_pattern(pattern)
+    found = as_pattern(pattern)
     inside = document_starts[document_starts < len(text)]
     begin = int(inside.max(initial=0))
     return found.last_start(text, begin, closed=closed) if len(text) else begin

@@ -11,8 +11,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import RegexPattern
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_masks_between
+from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
 from llmgpu.gpu import Buffer, Commands, Device, constant, struct_dtype
@@ -35,7 +36,7 @@ class GpuPretokenizer:
     def __init__(
         self,
         device: Device,
-        pattern: str,
+        pattern: str | Pattern,
         text: Buffer,
         capacity: int,
         *,
@@ -46,8 +47,8 @@ class GpuPretokenizer:
         text: holds the text of slices; its size is a multiple of SEGMENT_BYTES.
         capacity: bytes of the largest slice.
         """
-        self._device, self._pattern = device, pattern
-        found = get_pattern(pattern)
+        found = as_pattern(pattern)
+        self._device, self._pattern = device, found
         self._by_host = isinstance(found, RegexPattern)
         self._kernel = device.kernel(
             f"pretoken/{found.kernel}_starts.wgsl",
@@ -65,8 +66,9 @@ class GpuPretokenizer:
             "start_bits": self.start_bits,
         }
         names = {binding.name for binding in self._kernel.bindings}
-        if "unicode_classes" in names:
-            buffers["unicode_classes"] = device.upload("Unicode classes", pack_classes())
+        if found.unicode is not None:
+            packed = pack_classes(found.unicode)
+            buffers["unicode_classes"] = device.upload("Unicode classes", packed)
         lists_undecided = "undecided" in names
         self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
         if lists_undecided:
@@ -118,13 +120,15 @@ class GpuPretokenizer:
 
 
 @cache
-def pack_classes() -> NDArray[np.uint32]:
+def pack_classes(unicode: str) -> NDArray[np.uint32]:
     """Return the table that wgsl/pretoken/unicode.wgsl reads: numbers of blocks, then the blocks.
 
-    uint32; a block has the classes of BLOCK code points, 4 bits each.
+    unicode: the version of the classes.
+
+    Returns uint32; a block has the classes of BLOCK code points, 4 bits each.
     """
     blocks, numbers = np.unique(
-        code_point_classes().reshape(-1, BLOCK), axis=0, return_inverse=True
+        code_point_classes(unicode).reshape(-1, BLOCK), axis=0, return_inverse=True
     )
     halves = blocks.reshape(len(blocks), -1, 2)
     packed = (halves[..., 0] | halves[..., 1] << 4).astype(np.uint8)

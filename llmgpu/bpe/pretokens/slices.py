@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import last_start
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import TextSource
@@ -61,7 +62,9 @@ class Slice(Piece):
 class SliceReader:
     """Reads a text source into buffers, slice by slice."""
 
-    def __init__(self, source: TextSource, pattern: str, lookahead: int | None = None) -> None:
+    def __init__(
+        self, source: TextSource, pattern: str | Pattern, lookahead: int | None = None
+    ) -> None:
         """Take slices of `source`, cut where pre-tokens of `pattern` start.
 
         lookahead: cut anywhere instead, with this many bytes of the next slice after each.

@@ -1,6 +1,11 @@
-"""Classes of code points, from Unicode 17.0.
+"""Classes of code points, by version of Unicode.
 
-scripts/make_unicode_classes.py makes unicode_classes.txt: runs of code points one after the other,
+- DEFAULT_VERSION is what the peers have, so that the named patterns cut as they do: tiktoken 0.14
+  and tokenizers 0.23 agree about every code point.
+- UNRECORDED_VERSION is that of files from before versions were recorded.
+- A vocabulary, word counts and a checkpoint keep the version that they began with.
+
+scripts/make_unicode_classes.py makes unicode_VERSION.txt: runs of code points one after the other,
 each as its length (none: 1) and a letter for its class.
 """
 
@@ -12,6 +17,12 @@ from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmgpu.errors import LlmgpuError
+
+VERSIONS = ("16.0", "18.0")
+DEFAULT_VERSION = "16.0"
+UNRECORDED_VERSION = "18.0"
 
 CODE_POINTS = 0x110000
 
@@ -26,11 +37,26 @@ WHITE_SPACE = 6
 _LETTERS = "oulxmns"
 
 
+def check_version(version: object) -> None:
+    """Raise LlmgpuError unless there is a table of this version of Unicode."""
+    if version not in VERSIONS:
+        raise LlmgpuError(
+            f"no character classes of Unicode {str(version)[:40]!r} here: this llmgpu has those of "
+            f"{' and '.join(VERSIONS)}"
+        )
+
+
 @cache
-def code_point_classes() -> NDArray[np.uint8]:
-    """Return the class of every code point: uint8 (0x110000,). Not to be written to."""
-    table = (files("llmgpu.bpe.pretokens") / "unicode_classes.txt").read_text(encoding="ascii")
-    _, _, written = table.partition("\n")  # the first line says where it comes from
+def code_point_classes(version: str) -> NDArray[np.uint8]:
+    """Return the class of every code point: uint8 (0x110000,). Not to be written to.
+
+    version: one of VERSIONS; LlmgpuError if it is not.
+    """
+    check_version(version)
+    table = files("llmgpu.bpe.pretokens") / f"unicode_{version}.txt"
+    _, _, written = table.read_text(encoding="ascii").partition("\n")  # the first line is a comment
     runs = re.findall(r"([0-9]*)([a-z])", "".join(written.split()))
     lengths = [int(length or "1") for length, _ in runs]
-    return np.repeat(np.array([_LETTERS.index(name) for _, name in runs], np.uint8), lengths)
+    classes = np.repeat(np.array([_LETTERS.index(name) for _, name in runs], np.uint8), lengths)
+    classes.flags.writeable = False
+    return classes

@@ -23,6 +23,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
+from llmgpu.bpe.training.options import UNICODE_FACT
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors
 from llmgpu.resume_key import Run, check_same_run
@@ -81,8 +83,22 @@ class Checkpoint:
         if checkpoint._is_unused():
             checkpoint._write_run(run)
             return checkpoint
-        check_same_run(f"{folder} is the checkpoint of another run", _read_run(folder / _RUN), run)
+        begun = _read_run(folder / _RUN)
+        if UNICODE_FACT in run:
+            begun.setdefault(UNICODE_FACT, UNRECORDED_VERSION)
+        check_same_run(f"{folder} is the checkpoint of another run", begun, run)
         return checkpoint
+
+    @classmethod
+    def unicode_of(cls, path: str | Path) -> str | None:
+        """Return the version of Unicode of the run whose folder this is; None without a folder.
+
+        Raises InputError if it is not a checkpoint.
+        """
+        folder = Path(path)
+        if not os.path.lexists(folder) or cls(folder)._is_unused():
+            return None
+        return str(_read_run(folder / _RUN).get(UNICODE_FACT, UNRECORDED_VERSION))
 
     @property
     def has_counts(self) -> bool:

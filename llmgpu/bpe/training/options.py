@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN, get_pattern
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
@@ -15,6 +17,7 @@ from llmgpu.errors import LlmgpuError
 
 MAX_VOCABULARY = 1 << 20
 ENGINES = ("batched", "recount")
+UNICODE_FACT = "Unicode version"
 RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 
 
@@ -36,6 +39,7 @@ class TrainingOptions:
     recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
         a power of two. It changes no merge, only how fast they are found.
     threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_numpy`.
+    unicode: version of the pattern's character classes, which must be that of the seed.
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
@@ -53,9 +57,10 @@ class TrainingOptions:
     engine: str = "batched"
     recount_slots: int = RECOUNT_SLOTS
     threads: int | None = None
+    unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
-        get_pattern(self.pattern)
+        get_pattern(self.pattern, self.unicode)
         if self.tie not in TIE_RULES:
             raise LlmgpuError(f"unknown tie rule {self.tie!r}: use one of {', '.join(TIE_RULES)}")
         if self.engine not in ENGINES:
@@ -74,6 +79,11 @@ class TrainingOptions:
             self._check_seed(self.seed)
             _ = self.symbols  # which checks more of it
 
+    @cached_property
+    def cut(self) -> Pattern:
+        """The pattern with the character classes of its version."""
+        return get_pattern(self.pattern, self.unicode)
+
     @property
     def merges(self) -> int:
         """Merges that make a vocabulary of the full size, those that make no new token apart."""
@@ -87,7 +97,7 @@ class TrainingOptions:
     @cached_property
     def start(self) -> Vocabulary:
         """The vocabulary that training starts from."""
-        seed = self.seed or byte_vocabulary(self.pattern, self.tie)
+        seed = self.seed or byte_vocabulary(self.pattern, self.tie, self.unicode)
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
         if by_ranks and self.seed is not None:
             # Further merges extend a list of merges, so ranks are turned into one.
@@ -101,9 +111,11 @@ class TrainingOptions:
 
     def facts(self) -> dict[str, Any]:
         """Return what determines the vocabulary, by names for people, as JSON can hold it."""
+        unicode = self.cut.unicode
         return {
             "vocabulary sizes": list(self.sizes),
-            "pattern": get_pattern(self.pattern).expression,
+            "pattern": self.cut.expression,
+            **({UNICODE_FACT: unicode} if unicode else {}),
             "minimum frequency": self.min_frequency,
             "special tokens": list(self.special_tokens),
             "tie rule": self.tie,
@@ -132,6 +144,7 @@ class TrainingOptions:
         for what, own, given in (
             ("pattern", seed.pattern, self.pattern),
             ("tie rule", seed.tie, self.tie),
+            (UNICODE_FACT, seed.classes_version, self.cut.unicode),
         ):
             if own != given:
                 raise LlmgpuError(

@@ -210,18 +210,19 @@ def _count(corpus: Corpus, run: _Run) -> WordCounts:
     device, options = run.plan.counting.device, run.options
     if device is None:
         with run.phase("count words"):
-            words = count_words(corpus, options.pattern, run.progress, threads=options.threads)
+            words = count_words(corpus, options.cut, run.progress, threads=options.threads)
     else:
         from llmgpu.bpe.training import batched_gpu
         from llmgpu.bpe.words.count_gpu import GpuWordCounter
 
         with run.phase("compile kernels"):
-            counter = GpuWordCounter(device, options.pattern, WordAccumulator())
+            counter = GpuWordCounter(device, options.cut, WordAccumulator())
             batched_gpu.compile_kernels(device)
         with run.phase("count words"):
             words = counter.count(corpus, run.progress)
     _require_text(corpus)
-    return WordCounts(words, corpus.documents, options.pattern, corpus.options.separators)
+    separators = corpus.options.separators
+    return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
 
 
 def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:

@@ -8,6 +8,9 @@
 - The fingerprint covers exactly what changes the ids of some text or the bytes of some ids, and
   files made with a vocabulary carry it. It leaves out how ties were broken, how training went, and
   merges that a greedy match never looks at.
+- The version of Unicode is part of it where the pattern has character classes: it changes the ids
+  of some text, if not of most. Files from before versions were recorded have UNRECORDED_VERSION,
+  which is left out, so that their fingerprints stay.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ import msgpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
 from llmgpu.bpe.vocabulary.file import (
     MAX_TEXT_BYTES,
     MAX_TRAINING_ENTRIES,
@@ -41,6 +46,7 @@ from llmgpu.files import atomic_output
 MATCH_RULES = ("greedy", "bpe")
 NORMALIZERS = (None, "NFC")
 
+_UNICODE = "unicode"  # entry of a file's training data, because older files have no field for it
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _LONG_TOKEN = 64  # mean bytes a token from which copying tokens beats gathering bytes
 
@@ -60,6 +66,8 @@ class Vocabulary:
     normalizer: applied to text first, None or "NFC".
     unknown_token: id of bytes that no token matches; None makes them an error.
     training: how it was made, up to 64 numbers and texts for people to read.
+    unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`; it
+        says nothing about a pattern that has none.
     """
 
     tokens: tuple[bytes, ...]
@@ -73,6 +81,7 @@ class Vocabulary:
     normalizer: str | None = None
     unknown_token: int | None = None
     training: dict[str, int | float | str] = field(default_factory=dict)
+    unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
         _check(self)
@@ -84,6 +93,22 @@ class Vocabulary:
         changed = replace(self, match=match)
         changed.__dict__["trie"] = self.trie  # where cached_property keeps its value
         return changed
+
+    @cached_property
+    def cut(self) -> Pattern:
+        """The pattern with the character classes of its version; LlmgpuError if it is unknown."""
+        return get_pattern(self.pattern, self.unicode)
+
+    @property
+    def classes_version(self) -> str | None:
+        """Version of the character classes in the pattern; None for one without."""
+        return self.unicode if _has_classes(self.pattern) else None
+
+    @property
+    def _recorded(self) -> dict[str, str]:
+        """What the file and the fingerprint have of the version."""
+        version = self.classes_version
+        return {_UNICODE: version} if version and version != UNRECORDED_VERSION else {}
 
     @property
     def takes_whole_tokens(self) -> bool:
@@ -143,6 +168,7 @@ class Vocabulary:
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
             self.token_data.tobytes(),
+            *self._recorded.values(),
         )
         return hashlib.sha256(msgpack.packb(decisive)).hexdigest()
 
@@ -177,6 +203,7 @@ class Vocabulary:
     def to_bytes(self) -> bytes:
         """Return the bytes of the vocabulary file: the same for the same vocabulary."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        entries["training"] = self.training | self._recorded
         return pack(FileContent(entries, self.trie, self.fingerprint))
 
     @classmethod
@@ -188,7 +215,11 @@ class Vocabulary:
         """
         try:
             content = unpack(data)
-            vocabulary = cls(**content.fields)
+            absent = (
+                UNRECORDED_VERSION if _has_classes(content.fields["pattern"]) else DEFAULT_VERSION
+            )
+            unicode = content.fields["training"].pop(_UNICODE, absent)
+            vocabulary = cls(**content.fields, unicode=unicode)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
             validate_trie(content.trie, vocabulary._ordinary_tokens, vocabulary.ordinary_ids)
@@ -230,6 +261,11 @@ class Vocabulary:
         return [self.tokens[i] for i in self.ordinary_ids.tolist()]
 
 
+def _has_classes(pattern: str) -> bool:
+    """Whether the pattern of a name has character classes that depend on Unicode's version."""
+    return pattern in PATTERNS and PATTERNS[pattern].unicode is not None
+
+
 def _check(vocabulary: Vocabulary) -> None:
     """Raise VocabularyError for the first thing that is wrong with a vocabulary.
 
@@ -250,6 +286,7 @@ def _check_rules(vocabulary: Vocabulary) -> None:
         ("tie rule", vocabulary.tie, TIE_RULES),
         ("match rule", vocabulary.match, MATCH_RULES),
         ("normalizer", vocabulary.normalizer, NORMALIZERS),
+        ("Unicode version", vocabulary.unicode, VERSIONS),
     ):
         if value not in known:
             raise VocabularyError(f"unknown {what} {value!r}: this version supports {known}")
@@ -305,6 +342,8 @@ def _check_training(training: dict[str, int | float | str]) -> None:
         raise VocabularyError(
             f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
         )
+    if _UNICODE in training:
+        raise VocabularyError(f"training data {_UNICODE!r}: give the version of Unicode by itself")
     for key, value in training.items():
         _check_text("a key of the training data", key)
         if isinstance(value, str):
@@ -326,12 +365,14 @@ def _check_text(what: str, text: object) -> None:
         raise VocabularyError(f"{what} has {length} bytes, the limit is {MAX_TEXT_BYTES}")
 
 
-def byte_vocabulary(pattern: str, tie: str) -> Vocabulary:
+def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:
     """Return the vocabulary of the 256 bytes, matched by merges, from which training starts.
 
-    Raises LlmgpuError for an unknown pattern, VocabularyError for an unknown tie rule.
+    unicode: version of the pattern's character classes.
+
+    Raises LlmgpuError for an unknown pattern or version, VocabularyError for an unknown tie rule.
     """
-    known = get_pattern(pattern)
+    known = get_pattern(pattern, unicode)
     return Vocabulary(
         tokens=tuple(bytes([value]) for value in range(256)),
         merges=np.empty((0, 3), np.uint32),
@@ -339,6 +380,7 @@ def byte_vocabulary(pattern: str, tie: str) -> Vocabulary:
         expression=known.expression,
         tie=tie,
         match="bpe",
+        unicode=unicode,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import offsets_of
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_numpy import count_slice
@@ -51,7 +52,7 @@ class GpuWordCounter:
     def __init__(
         self,
         device: Device,
-        pattern: str,
+        pattern: str | Pattern,
         words: WordAccumulator,
         *,
         slice_bytes: int | None = None,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING, GrowableArray
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -35,7 +36,7 @@ def default_threads() -> int:
 
 def count_words(
     corpus: Corpus,
-    pattern: str,
+    pattern: str | Pattern,
     progress: Progress = no_progress,
     *,
     threads: int | None = None,
@@ -84,7 +85,7 @@ def count_words(
 class _Counter:
     """The words that one thread counts."""
 
-    def __init__(self, pattern: str, words: WordAccumulator, memory_bytes: int) -> None:
+    def __init__(self, pattern: str | Pattern, words: WordAccumulator, memory_bytes: int) -> None:
         """Start with no words; when they reach `memory_bytes`, they are moved to `words`."""
         self._pattern = pattern
         self._words = words
@@ -122,7 +123,7 @@ class _Counter:
         self._start()
 
 
-def word_bounds(piece: Slice, pattern: str) -> NDArray[np.int64]:
+def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:
     """Return where each word of a slice's main part starts, and where the last one ends.
 
     Raises InputError if a word has more than MAX_WORD_BYTES.
@@ -136,7 +137,7 @@ def word_bounds(piece: Slice, pattern: str) -> NDArray[np.int64]:
     return bounds
 
 
-def count_slice(piece: Slice, pattern: str) -> DistinctWords:
+def count_slice(piece: Slice, pattern: str | Pattern) -> DistinctWords:
     """Count the words of one slice."""
     table = WordTable()
     bounds = word_bounds(piece, pattern)

@@ -1,7 +1,9 @@
 """Word counts as a file: what training needs of a corpus, kept to train again and to add up.
 
 - A msgpack map comes first, its entries always in the same order: ``format`` and ``version``, which
-  pattern cut the text, which separators were left out of it, and how much there is of all.
+  pattern cut the text, which separators were left out of it, and how much there is of all. A file
+  whose pattern has character classes has version 2 and says which Unicode they are of; one without
+  that has version 1, and so have all from before it was recorded.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
@@ -21,15 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import is_ascending, offsets_of
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
+from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
 from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, WordCounts, add_up
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
 
 FORMAT_NAME = "llmgpu word counts"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_VERSION_WITHOUT_UNICODE = 1
 
 _MAX_HEADER_BYTES = 1 << 24
 _HASH_BYTES = hashlib.sha256().digest_size
@@ -45,6 +50,10 @@ _FIELDS: dict[str, type] = {
     "words": int,
     "data_bytes": int,
 }
+_FIELDS_BY_VERSION = {
+    _VERSION_WITHOUT_UNICODE: _FIELDS,
+    FORMAT_VERSION: _FIELDS | {"unicode": str},
+}
 
 
 def save_counts(path: str | Path, counts: WordCounts) -> None:
@@ -53,17 +62,19 @@ def save_counts(path: str | Path, counts: WordCounts) -> None:
     Raises OutputError when that can't be done.
     """
     words = add_up([counts.words])
+    recorded = _recorded(counts.cut)
     header = msgpack.packb(
         {
             "format": FORMAT_NAME,
-            "version": FORMAT_VERSION,
+            "version": FORMAT_VERSION if recorded else _VERSION_WITHOUT_UNICODE,
             "pattern": counts.pattern,
-            "expression": get_pattern(counts.pattern).expression,
+            "expression": counts.cut.expression,
             "separators": list(counts.separators),
             "text_bytes": words.text_bytes,
             "documents": counts.documents,
             "words": len(words),
             "data_bytes": len(words.data),
+            **recorded,
         }
     )
     if len(header) > _MAX_HEADER_BYTES:
@@ -95,8 +106,14 @@ def load_counts(path: str | Path) -> WordCounts:
         _check_words(words, header)
     except _UnfitError as error:
         raise InputError(f"{path}: {error}") from error
-    separators = tuple(header["separators"])
-    return WordCounts(words, header["documents"], header["pattern"], separators, str(path))
+    return WordCounts(
+        words,
+        header["documents"],
+        header["pattern"],
+        tuple(header["separators"]),
+        source=str(path),
+        unicode=header.get("unicode", UNRECORDED_VERSION),
+    )
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
@@ -109,6 +126,7 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
     for part in counts:
         for what, one, other in (
             ("pattern", first.pattern, part.pattern),
+            ("Unicode version", first.cut.unicode, part.cut.unicode),
             ("separators of documents", first.separators, part.separators),
         ):
             if one != other:
@@ -125,6 +143,12 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
     )
 
 
+def _recorded(pattern: Pattern) -> dict[str, str]:
+    """Return what the header has of the version of Unicode."""
+    unicode = pattern.unicode
+    return {} if unicode is None or unicode == UNRECORDED_VERSION else {"unicode": unicode}
+
+
 class _UnfitError(Exception):
     """A file does not hold what it should; the message says what."""
 
@@ -138,7 +162,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         max_str_len=size,
         max_bin_len=size,
         max_array_len=size,
-        max_map_len=len(_FIELDS),
+        max_map_len=len(_FIELDS) + 1,
         max_ext_len=0,
     )
     unpacker.feed(memoryview(data)[:_MAX_HEADER_BYTES])
@@ -151,10 +175,10 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         ) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
         raise _UnfitError(f"not a file of {FORMAT_NAME}")
-    if header.get("version") != FORMAT_VERSION:
+    if header.get("version") not in _FIELDS_BY_VERSION:
         raise _UnfitError(
-            f"version {header.get('version')!r} of the format, but this llmgpu reads version "
-            f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
+            f"version {header.get('version')!r} of the format, but this llmgpu reads versions up "
+            f"to {FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
     length = unpacker.tell()
     _check_header(header)
@@ -164,9 +188,10 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    if list(header) != list(_FIELDS):
+    fields = _FIELDS_BY_VERSION[header["version"]]
+    if list(header) != list(fields):
         raise _UnfitError("damaged: its header has other entries than expected")
-    for name, kind in _FIELDS.items():
+    for name, kind in fields.items():
         if type(header[name]) is not kind:
             raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
     for name in ("text_bytes", "documents", "words", "data_bytes"):
@@ -178,15 +203,18 @@ def _check_header(header: dict[str, Any]) -> None:
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
     name, expression = header["pattern"], header["expression"]
+    unicode = header.get("unicode", UNRECORDED_VERSION)
     try:
-        is_known = get_pattern(name).expression == expression
+        pattern = get_pattern(name, unicode)
     except LlmgpuError:
-        is_known = False
-    if not is_known:
+        pattern = None
+    if pattern is None or pattern.expression != expression:
         raise _UnfitError(
-            f"its words were cut by pattern {name!r}, {expression!r}, which this llmgpu does not "
-            "know: count the corpus again"
+            f"its words were cut by pattern {name!r}, {expression!r}, of Unicode {unicode}, which "
+            "this llmgpu does not know: count the corpus again"
         )
+    if ("unicode" in header) != bool(_recorded(pattern)):
+        raise _UnfitError("damaged: its header is not in canonical form")
 
 
 def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:

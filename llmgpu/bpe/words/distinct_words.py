@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges, offsets_of, sort_by_bytes
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.errors import InputError
 
 MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of counts overflows
@@ -72,6 +74,7 @@ class WordCounts:
     separators: byte strings between documents, special tokens included, that were not counted; kept
         in ascending order and once, because nothing else matters.
     source: the file they are from, for messages.
+    unicode: version of the pattern's character classes.
     """
 
     words: DistinctWords
@@ -79,10 +82,16 @@ class WordCounts:
     pattern: str
     separators: tuple[bytes, ...] = ()
     source: str = ""
+    unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
-        get_pattern(self.pattern)
+        _ = self.cut  # LlmgpuError if there is no such pattern
         object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
+
+    @property
+    def cut(self) -> Pattern:
+        """The pattern with the character classes of its version."""
+        return get_pattern(self.pattern, self.unicode)
 
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
@@ -181,7 +182,7 @@ class GpuWordTable:
 class WordSlot:
     """One slice on a device: staging memory, text, start bits and the words to look up."""
 
-    def __init__(self, device: Device, pattern: str, slice_bytes: int) -> None:
+    def __init__(self, device: Device, pattern: str | Pattern, slice_bytes: int) -> None:
         """Allocate memory for slices of up to `slice_bytes`."""
         self.device = device
         self.staging = Staging(device, slice_bytes)

@@ -60,6 +60,7 @@ def plain_starts(documents: list[bytes]) -> list[bool]:
             text += found.group().decode() if found else "\ufffd"
             sizes.append(len(found.group()) if found else 1)
             at += sizes[-1]
+        text = text.translate(reference.stand_ins())
         for piece in regex.finditer(PATTERNS["gpt2"].expression, text):
             size = sum(sizes[piece.start() : piece.end()])
             marks += [True] + [False] * (size - 1)

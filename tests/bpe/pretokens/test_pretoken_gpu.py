@@ -87,12 +87,13 @@ def test_every_code_point_between_letters(device: Device) -> None:
     np.testing.assert_array_equal(marks, start_mask(data, "gpt2", np.zeros(1, np.int64)))
 
 
-def test_the_packed_table_is_that_of_the_classes() -> None:
-    table = pack_classes()
+@pytest.mark.parametrize("version", unicode_classes.VERSIONS)
+def test_the_packed_table_is_that_of_the_classes(version: str) -> None:
+    table = pack_classes(version)
     points = np.arange(0x110000)
     words = table[0x110000 // BLOCK + table[points // BLOCK] * BLOCK // 8 + points % BLOCK // 8]
     classes = words >> (points % 8 * 4).astype(np.uint32) & 15
-    np.testing.assert_array_equal(classes, unicode_classes.code_point_classes())
+    np.testing.assert_array_equal(classes, unicode_classes.code_point_classes(version))
 
 
 def test_constants_are_those_of_the_host() -> None:

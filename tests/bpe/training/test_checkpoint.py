@@ -144,6 +144,27 @@ def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], mess
         Checkpoint.resume(tmp_path / "run", RUN | changes)
 
 
+def test_a_run_from_before_the_version_of_unicode_was_recorded(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert Checkpoint.unicode_of(folder) is None
+    Checkpoint.begin(folder, RUN)
+    assert Checkpoint.unicode_of(folder) == "18.0"
+    assert Checkpoint.resume(folder, RUN | {"Unicode version": "18.0"})
+    with pytest.raises(InputError, match=r'Unicode version was "18.0" and is "16.0" now'):
+        Checkpoint.resume(folder, RUN | {"Unicode version": "16.0"})
+    assert Checkpoint.resume(folder, RUN)  # of a pattern without character classes
+
+
+def test_the_version_of_unicode_is_recorded(tmp_path: Path) -> None:
+    facts = TrainingOptions(300).facts()
+    Checkpoint.begin(tmp_path / "run", facts)
+    assert Checkpoint.unicode_of(tmp_path / "run") == facts["Unicode version"] == "16.0"
+    newer = TrainingOptions(300, unicode="18.0").facts()
+    with pytest.raises(InputError, match=r'Unicode version was "16.0" and is "18.0" now'):
+        Checkpoint.resume(tmp_path / "run", newer)
+    assert "Unicode version" not in TrainingOptions(300, "class").facts()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

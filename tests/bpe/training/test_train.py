@@ -301,6 +301,17 @@ def test_counted_words_train_the_same_vocabulary() -> None:
     assert again.batches is not None and 0 < again.batches <= 144
 
 
+def test_a_seed_keeps_its_version_of_unicode() -> None:
+    seed = byte_vocabulary("o200k", "hf", "18.0")
+    with pytest.raises(LlmgpuError, match=r"has Unicode version '18.0', which training has to"):
+        TrainingOptions(300, "o200k", seed=seed)
+    options = TrainingOptions(300, "o200k", seed=seed, unicode="18.0")
+    trained = train_vocabulary(corpus_from_bytes(b"x\xd5\x98y" * 9), options, NUMPY).vocabulary
+    assert (trained.unicode, trained.tokens[-1]) == ("18.0", b"x\xd5\x98y" * 4)
+    with pytest.raises(LlmgpuError, match=r"no character classes of Unicode '17.0' here"):
+        TrainingOptions(300, unicode="17.0")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import file as vocabulary_file
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
 from tests.bpe.vocabularies import build_vocabulary
 from tests.reference import bpe as reference
@@ -238,6 +238,12 @@ class TestFingerprint:
         found = {dataclasses.replace(one, **change).fingerprint for change in changes}
         assert len(found) == len(changes)
 
+    def test_the_version_of_unicode_matters_to_patterns_with_character_classes(self) -> None:
+        for pattern, count in (("gpt2", 2), ("o200k", 2), ("class", 1), ("none", 1)):
+            one = byte_vocabulary(pattern, "hf")
+            newer = dataclasses.replace(one, unicode="18.0")
+            assert len({one.fingerprint, newer.fingerprint}) == count
+
     def test_boundaries_between_tokens_matter(self) -> None:
         one = imported_vocabulary()
         plain = {"merges": one.merges[:0], "special_tokens": {}, "unknown_token": None}
@@ -267,6 +273,26 @@ class TestFile:
         merges = [tuple(data.draw(st.integers(0, 255 + k)) for _ in "lr") for k in range(count)]
         vocabulary = small_vocabulary(merges=merges)
         assert_same(Vocabulary.from_bytes(vocabulary.to_bytes()), vocabulary)
+
+    def test_files_of_old_keep_their_version_of_unicode(self) -> None:
+        samples = sorted((Path(__file__).parents[3] / "vocab_samples").glob("*.bin"))
+        assert samples
+        for path in samples:
+            vocabulary = Vocabulary.load(path)
+            assert vocabulary.classes_version == vocabulary.cut.unicode == "18.0"
+            assert vocabulary.to_bytes() == path.read_bytes()
+
+    def test_the_version_of_unicode_is_kept(self) -> None:
+        one = byte_vocabulary("cl100k", "hf")
+        again = Vocabulary.from_bytes(one.to_bytes())
+        assert (again.unicode, again.training) == ("16.0", {})
+        full = dataclasses.replace(one, training={str(k): k for k in range(64)})
+        assert_same(Vocabulary.from_bytes(full.to_bytes()), full)
+        assert byte_vocabulary("class", "hf").classes_version is None
+        with pytest.raises(VocabularyError, match=r"unknown Unicode version '17.0'"):
+            dataclasses.replace(one, unicode="17.0")
+        with pytest.raises(VocabularyError, match="give the version of Unicode by itself"):
+            dataclasses.replace(one, training={"unicode": "16.0"})
 
     def test_order_of_dictionaries_does_not_matter(self) -> None:
         training = {"b": 1, "a": 2.5, "c": "x"}

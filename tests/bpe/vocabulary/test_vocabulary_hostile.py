@@ -168,7 +168,8 @@ def test_other_versions_are_refused(version: object) -> None:
         ({"training": {"x": None}}, "neither a number nor a text"),
         ({"training": {"x": {"y": {}}}}, "more maps"),
         ({"training": {"x": [1]}}, "max_array_len"),
-        ({"training": {str(k): k for k in range(65)}}, "max_map_len"),
+        ({"training": {str(k): k for k in range(65)}}, "65 entries of training data"),
+        ({"training": {str(k): k for k in range(66)}}, "max_map_len"),
         ({"expression": "x" * 70000}, "max_str_len"),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import random
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,30 @@ def test_counts_of_different_kinds_are_not_added(other: Info, message: str) -> N
         )
 
 
+def test_a_file_from_before_the_version_of_unicode_was_recorded(tmp_path: Path) -> None:
+    older = sample_with(tmp_path / "c", {"version": 1, "unicode": ...})
+    (tmp_path / "c").write_bytes(older)
+    loaded = load_counts(tmp_path / "c")
+    assert (loaded.pattern, loaded.unicode) == ("gpt2", "18.0")
+    save_counts(tmp_path / "again", loaded)
+    assert (tmp_path / "again").read_bytes() == older
+    written(tmp_path / "newer", SAMPLE)
+    newer = load_counts(tmp_path / "newer")
+    assert newer.unicode == "16.0"
+    with pytest.raises(InputError, match=r"can't be added up: Unicode version '18.0' and '16.0'"):
+        add_counts([loaded, newer])
+
+
+def test_patterns_without_character_classes_have_no_version(tmp_path: Path) -> None:
+    counts = WordCounts(as_words(SAMPLE), 1, "class")
+    save_counts(tmp_path / "one", counts)
+    save_counts(tmp_path / "other", replace(counts, unicode="18.0"))
+    data = (tmp_path / "one").read_bytes()
+    assert data[0] == 0x89 and b"unicode" not in data
+    assert data == (tmp_path / "other").read_bytes()
+    assert add_counts([counts, replace(counts, unicode="18.0")]).documents == 2
+
+
 def test_unknown_pattern() -> None:
     with pytest.raises(LlmgpuError, match="unknown pattern 'gpt9'"):
         WordCounts(as_words(SAMPLE), 1, "gpt9")
@@ -157,8 +182,12 @@ def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
 
 HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"format": "other"}, "not a file of llmgpu word counts"),
-    ({"version": 2}, "version 2 of the format, but this llmgpu reads version 1"),
-    ({"version": True}, "damaged: version is a bool"),
+    ({"version": 3}, "version 3 of the format, but this llmgpu reads versions up to 2"),
+    ({"version": True, "unicode": ...}, "damaged: version is a bool"),
+    ({"version": 1}, "damaged: its header has other entries"),
+    ({"unicode": "17.0"}, "of Unicode 17.0, which this llmgpu does not know: count the corpus"),
+    ({"unicode": "18.0"}, "not in canonical form"),
+    ({"unicode": 16}, "damaged: unicode is a int"),
     ({"documents": -1}, "damaged: documents is -1"),
     ({"documents": 1.0}, "damaged: documents is a float"),
     ({"words": 1 << 63}, "damaged: words is 9223372036854775808"),
@@ -188,9 +217,9 @@ def test_headers_that_say_what_is_not(tmp_path: Path, header: dict[str, Any], me
 
 def test_a_header_written_otherwise_is_refused(tmp_path: Path) -> None:
     data = written(tmp_path / "c", SAMPLE)
-    assert data[0] == 0x89  # a map of nine
+    assert data[0] == 0x8A  # a map of ten
     assert "not in canonical form" in refusal(
-        tmp_path / "c", sealed(b"\xde\x00\x09" + data[1:-HASH_BYTES])
+        tmp_path / "c", sealed(b"\xde\x00\x0a" + data[1:-HASH_BYTES])
     )
 
 
