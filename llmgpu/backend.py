@@ -5,6 +5,7 @@ Only this module knows what ``--device`` means. It imports wgpu only when an ada
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,27 @@ def select_backend(wanted: str) -> Backend:
 
     adapter = adapter or select_adapter(wanted)
     return Backend(Device(adapter), str(adapter))
+
+
+def start_selecting(
+    wanted: str, text_bytes: int | None = None, least: int = 0
+) -> Callable[[], Backend]:
+    """Select a backend in a thread, so that a device opens while a command reads its files.
+
+    text_bytes: how much text there is, None if that isn't known. least: bytes of text from which
+        ``auto`` opens an adapter; NumPy is done with less before one is open.
+
+    Returns what waits for the backend, and raises what `select_backend` raises.
+    """
+    is_small = text_bytes is not None and text_bytes < least
+    if wanted == "cpu" or (wanted == "auto" and is_small):
+        return lambda: NUMPY
+    from concurrent.futures import ThreadPoolExecutor
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
+    selecting = thread.submit(select_backend, wanted)
+    thread.shutdown(wait=False)
+    return selecting.result
 
 
 def list_adapters() -> list[AdapterInfo]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from llmgpu.backend import select_backend
+from llmgpu.backend import start_selecting
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint
@@ -40,6 +40,7 @@ from llmgpu.cli.options import (
     chosen_pattern,
     corpus_options,
     device_option,
+    gpu_from,
     make_corpus_options,
     output_options,
     pattern_options,
@@ -49,6 +50,7 @@ from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
 
+GPU_FROM = 8_000_000  # bytes of text that take as long without a GPU as opening one does
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
@@ -180,11 +182,13 @@ def bpe_train(
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
-    before = time.perf_counter()
     with Corpus(corpus, how) if corpus else nullcontext() as text:
-        plan = make_plan(options, select_backend(device))
+        before = time.perf_counter()
+        size = _known_bytes(text, loaded, how.limit)
+        least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
+        plan = make_plan(options, start_selecting(device, size, least)())
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
-        _announce(report, plan, _known_bytes(text, loaded, how.limit))
+        _announce(report, plan, size)
         source = loaded or text
         assert source is not None
         if counts_only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -187,8 +188,20 @@ def device_option(command: Decorated) -> Decorated:
         show_default=True,
         metavar="auto|cpu|gpu|NAME",
         help="Compute on the CPU with NumPy (cpu), on the best adapter (gpu), on the adapter whose "
-        "name contains NAME, or on the fastest of these (auto). Also LLMGPU_DEVICE.",
+        "name contains NAME, or on the fastest of these for the work (auto). Also LLMGPU_DEVICE.",
     )(command)
+
+
+def gpu_from(least: int) -> int:
+    """Return from how many bytes of text ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
+
+    Raises click.UsageError if LLMGPU_GPU_FROM is not a size.
+    """
+    value = os.environ.get("LLMGPU_GPU_FROM")
+    try:
+        return ByteSize().convert(value, None, None) if value else least
+    except click.BadParameter as error:
+        raise click.UsageError(f"LLMGPU_GPU_FROM: {error.message}") from error
 
 
 def output_options(command: Decorated) -> Decorated:

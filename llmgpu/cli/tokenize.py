@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import select_backend
+from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
@@ -19,6 +19,7 @@ from llmgpu.cli.options import (
     TokenCount,
     corpus_options,
     device_option,
+    gpu_from,
     make_corpus_options,
     make_special_options,
     output_options,
@@ -32,6 +33,8 @@ from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, read_t
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable
+
+GPU_FROM = 64_000_000  # bytes of text that take as long without a GPU as opening one does
 
 
 @dataclass(frozen=True)
@@ -148,18 +151,19 @@ def tokenize(
     if decode and not special.is_plain:
         raise click.UsageError("--decode takes no special tokens: their ids become their text")
     report = Reporter(quiet=quiet)
+    sources = files or ("-",)
+    found = Sources([], 0) if decode else resolve_sources(sources)
+    selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM))
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
-    sources = files or ("-",)
     if decode:
         summary = _decode(sources, vocabulary, vocab, target)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
-        backend = select_backend(device)
+        backend = selected()
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
-        found = resolve_sources(sources)
         encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
 
         def open_sink() -> TokenSink:

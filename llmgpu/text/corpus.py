@@ -105,9 +105,7 @@ class Corpus(Closing):
         limit = self.options.limit
         if limit is not None and limit < 1:
             raise InputError(f"a limit of {limit} bytes leaves no text: use 1 or more")
-        sizes = [source.size for source in self.sources.files]
-        known = [size for size in sizes if size is not None]
-        self.total_bytes = sum(known) if len(known) == len(sizes) else None
+        self.total_bytes = self.sources.total_bytes
         self.text_bytes = 0
         self.documents = 0
         self._policy = Utf8Policy(self.options.encoding_errors)

@@ -40,6 +40,12 @@ class Sources(NamedTuple):
     files: list[Source]
     left_out: int
 
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all files on disk, None if one of them is not a regular file."""
+        known = [source.size for source in self.files if source.size is not None]
+        return sum(known) if len(known) == len(self.files) else None
+
 
 def format_of(source: Source) -> type[DocumentFile] | None:
     """Return the format in FORMATS that a file is of; None if it is text."""

@@ -1,0 +1,62 @@
+"""Which backend is taken, and that it is selected while other work goes on."""
+
+import subprocess
+import sys
+import threading
+
+import click
+import pytest
+
+from llmgpu import backend
+from llmgpu.backend import NUMPY, start_selecting
+from llmgpu.cli.options import gpu_from
+from llmgpu.errors import DeviceError
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text_bytes", "least"), [("cpu", None, 0), ("cpu", 10**12, 0), ("auto", 99, 100)]
+)
+def test_small_work_loads_no_gpu_package(wanted: str, text_bytes: int | None, least: int) -> None:
+    code = (
+        "import sys; from llmgpu.backend import NUMPY, start_selecting\n"
+        f"assert start_selecting({wanted!r}, {text_bytes!r}, {least!r})() is NUMPY\n"
+        "assert 'wgpu' not in sys.modules and 'llmgpu.gpu' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("text_bytes", "least"), [(100, 100), (None, 100), (0, 0)])
+def test_auto_looks_for_adapters_from_the_least_size_on(
+    monkeypatch: pytest.MonkeyPatch, text_bytes: int | None, least: int
+) -> None:
+    asked_in = []
+
+    def no_adapter() -> None:
+        asked_in.append(threading.current_thread())
+
+    monkeypatch.setattr(backend, "auto_adapter", no_adapter)
+    assert start_selecting("auto", text_bytes, least)() is NUMPY
+    assert len(asked_in) == 1
+    assert asked_in[0] is not threading.main_thread()
+
+
+def test_what_can_not_be_selected_is_an_error_when_it_is_asked_for() -> None:
+    selected = start_selecting("no such adapter")
+    with pytest.raises(DeviceError):
+        selected()
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-1MB", "1e999"])
+def test_the_size_in_the_environment_is_checked(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("LLMGPU_GPU_FROM", value)
+    with pytest.raises(click.UsageError, match="LLMGPU_GPU_FROM"):
+        gpu_from(100)
+
+
+def test_the_size_in_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMGPU_GPU_FROM", raising=False)
+    assert gpu_from(100) == 100
+    monkeypatch.setenv("LLMGPU_GPU_FROM", "2MB")
+    assert gpu_from(100) == 2_000_000
