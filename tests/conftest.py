@@ -28,6 +28,7 @@ from hypothesis import settings
 
 from llmgpu.backend import list_adapters
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+from tests.engines import ENGINES, DeviceEngine, Engine, NumpyEngine
 
 ROOT = Path(__file__).parents[1]
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -122,3 +123,11 @@ def any_device(request: pytest.FixtureRequest) -> Device:
     name = "device" if request.param == "full" else "portable_device"
     found: Device = request.getfixturevalue(name)
     return found
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each of the engines that count, train and encode, one after the other."""
+    if request.param == "cpu":
+        return NumpyEngine()
+    return DeviceEngine(request.getfixturevalue("device"))

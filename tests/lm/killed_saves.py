@@ -20,8 +20,9 @@ CALLS = ("fsync", "rename", "replace", "rmdir", "unlink", "mkdir")
 MOST = 100
 
 
-def save_until_killed(run: Path, calls: int) -> None:
-    left = calls
+def die_at_call(number: int) -> None:
+    """Let this process kill itself at one of its calls, the first being number 0."""
+    left = number
 
     def killing(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -35,20 +36,17 @@ def save_until_killed(run: Path, calls: int) -> None:
 
     for name in CALLS:
         setattr(os, name, killing(getattr(os, name)))
-    save(run, 3)
 
 
-def main(folder: Path) -> None:
-    begun = folder / "begun"
-    begun.mkdir()
-    save(begun, 1)
-    save(begun, 2)
-    for calls in range(MOST):
-        run = folder / f"run-{calls}"
+def kill_at_each_call(begun: Path, job: Callable[[Path], None]) -> None:
+    """Do a job in copies of the folder `begun`, killed at call N in the copy run-N beside it."""
+    for number in range(MOST):
+        run = begun.parent / f"run-{number}"
         shutil.copytree(begun, run)
         child = os.fork()
         if child == 0:
-            save_until_killed(run, calls)
+            die_at_call(number)
+            job(run)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
@@ -56,6 +54,14 @@ def main(folder: Path) -> None:
         if not os.WIFSIGNALED(status):
             raise SystemExit(f"the child ended with {status}")
     raise SystemExit(f"killed {MOST} times")
+
+
+def main(folder: Path) -> None:
+    begun = folder / "begun"
+    begun.mkdir()
+    save(begun, 1)
+    save(begun, 2)
+    kill_at_each_call(begun, lambda run: save(run, 3))
 
 
 if __name__ == "__main__":

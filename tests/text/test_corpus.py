@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,24 @@ def test_limit_cuts_exactly(
     paths = [write(tmp_path, f"{i}.txt", data) for i, data in enumerate(files)]
     options = CorpusOptions(separators=separators, limit=limit)
     assert read_documents(Corpus(paths, options), size) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 40])
+@pytest.mark.parametrize("data", [b"ab|", b"ab||c", b"|ab||", b"ab|c|d|"])
+def test_a_document_that_starts_at_the_limit_is_left_out(
+    tmp_path: Path, data: bytes, size: int
+) -> None:
+    paths = [write(tmp_path, name, data) for name in ("0", "1")]
+    documents = data.split(b"|") * 2
+    for limit in range(1, len(b"".join(documents)) + 1):
+        starts = accumulate(map(len, documents), initial=0)
+        expected = [
+            document[: limit - start]
+            for document, start in zip(documents, starts, strict=False)
+            if start < limit
+        ]
+        options = CorpusOptions(separators=(b"|",), limit=limit)
+        assert read_documents(Corpus(paths, options), size) == expected
 
 
 @given(st.lists(st.binary(max_size=6), max_size=6), st.integers(1, 20))

@@ -127,6 +127,29 @@ def check_round_trip(path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("block", [1, 3, 10, 11])
+def test_numbers_cut_by_a_block_of_the_reader(tmp_path: Path, format: str, block: int) -> None:
+    path, ids = tmp_path / "out", [0, 7, 65_535, 65_536, 69_999, 12_345, 1, 2, 3]
+    with opened(path, format) as writer:
+        write_documents(writer, [ids, [], ids], [])
+    with pytest.MonkeyPatch.context() as patch:
+        read_in_blocks_of(block, patch)
+        assert read_all(path, format) == ids * 2
+
+
+def test_no_number_is_cut_in_two_by_a_block(tmp_path: Path) -> None:
+    """Eleven digits are no id, even where a block ends after ten of them."""
+    path = tmp_path / "f"
+    for text in ("12345678901", "00000000001", "1 42949672951 2"):
+        path.write_text(text)
+        for block in range(1, 14):
+            with pytest.MonkeyPatch.context() as patch:
+                read_in_blocks_of(block, patch)
+                with pytest.raises(InputError, match="is not a token id"):
+                    read_all(path, "ids")
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_no_documents_and_empty_documents(tmp_path: Path, format: str) -> None:
     for documents in ([], [[]], [[], []], [[], [7], []]):
         path = tmp_path / "out"

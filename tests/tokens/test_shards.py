@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -88,6 +90,17 @@ def test_shards_hold_the_documents(tmp_path: Path, layout: str) -> None:
         assert set(os.listdir(tmp_path)) == {"out.json"} | names | {f"{n}.json" for n in names}
 
     check()
+
+
+def test_bytes_of_text_are_those_of_all_ids_but_the_added_ones(tmp_path: Path) -> None:
+    """Ids of several blocks, of tokens of one byte and of two; an added id stands for no text."""
+    ids = np.tile(np.array([5, 300, 7, 301, 2], np.uint32), 30_000)
+    with shards_in(tmp_path, LARGE, 90_000, added=[7, 301]) as writer:
+        writer.write(EncodedSlice(ids, starts_of(0), 1))
+    manifest, found = read_shards(tmp_path)
+    assert found == [ids.tolist()]
+    assert manifest["bytes"] == 30_000 * (1 + 2 + 0 + 0 + 1)
+    assert [shard["bytes"] for shard in manifest["shards"]] == [18_000 * 4, 12_000 * 4]
 
 
 def test_the_manifest(tmp_path: Path) -> None:
@@ -280,6 +293,27 @@ def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:
         "out-000020.bin",
         "out.json",
     ]
+
+
+def test_a_kill_at_any_call_leaves_what_the_next_job_cleans_up(tmp_path: Path) -> None:
+    """A manifest lists whole shards, and no shard of the longer job is left over."""
+    from tests.tokens.killed_shards import SHORTER, write_shards
+
+    command = [sys.executable, "-m", "tests.tokens.killed_shards", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=100)
+    runs = sorted(tmp_path.glob("run-*"), key=lambda run: int(run.name[4:]))
+    whole = files_of(runs.pop())  # the last was not killed
+    assert len(runs) > 10 and sorted(whole) == sorted(
+        ["out.json", *(f"out-00000{k}.bin{end}" for k in range(2) for end in ("", ".json"))]
+    )
+    for run in runs:
+        if (run / "out.json").exists():
+            documents = read_shards(run)[1]
+            assert documents in ([list(range(9))], [SHORTER])
+            if documents == [SHORTER]:
+                assert {name for name in files_of(run) if name.startswith("out-")} < whole.keys()
+        write_shards(run, SHORTER)
+        assert files_of(run) == whole
 
 
 def test_another_file_with_the_name_of_the_manifest(tmp_path: Path) -> None:

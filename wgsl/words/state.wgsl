@@ -34,6 +34,7 @@ struct SliceParams {
 const EXACT_BYTES: u32 = 11u;
 const HASHED: u32 = 0xFF000000u; // highest byte of a hashed key's third part; elsewhere the length
 override MAX_WORD: u32 = 1024u;  // bytes
+override HASH_MASK: u32 = 0xFFFFFFFFu; // bits of all hashes that count: with fewer, words collide
 const TAKEN: u32 = 0xFFFFFFFFu;    // slot of a word in the table
 const MAX_PROBES: u32 = 32768u;  // only bounds the loop
 
@@ -42,7 +43,7 @@ fn home(key: vec3<u32>) -> u32 {
     var x = key.x * 0x9E3779B1u;
     x = (x ^ (x >> 15u) ^ key.y) * 0x85EBCA77u;
     x = (x ^ (x >> 13u) ^ key.z) * 0xC2B2AE3Du;
-    return x ^ (x >> 16u);
+    return (x ^ (x >> 16u)) & HASH_MASK;
 }
 
 fn is_hashed(key: vec3<u32>) -> bool {

@@ -35,5 +35,5 @@ fn key_of(start: u32, length: u32) -> vec3<u32> {
         b = (b + four) * 0x1B873593u;
         b ^= b >> 13u;
     }
-    return vec3<u32>(a, length, HASHED | (b & 0xFFFFFFu));
+    return vec3<u32>(a & HASH_MASK, length, HASHED | (b & HASH_MASK & 0xFFFFFFu));
 }

@@ -27,6 +27,7 @@ from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
+    HASH_MASK,
     INSERTION,
     TABLE_BYTES,
     GpuWordTable,
@@ -58,10 +59,12 @@ class GpuEncoder:
         first_words: int = 4 * FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
         workgroup_size: int = 256,
+        hash_mask: int = HASH_MASK,
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
         slice_bytes, first_words, table_bytes: sizes on which the ids do not depend.
+        hash_mask: the bits of the words' hashes that count; nor do the ids depend on them.
 
         Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
         """
@@ -85,6 +88,7 @@ class GpuEncoder:
                 "encode/06_emit": {},
                 "encode/07_document_starts": {},
             },
+            hash_mask,
         )
         self._table = GpuWordTable(
             device,

@@ -24,6 +24,7 @@ from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
+    HASH_MASK,
     INSERTION,
     TABLE_BYTES,
     GpuWordTable,
@@ -59,11 +60,13 @@ class GpuWordCounter:
         first_words: int = FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
         workgroup_size: int = 256,
+        hash_mask: int = HASH_MASK,
     ) -> None:
         """Compile the kernels and make an empty table.
 
         words: collects the words that leave the device, at the end all of them.
         slice_bytes, first_words, table_bytes: sizes on which the result does not depend.
+        hash_mask: the bits of the words' hashes that count; nor does it depend on them.
         """
         self._device, self._pattern, self._words = device, pattern, words
         if slice_bytes is None:
@@ -80,6 +83,7 @@ class GpuWordCounter:
                 "count/02_lengths": {},
                 "count/03_pack": {},
             },
+            hash_mask,
         )
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
         self.table = GpuWordTable(

@@ -26,6 +26,7 @@ from llmgpu.gpu import (
     Download,
     Kernel,
     Staging,
+    constant,
     struct_dtype,
 )
 
@@ -36,16 +37,22 @@ TABLE_BYTES = 4 << 30  # a table that would exceed this is emptied
 SLOT_BYTES = 20  # key and claim of a slot
 GROUPS, SOFTWARE_GROUPS = 512, 64
 INSERTION = ("claim", "number")  # kernels to run after words were looked up
+HASH_MASK = constant("words/state.wgsl", "HASH_MASK")
 
 
 def prepare_kernels(
-    device: Device, workgroup_size: int, files: Mapping[str, Mapping[str, int]]
+    device: Device,
+    workgroup_size: int,
+    files: Mapping[str, Mapping[str, int]],
+    hash_mask: int = HASH_MASK,
 ) -> dict[str, Kernel]:
     """Compile the table's kernels and those of `files`, which maps files to their constants.
 
+    hash_mask: the bits of the words' hashes that count.
+
     Returns the kernels by the names of their files, without folder and number.
     """
-    size = {"WORKGROUP_SIZE": workgroup_size}
+    size = {"WORKGROUP_SIZE": workgroup_size, "HASH_MASK": hash_mask}
     shared = ("words/01_claim", "words/02_number", "words/03_rehash")
     requests: list[tuple[str, Mapping[str, int]]] = [("words/00_begin_slice.wgsl", {})]
     requests += [(f"{file}.wgsl", size) for file in shared]

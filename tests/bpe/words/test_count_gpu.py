@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.words import count_gpu
-from llmgpu.bpe.words.count_gpu import MAX_WORD, GpuWordCounter
+from llmgpu.bpe.words.count_gpu import COUNT_LIMIT, MAX_WORD, GpuWordCounter
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError
@@ -100,6 +100,19 @@ def test_counts_move_to_the_host_before_they_overflow(
     text = b"a b a c " * 4000
     counter = GpuWordCounter(device, "class", WordAccumulator(1 << 26), slice_bytes=2000)
     assert as_counter(counter.count(corpus_from_bytes(text))) == expected([text], "class")
+
+
+def test_counts_near_the_last_of_32_bits_are_carried(device: Device) -> None:
+    """As after 2^32 - 5000 bytes of text in which each of the words came as often."""
+    counted = COUNT_LIMIT - 5000
+    counter = GpuWordCounter(device, "class", WordAccumulator(1 << 26), slice_bytes=2000)
+    counts = counter.table.buffers["counts"]
+    device.write(counts, np.full(counts.nbytes // 4, counted, np.uint32))
+    counter.expect(counted)
+    text = b"a b a c " * 4000 + b"a"
+    words = as_counter(counter.count(corpus_from_bytes(text)))
+    assert words == {word: counted + n for word, n in expected([text], "class").items()}
+    assert max(words.values()) > COUNT_LIMIT
 
 
 def test_a_word_too_long_to_hold_is_an_error(

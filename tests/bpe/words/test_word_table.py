@@ -85,6 +85,13 @@ def test_slots_of_more_bits_as_the_table_grows(monkeypatch: pytest.MonkeyPatch) 
     assert_numbered([words[:1000], words, words])
 
 
+def test_words_of_each_length_and_last_byte() -> None:
+    """Keys hold bytes and length: no byte may be taken for a length, nor the reverse."""
+    for letter in (b"\x00", b"a", b"\xff"):
+        words = [letter * n + bytes([last]) for n in range(18) for last in range(256)]
+        assert_numbered([words, words[::-1]])
+
+
 def test_a_very_long_word_and_its_variants() -> None:
     long = bytes(range(256)) * 4096
     assert_numbered([[long, long + b"x", b"x" + long, long, long[:-1], b"x"]])
@@ -102,3 +109,29 @@ def test_memory_grows_with_the_words() -> None:
     many = table.nbytes
     number(table, [bytes(1_000_000 + k) for k in range(3)])
     assert table.nbytes > many + 6_000_000  # in the table and in the dictionary
+
+
+def look_up(table: WordTable, words: list[bytes]) -> list[int]:
+    ends = np.cumsum([len(word) for word in words], dtype=np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+    padded = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
+    return [int(number) for number in table.look_up(padded, starts, ends)]
+
+
+@settings(deadline=None)
+@given(known=st.lists(WORD, max_size=30), others=st.lists(WORD, max_size=30))
+def test_words_that_are_not_in_the_table_have_no_number(
+    known: list[bytes], others: list[bytes]
+) -> None:
+    table = WordTable()
+    numbers = dict(zip(known, number(table, known), strict=True))
+    size = len(table)
+    assert look_up(table, known + others) == [numbers.get(word, -1) for word in known + others]
+    assert len(table) == size
+
+
+@pytest.mark.parametrize("length", [7, 8, 15, 16, LONGEST_HASHED, LONGEST_HASHED + 1, 5000])
+def test_a_word_of_each_kind_that_is_not_in_the_table(length: int) -> None:
+    table = WordTable()
+    number(table, [b"first", b"a" * length])
+    assert look_up(table, [b"b" * length, b"a" * length, b"a" * (length - 1)]) == [-1, 1, -1]

@@ -28,6 +28,17 @@ def test_candidates_are_the_softmax_in_order() -> None:
     np.testing.assert_allclose(sharper, np.array([16, 9, 4, 1]) / 30, rtol=1e-6)
 
 
+def test_of_equal_logits_the_smaller_ids_come_first() -> None:
+    """In each of many ties, also where top-k cuts through one; an unstable sort mixes them."""
+    logits = np.tile(np.array([1, 3, 2], np.float32), 400)
+    by_logit = [np.arange(first, 1200, 3).tolist() for first in (1, 2, 0)]
+    expected = [i for ids in by_logit for i in ids]
+    assert sampler(temperature=1, top_k=0).candidates(logits)[0].tolist() == expected
+    assert sampler(temperature=1, top_k=150).candidates(logits)[0].tolist() == expected[:150]
+    kept = sampler(temperature=1, top_k=0, top_p=0.3).candidates(logits)[0].tolist()
+    assert kept == expected[: len(kept)] and 100 < len(kept) < 400
+
+
 def test_top_k_and_top_p_keep_the_likeliest() -> None:
     ids, probabilities = sampler(temperature=1, top_k=2).candidates(LOGITS)
     assert ids.tolist() == [1, 3]

@@ -1,0 +1,105 @@
+"""What holds on every engine: words told apart, documents that are empty, sizes of blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.training import train as training
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from tests.bpe.encoding.test_encoder_gpu import with_pattern
+from tests.bpe.encoding.test_matching import merge_vocabularies
+from tests.engines import Engine, count, encode, train
+from tests.reference import bpe as reference
+from tests.reference import encoding as reference_encoding
+
+# Lengths around those at which a word is stored, hashed or compared in another way.
+LENGTHS = [*range(1, 34), 63, 64, 65, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025]
+
+
+def similar_words() -> list[bytes]:
+    """Words of each length that differ in one byte: the first, the last, one of those between."""
+    words = []
+    for length in LENGTHS:
+        places = range(length) if length < 34 else [0, 7, 8, length // 2, length - 9, length - 1]
+        words.append(b"a" * length)
+        words += [b"a" * place + b"b" + b"a" * (length - place - 1) for place in places]
+    return words
+
+
+def expected_counts(documents: list[bytes], pattern: str) -> Counter[bytes]:
+    return Counter(word for text in documents for word in reference.pre_tokens(text, pattern))
+
+
+@pytest.mark.parametrize("slice_bytes", [20_000, None])
+@pytest.mark.parametrize("collide", [False, True])
+def test_words_that_differ_in_one_byte(
+    engine: Engine, collide: bool, slice_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared byte by byte, also where the hashes of all words agree."""
+    if collide:
+        engine = engine.colliding(monkeypatch)
+    words = similar_words()
+    documents = [b"\n".join(words), b"\n".join(words[::-1]), b"\n".join(words[::3])]
+    assert count(engine, documents, "class", slice_bytes) == expected_counts(documents, "class")
+    encoder = engine.encoder(byte_vocabulary("class", "hf"), slice_bytes)
+    assert encode(encoder, documents) == [list(text) for text in documents]
+
+
+def test_many_words_of_many_ids(engine: Engine) -> None:
+    """Up to 256 ids a word, and more than 65,536 in all: counts and places need their bits."""
+    words = [bytes([97 + k % 26, 97 + k // 26]) * (96 + k % 33) for k in range(400)]
+    documents = [b"\n".join(words), b"\n".join(words[::-1])]
+    assert max(map(len, words)) == 256 and sum(map(len, words)) > 1 << 16
+    encoder = engine.encoder(byte_vocabulary("class", "hf"), 300_000)
+    assert encode(encoder, documents) == [list(text) for text in documents]
+
+
+EMPTY_AND_NOT = st.lists(
+    st.sampled_from([b"", b"", b"a" * 32, b"b" * 64, b"ab " * 32, b"c", b"d" * 31]), max_size=12
+)
+
+
+@settings(max_examples=20)
+@given(
+    documents=EMPTY_AND_NOT,
+    slice_bytes=st.sampled_from([64, 96, 4096]),
+    match=st.sampled_from(["bpe", "greedy"]),
+)
+@pytest.mark.parametrize("pattern", ["class", "none"])
+def test_empty_documents_where_slices_and_blocks_end(
+    engine: Engine, pattern: str, documents: list[bytes], slice_bytes: int, match: str
+) -> None:
+    vocabulary = byte_vocabulary(pattern, "hf").with_match(match)
+    encoder = engine.encoder(vocabulary, slice_bytes)
+    assert encode(encoder, documents) == [list(text) for text in documents]
+
+
+@settings(max_examples=15)
+@given(vocabulary=merge_vocabularies(), documents=st.lists(st.text("abc ", max_size=60)))
+def test_ids_of_unusual_vocabularies(
+    engine: Engine, vocabulary: Vocabulary, documents: list[str]
+) -> None:
+    made = with_pattern(vocabulary, "class")
+    texts = [text.encode() for text in documents]
+    expected = [reference_encoding.bpe_encode(made, text) for text in texts]
+    assert encode(engine.encoder(made, 64), texts) == expected
+
+
+@pytest.mark.parametrize("method", ["batched", "recount"])
+def test_documents_in_blocks_of_the_reader(
+    engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pair crosses the end of a document, in whichever block of the text it is read."""
+    if method == "recount" and engine.backend.device is None:
+        pytest.skip("recounts on adapters")
+    monkeypatch.setattr(training, "READ_BYTES", 64)
+    documents = [b"ab" * (k % 7) + b"ba" * (k % 5) for k in range(60)]
+    options = TrainingOptions(262, pattern="none", tie="bytes", engine=method)
+    result = train(engine, documents, options)
+    merges = reference.train(documents, 6, "none", "bytes", 2)
+    assert [(left, right) for left, right, _ in result.vocabulary.merges.tolist()] == merges
