@@ -7,14 +7,16 @@ files stay readable. With --quiet there is nothing.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from llmgpu.text.corpus import Corpus
 
 LINE_SECONDS = 5.0  # between plain progress lines
@@ -32,7 +34,9 @@ class Reporter:
     def __init__(self, *, quiet: bool) -> None:
         """Start with no progress; `quiet` reports nothing."""
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        # rich is loaded for a terminal only, and a dumb one can't redraw a bar.
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._has_bars = is_terminal and os.environ.get("TERM") != "dumb"
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}  # when each phase was first reported
@@ -40,8 +44,12 @@ class Reporter:
 
     def line(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
-        if not self._quiet:
-            self._console.print(text, markup=False)
+        if self._quiet:
+            return
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(text, err=True)
 
     def note_left_out(self, summary: dict[str, Any]) -> None:
         """Print what a summary says of text that was invalid or left out."""
@@ -57,7 +65,7 @@ class Reporter:
         if phase not in self._started:
             self._started[phase] = self._printed = now
         seconds = now - self._started[phase]
-        if self._console.is_terminal:
+        if self._has_bars:
             self._update_bar(phase, done, total, seconds)
         elif now - self._printed >= LINE_SECONDS:
             self._printed = now
@@ -72,18 +80,20 @@ class Reporter:
 
     def _update_bar(self, phase: str, done: int, total: int | None, seconds: float) -> None:
         if self._bars is None:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=self._console,
-                transient=True,
-            )
+            self._bars = _make_bars()
             self._bars.start()
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, total=total, text="")
         text = progress_text(phase, done, total, seconds)
         self._bars.update(self._tasks[phase], completed=done, total=total, text=text)
+
+
+def _make_bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    name, text = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+    return Progress(name, BarColumn(), text, console=Console(stderr=True), transient=True)
 
 
 def progress_text(phase: str, done: int, total: int | None, seconds: float) -> str:
