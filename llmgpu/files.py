@@ -43,6 +43,21 @@ def _remove_unfinished() -> None:
                 os.unlink(temporary)
 
 
+def is_descriptor(path: str) -> bool:
+    """Whether a path names an open descriptor, such as /dev/stdout."""
+    return _DESCRIPTOR.fullmatch(path) is not None
+
+
+def writes_directly(path: str) -> bool:
+    """Whether `path` is written in place: a descriptor, a pipe or a device, "-" included."""
+    if path == STANDARD_OUTPUT or is_descriptor(path):
+        return True
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 @contextmanager
 def output_errors(path: str) -> Iterator[None]:
     """Turn an OSError of the block into an OutputError about `path`; a broken pipe passes."""

@@ -221,9 +221,14 @@ class Tokenizer:
         """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
         return self._vocabulary.decode(ids)
 
-    def save(self, path: str | Path) -> None:
-        """Write the vocabulary file atomically; OutputError if it can't be written."""
-        self._vocabulary.save(path)
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the vocabulary file atomically.
+
+        force: replace even a file that is of another kind, such as a text.
+
+        Raises OutputError if it can't be written.
+        """
+        self._vocabulary.save(path, force=force)
 
     @property
     def vocabulary(self) -> Vocabulary:

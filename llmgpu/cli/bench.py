@@ -18,19 +18,21 @@ from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, Change, Comparison, c
 from llmgpu.bench.report.page import draw_report
 from llmgpu.bench.report.tables import NARROW, columns_of, facts_of, time_lines
 from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
-from llmgpu.bench.tokenizers.corpus import text_blocks
+from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
 from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import ByteSize, Percentage, output_options
+from llmgpu.cli.options import ByteSize, Percentage, force_option, output_options
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
+from llmgpu.text.sources import resolve_sources
 
 ALL_PARTS = "all"
 NARROWEST = 100  # columns; less would break the tables' cells
 _NAME_WIDTH = 20
 # Options that say what to do with a record, measured or read; all others say what to measure.
-_FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold")
+_FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold", "force")
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Outputs:
     metavar="PERCENT",
     help="How much slower a median may be with --compare.  [default: 10%]",
 )
+@force_option
 @output_options
 def bench(
     what: tuple[str, ...],
@@ -165,6 +168,7 @@ def bench(
     report: str | None,
     compare: str | None,
     threshold: float,
+    force: bool,
     as_json: bool,
     quiet: bool,
     debug: bool,
@@ -193,6 +197,11 @@ def bench(
     """
     if record_path is not None:
         _check_measures_nothing()
+    kinds = ((output, RECORD), (report, PAGE), (write_corpus, TEXT))
+    written = [Output(path, kind) for path, kind in kinds if path is not None]
+    sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
+    read = [*(source.path for source in sources), *filter(None, (vocab, record_path, compare))]
+    check_outputs(written, read, force=force)
     baseline = None if compare is None else load_record(compare)
     outputs = Outputs(output, report, as_json, quiet)
     if record_path is not None:

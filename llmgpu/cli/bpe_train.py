@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -14,7 +15,7 @@ from click.core import ParameterSource
 from llmgpu.backend import start_selecting
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
-from llmgpu.bpe.training.checkpoint import Checkpoint
+from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
 from llmgpu.bpe.training.train import (
     Plan,
@@ -40,6 +41,7 @@ from llmgpu.cli.options import (
     chosen_pattern,
     corpus_options,
     device_option,
+    force_option,
     gpu_from,
     make_corpus_options,
     output_options,
@@ -47,8 +49,10 @@ from llmgpu.cli.options import (
 )
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
+from llmgpu.text.sources import resolve_sources
 
 GPU_FROM = 8_000_000  # bytes of text that take as long without a GPU as opening one does
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
@@ -145,6 +149,7 @@ READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
     help="Keep the progress of the run in this folder until it is finished, for --resume.",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its --checkpoint.")
+@force_option
 @corpus_options
 @device_option
 @output_options
@@ -157,6 +162,7 @@ def bpe_train(
     from_counts: tuple[str, ...],
     checkpoint: str | None,
     resume: bool,
+    force: bool,
     as_json: bool,
     quiet: bool,
     debug: bool,
@@ -176,17 +182,22 @@ def bpe_train(
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
     _check_sources(corpus, from_counts, counts_output, counts_only)
+    found = resolve_sources(corpus) if corpus else None
+    read = [*from_counts, *filter(None, [settings["seed_vocab"]])]
+    read += [source.path for source in found.files] if found else []
     loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
     begun = Checkpoint.unicode_of(checkpoint) if checkpoint and resume else None
     options, reading = _take_options(settings, loaded, begun)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
-    with Corpus(corpus, how) if corpus else nullcontext() as text:
+    with Corpus(found, how) if found else nullcontext() as text:
         before = time.perf_counter()
         size = _known_bytes(text, loaded, how.limit)
         least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
         plan = make_plan(options, start_selecting(device, size, least)())
+        written = _written(outputs.values(), counts_output, checkpoint, resume)
+        check_outputs(list(written), read, force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         _announce(report, plan, size)
         source = loaded or text
@@ -336,6 +347,22 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
         raise click.UsageError("several vocabulary sizes don't go to standard output: use -o FILE")
     path = Path(output)
     return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
+
+
+def _written(
+    vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resume: bool
+) -> Iterator[Output]:
+    """Yield all files that a run may write; the checkpoint has to be its own."""
+    context = click.get_current_context()
+    named = context.get_parameter_source("output") != ParameterSource.DEFAULT
+    # A run that was killed between its last two steps has written its vocabulary.
+    may_replace = named or (resume and checkpoint is not None and os.path.isdir(checkpoint))
+    for path in vocabularies:
+        yield Output(path, VOCABULARY, is_chosen=may_replace)
+    if counts:
+        yield Output(counts, COUNTS)
+    if checkpoint:
+        yield from (Output(str(path), None) for path in checkpoint_files(checkpoint))
 
 
 def _check_checkpoint_options(

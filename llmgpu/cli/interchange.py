@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.formats import FORMATS, describe_formats, guess_format
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import SpecialToken, chosen_pattern, output_options, pattern_options
+from llmgpu.cli.options import (
+    SpecialToken,
+    chosen_pattern,
+    force_option,
+    output_options,
+    pattern_options,
+)
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 
 @click.command("import")
@@ -43,6 +52,7 @@ from llmgpu.files import STANDARD_OUTPUT
     metavar="FILE",
     help="Vocabulary file to write; - for stdout.",
 )
+@force_option
 @output_options
 def import_vocabulary(
     source: str,
@@ -52,6 +62,7 @@ def import_vocabulary(
     pattern_regex: str | None,
     special_tokens: tuple[tuple[str, int], ...],
     output: str,
+    force: bool,
     as_json: bool,
     quiet: bool,
     debug: bool,
@@ -77,7 +88,11 @@ def import_vocabulary(
         special_tokens=dict(special_tokens),
         note=lambda text: report.line(f"note: {text}"),
     )
-    vocabulary.save(output)
+    context = click.get_current_context()
+    named = context.get_parameter_source("output") != ParameterSource.DEFAULT
+    read = [source, tiktoken.side_path(source), *filter(None, [merges])]
+    check_outputs([Output(output, VOCABULARY, is_chosen=named)], read, force=force)
+    vocabulary.save(output, force=force)
     report.line(
         f"{vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "
         f"pattern {vocabulary.pattern}, from {chosen}"
@@ -96,9 +111,16 @@ def import_vocabulary(
     help=f"Output format: {describe_formats()}.",
 )
 @click.option("--output", "-o", required=True, metavar="OUT", help="File, or folder for gpt2.")
+@force_option
 @output_options
 def export_vocabulary(
-    vocab: str, format_name: str, output: str, as_json: bool, quiet: bool, debug: bool
+    vocab: str,
+    format_name: str,
+    output: str,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
 ) -> None:
     """Export the vocabulary file VOCAB for another tool, with exactly the same ids.
 
@@ -109,8 +131,10 @@ def export_vocabulary(
       llmgpu export v.bin --to gpt2 -o folder
     """
     report = Reporter(quiet=quiet)
+    format = FORMATS[format_name]
+    check_outputs(format.outputs(output), [vocab], force=force)
     vocabulary = Vocabulary.load(vocab)
-    FORMATS[format_name].write(vocabulary, output, note=lambda text: report.line(f"note: {text}"))
+    format.write(vocabulary, output, note=lambda text: report.line(f"note: {text}"), force=force)
     report.line(f"{vocabulary.size:,} ids to {output}")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)

@@ -220,6 +220,13 @@ def output_options(command: Decorated) -> Decorated:
     return add_options(command, options)
 
 
+def force_option(command: Decorated) -> Decorated:
+    """Add --force; see `llmgpu.outputs.check_outputs`."""
+    return click.option(
+        "--force", is_flag=True, help="Replace output files that are of another kind."
+    )(command)
+
+
 def corpus_options(command: Decorated) -> Decorated:
     """Add the options that say how text is read; `make_corpus_options` takes them."""
     options = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from llmgpu.cli.options import (
     TokenCount,
     corpus_options,
     device_option,
+    force_option,
     gpu_from,
     make_corpus_options,
     make_special_options,
@@ -26,10 +27,17 @@ from llmgpu.cli.options import (
     special_options,
 )
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.tokens.bin import LAYOUTS, check_fingerprint, describe_layouts, read_side_file
-from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, read_tokens
+from llmgpu.tokens.bin import (
+    LAYOUTS,
+    check_fingerprint,
+    describe_layouts,
+    read_side_file,
+    side_path,
+)
+from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, outputs, read_tokens
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable
@@ -46,6 +54,7 @@ class _Output:
     layout: str
     shard_tokens: int | None
     resume: bool
+    force: bool
 
 
 @click.command()
@@ -106,6 +115,7 @@ class _Output:
     help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
     "with it, not written.",
 )
+@force_option
 @special_options
 @corpus_options
 @device_option
@@ -123,6 +133,7 @@ def tokenize(
     shard_tokens: int | None,
     layout: str,
     resume: bool,
+    force: bool,
     device: str,
     as_json: bool,
     quiet: bool,
@@ -145,7 +156,7 @@ def tokenize(
     """
     if decode and (count or line_documents):
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
-    target = _Output(output, format_name, layout, shard_tokens, resume)
+    target = _Output(output, format_name, layout, shard_tokens, resume, force)
     _check_output(target, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode and not special.is_plain:
@@ -153,6 +164,8 @@ def tokenize(
     report = Reporter(quiet=quiet)
     sources = files or ("-",)
     found = Sources([], 0) if decode else resolve_sources(sources)
+    if not count:
+        _check_files(target, [vocab, *_read(sources if decode else found, format_name)], decode)
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM))
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
@@ -174,6 +187,7 @@ def tokenize(
                     vocabulary_size=vocabulary.size,
                     fingerprint=vocabulary.fingerprint,
                     layout=layout,
+                    force=force,
                 )
             return _open_shards(target, vocabulary, found, options, special, report)
 
@@ -201,6 +215,23 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
 
 
+def _read(sources: Sources | Sequence[str], format: str) -> list[str]:
+    """Return the files that are read: those of a text, or those of ids with their side files."""
+    if isinstance(sources, Sources):
+        return [source.path for source in sources.files]
+    sides = [side_path(name) for name in sources if format == "bin" and name != "-"]
+    return [*sources, *sides]
+
+
+def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
+    """Raise OutputError if writing would destroy what is read, or a file of another kind."""
+    if output.shard_tokens is not None:
+        written = ShardNames(output.name).outputs()
+    else:
+        written = [Output(output.name, TEXT)] if decode else outputs(output.name, output.format)
+    check_outputs(written, read, force=output.force)
+
+
 def _open_shards(
     output: _Output,
     vocabulary: Vocabulary,
@@ -221,6 +252,7 @@ def _open_shards(
         added={token_id(vocabulary, token) for token in around},
         run=encoding_key(sources, options, special),
         resume=output.resume,
+        force=output.force,
     )
     if output.resume:
         progress = ShardNames(output.name).progress

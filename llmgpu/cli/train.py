@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -32,6 +33,8 @@ from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 from llmgpu.memory import free_memory
+from llmgpu.outputs import Output, check_outputs
+from llmgpu.text.sources import resolve_sources
 
 REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # what --force removes
 
@@ -188,6 +191,8 @@ def train(
     vocabulary = Vocabulary.load(vocab)
     asked = new_settings(settings, vocabulary.size)
     backend = select_backend(device)
+    read = [source.path for source in resolve_sources(corpus).files]
+    check_outputs(_written(output, force), [vocab, *read])
     with open_run_folder(output, resume=resume, force=force, replaced=REPLACED) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:
@@ -234,6 +239,14 @@ def train(
     _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=False)
+
+
+def _written(folder: str, force: bool) -> list[Output]:
+    """Return the files in a run folder that a run writes; with `force`, all that it removes."""
+    patterns = REPLACED if force else ("log.jsonl", "loss.svg")
+    found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
+    inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
+    return [Output(str(path), None) for path in (*found, *inside)]
 
 
 def _explicit(context: click.Context, settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.files import atomic_output
+from llmgpu.files import atomic_output, writes_directly
+from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, Output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.npy import NumbersWriter, read_numbers
@@ -123,6 +124,12 @@ def read_bin(name: str, vocabulary_size: int | None, layout: str) -> Iterator[ND
 def side_path(path: str | Path) -> str:
     """Return the name of the side file of the ``bin`` file `path`."""
     return f"{path}.json"
+
+
+def bin_outputs(path: str | Path) -> list[Output]:
+    """Return the files that are written for the ``bin`` file `path`."""
+    ids = Output(str(path), TOKEN_FILE)
+    return [ids] if writes_directly(ids.path) else [ids, Output(side_path(path), SIDE_FILE)]
 
 
 def read_side_file(path: str | Path) -> dict[str, object]:

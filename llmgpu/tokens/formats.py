@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
+from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.bin import BinWriter, get_layout, read_bin
+from llmgpu.tokens.bin import BinWriter, bin_outputs, get_layout, read_bin
 from llmgpu.tokens.ids import JsonlWriter, TextWriter, read_decimals, read_jsonl
 from llmgpu.tokens.npy import NpyWriter, read_npy
 from llmgpu.tokens.sinks import TokenWriter
@@ -24,18 +25,24 @@ from llmgpu.tokens.sinks import TokenWriter
 
 @dataclass(frozen=True)
 class TokenFormat:
-    """A format: what it is, for --help, and what `read_tokens` and `open_writer` call."""
+    """A format: what it is, for --help, and what `read_tokens` and `open_writer` call.
+
+    kind: of its files, see `llmgpu.outputs`.
+    """
 
     description: str
+    kind: str
     read: Callable[[str, int | None, str], Iterator[NDArray[np.int64]]]
     open_writer: Callable[[str | Path, int, str, str], TokenWriter]
 
 
 FORMATS = {
-    "ids": TokenFormat("decimal ids, one line per document", read_decimals, TextWriter),
-    "jsonl": TokenFormat("JSON lines", read_jsonl, JsonlWriter),
-    "npy": TokenFormat("one NumPy array", read_npy, NpyWriter),
-    "bin": TokenFormat("raw numbers with a side file .json", read_bin, BinWriter),
+    "ids": TokenFormat(
+        "decimal ids, one line per document", DECIMAL_IDS, read_decimals, TextWriter
+    ),
+    "jsonl": TokenFormat("JSON lines", JSONL_IDS, read_jsonl, JsonlWriter),
+    "npy": TokenFormat("one NumPy array", NPY, read_npy, NpyWriter),
+    "bin": TokenFormat("raw numbers with a side file .json", TOKEN_FILE, read_bin, BinWriter),
 }
 
 
@@ -50,16 +57,29 @@ def _get_format(name: str) -> TokenFormat:
     return FORMATS[name]
 
 
+def outputs(path: str | Path, format: str) -> list[Output]:
+    """Return the files that a writer of ids in one of FORMATS writes; InputError for another."""
+    ids = Output(str(path), _get_format(format).kind)
+    return bin_outputs(path) if ids.kind == TOKEN_FILE else [ids]
+
+
 def open_writer(
-    path: str | Path, format: str, *, vocabulary_size: int, fingerprint: str, layout: str = "raw"
+    path: str | Path,
+    format: str,
+    *,
+    vocabulary_size: int,
+    fingerprint: str,
+    layout: str = "raw",
+    force: bool = False,
 ) -> TokenWriter:
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
     vocabulary_size: number of ids. fingerprint: the vocabulary's, for a side file. layout: one of
-    LAYOUTS, for ``bin``.
+    LAYOUTS, for ``bin``. force: replace even a file that is of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
+    check_outputs(outputs(path, format), force=force)
     return _get_format(format).open_writer(path, vocabulary_size, fingerprint, layout)
 
 

@@ -30,12 +30,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, OutputError
+from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors, sync
+from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.tokens.bin import (
     BinWriter,
     Layout,
+    bin_outputs,
     describe_bin_file,
     get_layout,
     read_side_file,
@@ -49,7 +51,6 @@ VERSION = 1
 
 _NO_IDS = np.empty(0, np.uint32)
 _BLOCK_IDS = 1 << 16  # counted at a time: the lengths of more do not fit in the cache
-_HEAD_BYTES = 100  # of a manifest, enough to see its format
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,21 @@ class ShardNames:
     def progress(self) -> str:
         """What an unfinished job has done so far."""
         return f"{os.path.splitext(self.output)[0]}.progress.json"
+
+    def outputs(self) -> list[Output]:
+        """The files that a job writes, but for shards that are not there yet.
+
+        A shard's kind is checked when it is its turn: there may be fewer shards than before.
+        """
+        folder, name = os.path.split(self.output)
+        stem, suffix = map(re.escape, os.path.splitext(name))
+        shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json)?")
+        shards: list[str] = []
+        with suppress(OSError):  # a folder that can't be read: writing says so
+            found = filter(shard.fullmatch, os.listdir(folder or "."))
+            shards += sorted(os.path.join(folder, name) for name in found)
+        lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
+        return [*lists, *(Output(path, None) for path in shards)]
 
     def remove_temporary(self) -> None:
         """Remove the temporary files that a killed job left."""
@@ -116,16 +132,18 @@ class ShardWriter(TokenSink):
         added: Collection[int] = (),
         run: Run | None = None,
         resume: bool = False,
+        force: bool = False,
     ) -> None:
         """Prepare for shards of `shard_tokens` ids.
 
         layout: one of LAYOUTS. added: ids that are not from the text, so they stand for none of
             its bytes. run: resume key of the ids, in addition to these arguments.
-        resume: continue from where a job with the same key ended.
+        resume: continue from where a job with the same key ended. force: replace even files that
+            are of another kind.
 
         Raises InputError if the job to resume has another key (the message says what differs), for
-        an unknown layout and for an invalid number of tokens; OutputError if another file has the
-        manifest's name.
+        an unknown layout and for an invalid number of tokens; OutputError if another file has one
+        of the names.
         """
         super().__init__()
         self._layout = get_layout(layout)
@@ -142,8 +160,9 @@ class ShardWriter(TokenSink):
             "vocabulary": vocabulary.fingerprint,
         }
         self._run = own | (run or {})
-        _check_is_manifest(self._names.manifest)
+        self._force = force
         self._former = _read_progress(self._names, self._run) if resume else []
+        check_outputs(self._names.outputs(), force=force)
         self.kept = len(self._former)
         self._shards: list[Shard] = []
         self._current: TokenSink | None = None
@@ -208,6 +227,7 @@ class ShardWriter(TokenSink):
         size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
         if index < self.kept:
             return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
+        check_outputs(bin_outputs(path), force=self._force)
         return BinWriter(path, size, fingerprint, self._layout.name, continues=self._continues)
 
     def _finish_shard(self) -> None:
@@ -302,18 +322,6 @@ def _check_length(shard_tokens: int, layout: Layout) -> None:
     if most is not None and shard_tokens > most:
         what = f"shards of {shard_tokens} tokens"
         raise InputError(f"{what}: the limit of layout {layout.name} is {most}")
-
-
-def _check_is_manifest(path: str) -> None:
-    """Raise an OutputError if another file has the manifest's name."""
-    if not os.path.lexists(path):
-        return
-    with output_errors(path), open(path, "rb") as file:
-        head = file.read(_HEAD_BYTES)
-    if MANIFEST_FORMAT.encode() not in head:
-        raise OutputError(
-            f"{path}, where the list of the shards belongs, is another file: choose another output"
-        )
 
 
 def _totals(shards: list[Shard]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ def test_several_sizes(llmgpu: Run, corpus: Path) -> None:
     assert [made["output"] for made in summary["smaller"]] == ["v-300.bin"]
     assert summary["smaller"][0]["bytes_per_token"] < summary["bytes_per_token"]
     for size in (300, 400):
-        alone = llmgpu("bpe-train", "corpus.txt", *CPU, *special, "--vocab-size", str(size), "-q")
+        options = ("--vocab-size", str(size), "-o", "v.bin", "-q")
+        alone = llmgpu("bpe-train", "corpus.txt", *CPU, *special, *options)
         assert alone.returncode == 0
         assert (folder / f"v-{size}.bin").read_bytes() == (folder / "v.bin").read_bytes()
     fails(
@@ -53,7 +54,9 @@ def test_special_tokens_of_the_seed_are_not_counted(llmgpu: Run, tmp_path: Path)
     (tmp_path / "seed.txt").write_bytes(b"ab ab ab")
     options = ("--special-token", "<|x|>", "--pattern", "none", "--vocab-size", "258")
     assert llmgpu("bpe-train", "seed.txt", *CPU, *options).returncode == 0
-    done = llmgpu("bpe-train", "text.txt", *CPU, "--seed-vocab", "v.bin", "--json", "-q")
+    done = llmgpu(
+        "bpe-train", "text.txt", *CPU, "--seed-vocab", "v.bin", "-o", "w.bin", "--json", "-q"
+    )
     summary = json.loads(done.stdout)
     assert (summary["vocab_size"], summary["text_bytes"], summary["documents"]) == (258, 100, 51)
 

@@ -65,7 +65,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
     done = llmgpu("import", "t.json", "--json")
     assert b"note: added tokens that are not special" in done.stderr and b"<plain>" in done.stderr
     assert json.loads(done.stdout)["special_tokens"] == 3
-    assert llmgpu("import", "t.json", "-q").stderr == b""
+    assert llmgpu("import", "t.json", "-q", "--force").stderr == b""
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_unreadable_file(llmgpu: Run, corpus: Path) -> None:
 def test_a_failure_keeps_the_old_token_file(llmgpu: Run, vocab: Path, name: str) -> None:
     folder = vocab.parent
     (folder / "bad.txt").write_bytes(b"good \xff bad")
-    (folder / "out").write_bytes(b"old")
+    (folder / "out").write_bytes(b"\0old")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     arguments = ("--vocab", "v.bin", "--format", name, "-o", "out", "--encoding-errors", "strict")
     fails(llmgpu("tokenize", "bad.txt", "--device", "cpu", *arguments), 1, "bad.txt")

@@ -10,6 +10,7 @@ from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
+from llmgpu.outputs import Output
 
 
 class Format(Protocol):
@@ -42,8 +43,21 @@ class Format(Protocol):
         """
         ...
 
-    def write(self, vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+    def outputs(self, path: str | Path) -> list[Output]:
+        """Return the files that `write` writes."""
+        ...
+
+    def write(
+        self,
+        vocabulary: Vocabulary,
+        path: str | Path,
+        *,
+        note: Note = no_notes,
+        force: bool = False,
+    ) -> None:
         """Write files that give, in the other tool, exactly the vocabulary's ids.
+
+        force: replace even files that are of another kind.
 
         Raises VocabularyError where the format can't give the same ids, OutputError for files that
         can't be written.

@@ -41,6 +41,7 @@ from llmgpu.input_files import (
     quote,
     read_limited,
 )
+from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output, check_outputs
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
@@ -89,7 +90,18 @@ def read(
     return vocabulary
 
 
-def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+def outputs(path: str | Path) -> list[Output]:
+    """Return the files that `write` writes."""
+    folder = Path(path)
+    return [
+        Output(str(folder / VOCAB_NAME), VOCAB_JSON),
+        Output(str(folder / MERGES_NAME), MERGES_TXT),
+    ]
+
+
+def write(
+    vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
+) -> None:
     """Write the two files into the folder `path`, which is made if it does not exist.
 
     Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
@@ -98,6 +110,7 @@ def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) ->
     merges = exportable_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
     lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]
+    check_outputs(outputs(path), force=force)
     folder = Path(path)
     with output_errors(str(path)):
         folder.mkdir(exist_ok=True)

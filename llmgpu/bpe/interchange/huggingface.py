@@ -45,6 +45,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote, read_limited
+from llmgpu.outputs import TOKENIZER_JSON, Output, check_outputs
 
 FILES = "a tokenizer.json"
 
@@ -102,10 +103,18 @@ def read(
     return vocabulary
 
 
-def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+def outputs(path: str | Path) -> list[Output]:
+    """Return the file that `write` writes."""
+    return [Output(str(path), TOKENIZER_JSON)]
+
+
+def write(
+    vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
+) -> None:
     """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`."""
     ids = exportable_ids(vocabulary)
     data = json.dumps(_describe(vocabulary, ids), ensure_ascii=False, indent=1)
+    check_outputs(outputs(path), force=force)
     with atomic_output(path) as stream:
         stream.write(data.encode() + b"\n")
     note_unicode(vocabulary, note)

@@ -33,9 +33,10 @@ from llmgpu.bpe.interchange.token_tables import (
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import OutputError, VocabularyError
-from llmgpu.files import OutputFile, atomic_output, output_errors
+from llmgpu.errors import VocabularyError
+from llmgpu.files import OutputFile, atomic_output, output_errors, writes_directly
 from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
+from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
@@ -117,24 +118,33 @@ def read(
         return imported_vocabulary("tiktoken", tokens, special, merges, chosen, ignore_merges=True)
 
 
-def write(vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes) -> None:
+def outputs(path: str | Path) -> list[Output]:
+    """Return the files that `write` writes."""
+    ranks = Output(str(path), RANKS)
+    if writes_directly(ranks.path):
+        return [ranks]
+    return [ranks, Output(side_path(path), RANKS_SIDE_FILE)]
+
+
+def write(
+    vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
+) -> None:
     """Write a rank file, and beside it the side file ``PATH.json``.
 
     The side file has what ``tiktoken.Encoding`` takes besides the ranks (pat_str, special_tokens),
     the pattern's name, and the rank file's SHA-256. A pipe, a device or standard output gets none.
 
-    Raises as `llmgpu.bpe.interchange.formats.Format.write` does, and OutputError if another file
-    has the side file's name.
+    Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
     """
     ranks = _exportable_ranks(vocabulary)
     data = _dump_ranks(ranks)
     side = _describe(vocabulary, data)
+    check_outputs(outputs(path), force=force)
     output = OutputFile(path)
     try:
         with output_errors(output.path):
             output.stream.write(data)
         if not output.is_direct:
-            _check_replaceable(side_path(path))
             with atomic_output(side_path(path)) as stream:
                 stream.write(side)
     except BaseException:
@@ -256,16 +266,6 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
         "special_tokens": vocabulary.special_tokens,
     }
     return json.dumps(side, indent=1).encode() + b"\n"
-
-
-def _check_replaceable(side: str) -> None:
-    """Refuse to overwrite a file that is not a side file, such as vocab.json beside `vocab`."""
-    try:
-        is_other = Path(side).exists() and _load_side(side) is None
-    except VocabularyError:
-        is_other = True
-    if is_other:
-        raise OutputError(f"can't write {side}: something else has that name")
 
 
 def _load_side(side: str) -> dict[str, Any] | None:

@@ -39,6 +39,11 @@ _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 _PAIR_BYTES, _COUNT_BYTES = 8, 8
 
 
+def checkpoint_files(folder: str | Path) -> list[Path]:
+    """Return the folder of a checkpoint and the files that it may have."""
+    return [Path(folder), *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES))]
+
+
 class Checkpoint:
     """The folder of one run.
 

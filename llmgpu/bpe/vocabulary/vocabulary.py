@@ -42,6 +42,7 @@ from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
+from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 MATCH_RULES = ("greedy", "bpe")
 NORMALIZERS = (None, "NFC")
@@ -238,8 +239,14 @@ class Vocabulary:
             raise VocabularyError(f"can't read the vocabulary {path}: {reason}") from error
         return cls.from_bytes(data, str(path))
 
-    def save(self, path: str | Path) -> None:
-        """Write a vocabulary file atomically; OutputError if it can't be written."""
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write a vocabulary file atomically.
+
+        force: replace even a file that is of another kind.
+
+        Raises OutputError if it can't be written.
+        """
+        check_outputs([Output(str(path), VOCABULARY)], force=force)
         data = self.to_bytes()
         with atomic_output(path) as stream:
             stream.write(data)

@@ -1,0 +1,184 @@
+"""What a command may write: none of its inputs, no file twice, no file of another kind.
+
+- Files are compared by device and inode, so that hard links, symbolic links and different spellings
+  of a path count as the same; names without a file by their folder and last part.
+- A file that is there is replaced if it is of the kind that is written, if it is empty, or if it is
+  of no known kind. The kind is seen in its first bytes, except that of ids without a header: these
+  have a side file.
+- Standard output and other descriptors, pipes and devices replace nothing. They may be named twice,
+  except for standard output and pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from llmgpu.errors import OutputError
+from llmgpu.files import STANDARD_OUTPUT, is_descriptor
+
+VOCABULARY = "a vocabulary"
+COUNTS = "a file of word counts"
+DECIMAL_IDS = "decimal ids"
+JSONL_IDS = "ids as JSON lines"
+NPY = "a NumPy array"
+TOKEN_FILE = "a token file"
+SIDE_FILE = "the side file of a token file"
+MANIFEST = "a manifest of token shards"
+PROGRESS = "the progress of token shards"
+TOKENIZER_JSON = "a tokenizer.json"
+RANKS = "a rank file"
+RANKS_SIDE_FILE = "the side file of a rank file"
+VOCAB_JSON = "a vocab.json"
+MERGES_TXT = "a merges.txt"
+RECORD = "benchmark results"
+PAGE = "an HTML page"
+TEXT = "text"
+
+_STANDARD_INPUT = "-"
+_HEAD_BYTES = 4096
+_FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
+_BY_FORMAT = {  # what a JSON file says that it is
+    b"llmgpu-tokens": SIDE_FILE,
+    b"llmgpu-token-shards": MANIFEST,
+    b"llmgpu-token-shards-in-progress": PROGRESS,
+    b"llmgpu-tiktoken": RANKS_SIDE_FILE,
+    b"llmgpu-bench": RECORD,
+}
+_MARKED = {  # kinds that their first bytes show
+    VOCABULARY: rb".{1,5}format.llmgpu vocabulary",
+    COUNTS: rb".{1,5}format.llmgpu word counts",
+    NPY: rb"\x93NUMPY",
+    "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
+    "a Parquet file": rb"PAR1",
+}
+_WRITTEN = {  # kinds that are text
+    DECIMAL_IDS: rb"(?=\s*\d)[\d\s]*\Z",
+    JSONL_IDS: rb'\s*\{"ids": ?\[',
+    RANKS: rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)? \d+\r?\n",
+    MERGES_TXT: rb"#version",
+    VOCAB_JSON: rb'\s*\{\s*"(?:\\.|[^"\\])*"\s*:\s*\d+\s*[,}]',
+    TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
+    PAGE: rb"\s*(?i:<!doctype html|<html)",
+}
+_LLMC_MAGICS = {(20240520).to_bytes(4, "little"), (20240801).to_bytes(4, "little")}
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # UTF-16
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to be written.
+
+    path: its name. kind: what it will be; None if who writes it knows what may be replaced.
+    is_chosen: somebody chose the name, so a file of the kind may be replaced.
+    """
+
+    path: str
+    kind: str | None
+    is_chosen: bool = True
+
+
+def check_outputs(
+    outputs: Collection[Output], inputs: Iterable[str] = (), *, force: bool = False
+) -> None:
+    """Raise OutputError if writing `outputs` would destroy something.
+
+    inputs: the files that are read meanwhile; "-" is standard input. force: files of another kind
+    may be replaced; inputs may not.
+    """
+    known = {_identity(path, is_input=True): path for path in inputs}
+    taken: dict[object, Output] = {}
+    for output in outputs:
+        identity = _identity(output.path, is_input=False)
+        if identity is not None and identity in known:
+            raise OutputError(
+                f"{output.path} is an input{_also(known[identity], output.path)}: writing it would "
+                "destroy it; choose another output"
+            )
+        other = taken.get(identity) if identity is not None else None
+        if other and (output.kind, other.kind) != (None, None):
+            raise OutputError(
+                f"{output.path} is named for two outputs{_also(other.path, output.path)}: "
+                "choose a file for each"
+            )
+        taken[identity] = output
+    for output in () if force else outputs:
+        _check_replaceable(output)
+
+
+def _also(other: str, path: str) -> str:
+    return "" if other == path else f", the same file as {other}"
+
+
+def _check_replaceable(output: Output) -> None:
+    path = output.path
+    if path == STANDARD_OUTPUT or is_descriptor(path) or output.kind is None:
+        return
+    there = kind_of(path)
+    if there is not None and there != output.kind:
+        raise OutputError(
+            f"{path} is {there}, and {output.kind} would replace it: choose another output, or "
+            "use --force (in Python, force=True)"
+        )
+    if not output.is_chosen and os.path.isfile(path):
+        raise OutputError(f"{path} exists already: use --force to replace it, or name a file: -o")
+
+
+def _identity(path: str, *, is_input: bool) -> object:
+    """Return what is equal for two names of a file; None if it can't be written over."""
+    try:
+        if path in (_STANDARD_INPUT, STANDARD_OUTPUT):
+            stream = sys.stdin if is_input else sys.stdout
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return None if is_input else STANDARD_OUTPUT
+        else:
+            status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        folder, name = os.path.split(os.path.realpath(path))
+        try:
+            parent = os.stat(folder)
+        except OSError:
+            return os.path.realpath(path)
+        return (parent.st_dev, parent.st_ino, name)
+    except (OSError, ValueError, AttributeError):  # no such stream, or no name: opening it says so
+        return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None
+    return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)
+
+
+def kind_of(path: str) -> str | None:
+    """Return what a file is, as one of the kinds of this module or as a few words.
+
+    None if there is no regular file, or it is empty, can't be read or is of no known kind.
+    """
+    head = _head(path)
+    for kind, mark in _MARKED.items():
+        if re.match(mark, head, re.DOTALL):
+            return kind
+    if head[:4] in _LLMC_MAGICS or _kind_by_format(_head(f"{path}.json")) == SIDE_FILE:
+        return TOKEN_FILE
+    if not head.strip() or (_CONTROL.search(head) and not head.startswith(_WIDE_TEXT)):
+        return None
+    written = (kind for kind, mark in _WRITTEN.items() if re.match(mark, head, re.DOTALL))
+    return _kind_by_format(head) or next(written, TEXT)
+
+
+def _head(path: str) -> bytes:
+    """Return the first bytes of a regular file; none if there is none or it can't be read."""
+    try:
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        pass
+    return b""
+
+
+def _kind_by_format(head: bytes) -> str | None:
+    found = _FORMAT.match(head)
+    return _BY_FORMAT.get(found[1]) if found else None

@@ -1,0 +1,283 @@
+"""No command writes over what it reads, over one of its outputs, or over a file of another kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from base64 import b64encode
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import click
+import pytest
+
+from llmgpu.cli import COMMANDS, cli
+from tests.cli.conftest import COMMAND, Run, environment, fails
+
+CPU = ("--device", "cpu")
+
+# Inputs by command and parameter: arguments that read the file "{}", and those that others need.
+INPUTS = {
+    ("bench", "corpus"): ["--corpus {}"],
+    ("bench", "vocab"): ["--vocab {}"],
+    ("bench", "record_path"): ["--from {}"],
+    ("bench", "compare"): ["--compare {}"],
+    ("bpe-train", "corpus"): ["{} --device cpu"],
+    ("bpe-train", "seed_vocab"): ["corpus.txt --seed-vocab {} --vocab-size 400 --device cpu"],
+    ("bpe-train", "from_counts"): ["--from-counts {} --device cpu"],
+    ("export", "vocab"): ["{}"],
+    ("generate", "run"): [],  # nothing is written
+    ("import", "source"): ["{} --pattern gpt2", "{} merges.txt"],
+    ("import", "merges"): ["vocab.json {}"],
+    ("info", "vocab"): [],  # nothing is written
+    ("tokenize", "files"): ["--vocab v.bin --device cpu {}", "--vocab v.bin --decode {}"],
+    ("tokenize", "vocab"): ["--vocab {} --device cpu corpus.txt"],
+    ("train", "corpus"): ["--vocab v.bin --device cpu {}"],
+    ("train", "vocab"): ["--vocab {} --device cpu corpus.txt"],
+}
+
+# Outputs by command and parameter: a file that is written, and arguments that do it.
+SHARDS = "--format bin --shard-tokens 1K -o out.bin"
+OUTPUTS = {
+    ("bench", "output"): [("out", "-o out")],
+    ("bench", "report"): [("out", "--report out")],
+    ("bench", "write_corpus"): [("out", "--write-corpus out")],
+    ("bpe-train", "output"): [("out", "-o out")],
+    ("bpe-train", "counts_output"): [("out", "--save-counts out")],
+    ("bpe-train", "checkpoint"): [("kept/counts", "--checkpoint kept -o out")],
+    ("export", "output"): [
+        ("out", "--to huggingface -o out"),
+        ("out", "--to tiktoken -o out"),
+        ("out.json", "--to tiktoken -o out"),
+        ("folder/vocab.json", "--to gpt2 -o folder"),
+        ("folder/merges.txt", "--to gpt2 -o folder"),
+    ],
+    ("import", "output"): [("out", "-o out")],
+    ("tokenize", "output"): [
+        ("out", "-o out"),
+        ("out", "--format jsonl -o out"),
+        ("out", "--format npy -o out"),
+        ("out", "--format bin -o out"),
+        ("out.json", "--format bin -o out"),
+        ("out.json", SHARDS),
+        ("out.progress.json", SHARDS),
+        ("out-000000.bin", SHARDS),
+        ("out-000001.bin", SHARDS),
+        ("out-000001.bin.json", SHARDS),
+    ],
+    ("train", "output"): [
+        ("run/log.jsonl", "-o run --force"),
+        ("run/step-00000001/vocabulary.bin", "-o run --force"),
+        ("run/tokens/tokens-000000.bin", "-o run --force"),
+    ],
+}
+
+NEITHER = {"special_tokens", "doc_separators", "text_field", "device", "devices", "prompt"}
+NEITHER |= {"search", "allowed_special", "disallow_special", "bos", "eos"}
+
+
+def text_parameters() -> set[tuple[str, str]]:
+    """Every parameter of every command that takes any text, so that it may name a file."""
+    context = click.Context(cli)
+    found = set()
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        texts = (each for each in command.params if each.type == click.STRING)
+        found |= {(name, str(each.name)) for each in texts}
+    return found
+
+
+def test_every_parameter_is_an_input_or_an_output_or_names_no_file() -> None:
+    known = {pair for pair in text_parameters() if pair[1] not in NEITHER}
+    assert known == set(INPUTS) | set(OUTPUTS)
+
+
+def pairs() -> list[tuple[str, str, str, str]]:
+    """Every input of every command with every output: command, input, file and how to write it."""
+    return [
+        (name, read, file, write)
+        for (name, _), reads in INPUTS.items()
+        for read in reads
+        for (other, _), writes in OUTPUTS.items()
+        for file, write in writes
+        if other == name
+        and (read, write) != ("--from {}", "--write-corpus out")  # wrong usage
+        and not ("--decode" in read and "--format bin" in write)
+    ]
+
+
+def content_of(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def make_inputs(llmgpu: Run, vocab: Path) -> dict[str, bytes]:
+    """Make the files that commands take besides; return a content for each input that is read."""
+    folder = vocab.parent
+    for command in (
+        "bpe-train corpus.txt --counts-only --save-counts counts",
+        "export v.bin --to gpt2 -o .",
+    ):
+        assert llmgpu(*command.split(), *(CPU if "counts" in command else ())).returncode == 0
+    return {
+        "--from-counts {} --device cpu": (folder / "counts").read_bytes(),
+        "{} --pattern gpt2": b"".join(b"%s %d\n" % (b64encode(bytes([i])), i) for i in range(256)),
+        "{} merges.txt": (folder / "vocab.json").read_bytes(),
+        "vocab.json {}": (folder / "merges.txt").read_bytes(),
+        "--vocab v.bin --decode {}": b"1 2 3\n",
+    }
+
+
+def move(source: Path, target: Path) -> None:
+    source.rename(target)
+
+
+LINKS: list[Callable[[Path, Path], None]] = [
+    move,
+    os.link,
+    lambda source, target: target.symlink_to(source),
+]
+
+
+@pytest.mark.parametrize("command", sorted({name for name, *_ in pairs()}))
+def test_an_input_is_never_written_over(llmgpu: Run, vocab: Path, command: str) -> None:
+    folder = vocab.parent
+    contents = make_inputs(llmgpu, vocab)
+    (folder / "run").mkdir()
+    (folder / "run" / "run.lock").touch()
+    for name, read, file, write in pairs():
+        if name != command:
+            continue
+        for link in LINKS:
+            source, target = folder / "source", folder / file
+            source.write_bytes(contents.get(read, vocab.read_bytes()))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            link(source, target)
+            given = read.replace("{}", "source" if source.exists() else file).split()
+            before = content_of(folder)
+            resume = ["--resume"] if "--checkpoint" in write else []
+            for force in ([], ["--force"]):
+                done = llmgpu(command, *given, *write.split(), *resume, *force)
+                fails(done, 1, "is an input")
+                assert content_of(folder) == before, (read, write)
+            target.unlink()
+            source.unlink(missing_ok=True)
+
+
+def pairs_of_outputs() -> list[tuple[str, str]]:
+    """Every two outputs of a command, with the same name."""
+    chosen = {name: writes[0][1] for name, writes in OUTPUTS.items()}
+    return [
+        (first[0], f"{chosen[first]} {chosen[second]}")
+        for first, second in combinations(chosen, 2)
+        if first[0] == second[0]
+    ]
+
+
+@pytest.mark.parametrize(("command", "write"), pairs_of_outputs())
+def test_outputs_have_files_of_their_own(
+    llmgpu: Run, vocab: Path, command: str, write: str
+) -> None:
+    options = {"bench": "--quick", "bpe-train": "corpus.txt --device cpu"}[command].split()
+    write = write.replace("--checkpoint kept -o out", "--checkpoint out")
+    before = content_of(vocab.parent)
+    for arguments in (write, write.replace(" out", " ./out", 1)):
+        fails(llmgpu(command, *options, *arguments.split()), 1, "is named for two outputs")
+    assert content_of(vocab.parent) == before
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        ("bpe-train corpus.txt --vocab-size 3000,400 -o w.bin --save-counts w-400.bin",
+         "two outputs"),
+        ("bpe-train corpus.txt --checkpoint kept -o kept/merges", "two outputs"),
+        ("bpe-train corpus.txt -o - --save-counts -", "two outputs"),
+        ("bpe-train corpus.txt", "v.bin exists already"),
+        ("bpe-train corpus.txt -o corpus.txt", "corpus.txt is an input"),
+        ("bpe-train corpus.txt -o text.txt", "text.txt is text, and a vocabulary would replace it"),
+        ("bpe-train corpus.txt -o w.bin --save-counts v.bin", "v.bin is a vocabulary"),
+        ("bpe-train corpus.txt -o counts", "counts is a file of word counts"),
+        ("bpe-train corpus.txt -o v.bin --vocab-size 300", None),
+        ("import ranks --pattern gpt2", "v.bin exists already"),
+        ("import ranks --pattern gpt2 -o ids.bin", "ids.bin is a token file"),
+        ("tokenize --vocab v.bin corpus.txt -o ranks", "ranks is a rank file, and decimal ids"),
+        ("tokenize --vocab v.bin corpus.txt -o v2.bin", "v2.bin is a vocabulary"),
+        ("tokenize --vocab v.bin corpus.txt -o ids.bin", "ids.bin is a token file"),
+        ("tokenize --vocab v.bin corpus.txt -o ids", None),
+        ("tokenize --vocab v.bin corpus.txt -o ids --format npy", "ids is decimal ids"),
+        ("tokenize --vocab v.bin corpus.txt -o ids.bin --format bin", None),
+        ("tokenize --vocab v.bin corpus.txt -o own --format bin", "own.json is text"),
+        ("tokenize --vocab v.bin corpus.txt -o shards.bin --format bin --shard-tokens 4K", None),
+        ("tokenize --vocab v.bin corpus.txt -o own.bin --format bin --shard-tokens 4K",
+         "own.json is text"),
+        ("tokenize --vocab v.bin --decode ids -o text.txt", None),
+        ("tokenize --vocab v.bin --decode ids -o v2.bin", "v2.bin is a vocabulary, and text"),
+        ("export v.bin --to tiktoken -o ranks", None),
+        ("export v.bin --to tiktoken -o own", "own.json is text"),
+        ("export v.bin --to huggingface -o own.json", "own.json is text"),
+        ("export v.bin --to gpt2 -o gpt2", "vocab.json is text"),
+        ("bench --quick -o text.txt", "text.txt is text, and benchmark results"),
+        ("bench --quick --report v.bin", "v.bin is a vocabulary, and an HTML page"),
+        ("bench --write-corpus v.bin --corpus corpus.txt", "v.bin is a vocabulary, and text"),
+    ],
+)  # fmt: skip
+def test_files_of_another_kind_are_kept(
+    llmgpu: Run, vocab: Path, write: str, message: str | None
+) -> None:
+    folder = vocab.parent
+    (folder / "v2.bin").write_bytes(vocab.read_bytes())
+    (folder / "text.txt").write_text("a text\n")
+    (folder / "own.json").write_text('{"name": "of somebody"}')
+    (folder / "gpt2").mkdir()
+    (folder / "gpt2" / "vocab.json").write_text('["a"]')
+    for command in (
+        "bpe-train corpus.txt --counts-only --save-counts counts --device cpu",
+        "export v.bin --to tiktoken -o ranks",
+        "tokenize --vocab v.bin corpus.txt --device cpu -o ids",
+        "tokenize --vocab v.bin corpus.txt --device cpu -o ids.bin --format bin",
+        "tokenize --vocab v.bin corpus.txt --device cpu -o shards.bin --format bin"
+        " --shard-tokens 2K",
+    ):
+        assert llmgpu(*command.split()).returncode == 0
+    before = content_of(folder)
+    name = write.split()[0]
+    device = CPU if name in ("bpe-train", "tokenize", "bench") else ()
+    done = llmgpu(*write.split(), *device)
+    if message is None:
+        assert done.returncode == 0, done.stderr
+        return
+    fails(done, 1, message)
+    assert content_of(folder) == before
+    if "--write-corpus" in write or (name != "bench" and "exists" in message):
+        assert llmgpu(*write.split(), *device, "--force").returncode == 0
+        assert content_of(folder) != before
+
+
+def test_devices_and_descriptors_are_written_as_ever(llmgpu: Run, vocab: Path) -> None:
+    for write in (
+        "bpe-train corpus.txt -o /dev/null --save-counts /dev/null",
+        "tokenize --vocab v.bin corpus.txt -o /dev/null --format bin",
+        "tokenize --vocab v.bin corpus.txt -o -",
+    ):
+        done = llmgpu(*write.split(), *CPU)
+        assert done.returncode == 0, done.stderr
+
+
+def test_standard_streams_are_compared(vocab: Path) -> None:
+    """A shell that appends the output to the input would never end."""
+    text = vocab.parent / "corpus.txt"
+    before = text.read_bytes()
+    with text.open("rb") as reading, text.open("ab") as appending:
+        done = subprocess.run(
+            [*COMMAND, "tokenize", "--vocab", "v.bin", *CPU],
+            cwd=vocab.parent,
+            env=environment(),
+            stdin=reading,
+            stdout=appending,
+            stderr=subprocess.PIPE,
+            timeout=200,
+        )
+    fails(done, 1, "is an input")
+    assert text.read_bytes() == before

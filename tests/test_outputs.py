@@ -1,0 +1,95 @@
+"""What may be written where, and what a file is by its first bytes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu import Tokenizer
+from llmgpu.errors import OutputError
+from llmgpu.outputs import (
+    DECIMAL_IDS,
+    TEXT,
+    TOKEN_FILE,
+    VOCABULARY,
+    Output,
+    check_outputs,
+    kind_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", None),
+        (b" \n\n", None),
+        (b"1 2 3\n\n4\n", DECIMAL_IDS),
+        (b"1 2 3 and text", TEXT),
+        (b'{"ids": [1, 2]}\n', "ids as JSON lines"),
+        (b'{"text": "hello"}\n', TEXT),
+        (b'{"format": "llmgpu-tokens", "version": 1}', "the side file of a token file"),
+        (b'{"format": "of another program"}', TEXT),
+        ("größer\n".encode("latin-1"), TEXT),
+        ("größer\n".encode("utf-16"), TEXT),
+        (b"YQ== 0\nYg== 1\n", "a rank file"),
+        (b"word 0\nother 1\n" * 9, "a rank file"),
+        (b"words 0\n" * 9, TEXT),
+        (gzip.compress(b"text"), "a compressed file"),
+        (np.arange(999, dtype="<u2").tobytes(), None),
+        (np.array([20240520, 1, 5], "<i4").tobytes(), TOKEN_FILE),
+    ],
+)
+def test_the_kind_of_a_file(tmp_path: Path, data: bytes, kind: str | None) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    assert kind_of(str(path)) == kind
+
+
+def test_ids_without_a_header_are_known_by_their_side_file(tmp_path: Path) -> None:
+    path = tmp_path / "ids.bin"
+    path.write_bytes(b"abcd")
+    assert kind_of(str(path)) == TEXT
+    (tmp_path / "ids.bin.json").write_bytes(b'{"format": "llmgpu-tokens", "version": 1}')
+    assert kind_of(str(path)) == TOKEN_FILE
+
+
+def test_files_are_compared_by_identity(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    text, hard = tmp_path / "text", tmp_path / "there" / "hard"
+    text.write_bytes(b"text")
+    os.link(text, hard)
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "there" / "new")
+    for name in (hard, tmp_path / "link" / "hard", tmp_path / "there" / ".." / "text"):
+        with pytest.raises(OutputError, match="is an input, the same file as"):
+            check_outputs([Output(str(name), TEXT)], [str(text)], force=True)
+    for name in (tmp_path / "there" / "new", tmp_path / "link" / "new"):
+        with pytest.raises(OutputError, match="named for two outputs, the same file as"):
+            check_outputs([Output(str(name), TEXT), Output(str(dangling), TEXT)])
+    check_outputs([Output(str(tmp_path / "a"), TEXT), Output(str(tmp_path / "b"), TEXT)], ["-"])
+
+
+def test_a_pipe_takes_one_output(tmp_path: Path) -> None:
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    check_outputs([Output(fifo, VOCABULARY)])
+    with pytest.raises(OutputError, match="named for two outputs"):
+        check_outputs([Output(fifo, VOCABULARY), Output(fifo, VOCABULARY)])
+    check_outputs([Output("/dev/null", VOCABULARY)] * 2)
+
+
+def test_the_python_api_keeps_files_of_another_kind(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"low lower lowest " * 9)
+    tokenizer = Tokenizer.train(text, vocab_size=260, device="cpu")
+    with pytest.raises(OutputError, match=r"text is text, .* force=True"):
+        tokenizer.save(text)
+    tokenizer.save(tmp_path / "v.bin")
+    tokenizer.save(tmp_path / "v.bin")
+    tokenizer.save(text, force=True)
+    assert text.read_bytes() == (tmp_path / "v.bin").read_bytes()
