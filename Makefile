@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .stamps/setup
+ENGINE := .stamps/engine
 DOCS_SETUP := .stamps/docs
 
 # Tests run side by side: a process for each core, which takes tests from others when it is idle.
@@ -20,21 +21,27 @@ $(SETUP): pyproject.toml scripts/ensure_adapter.sh
 	@sh scripts/ensure_adapter.sh $(BIN)/python
 	@touch $@
 
-setup: $(SETUP) ## install everything into .venv
+# the CPU engine, in place; made again when its sources change
+$(ENGINE): $(SETUP) $(wildcard llmgpu/cpu/*.[ch] llmgpu/cpu/build.py)
+	@$(BIN)/python -m llmgpu.cpu.build
+	@touch $@
 
-demo: $(SETUP) ## train, tokenize and decode on every backend here, then train a small model
+setup: $(SETUP) $(ENGINE) ## install everything into .venv
+
+demo: $(ENGINE) ## train, tokenize and decode on every backend here, then train a small model
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
-test: $(SETUP) ## run the tests, but for the slow ones
+test: $(ENGINE) ## run the tests, but for the slow ones
 	$(PYTEST) -m 'not slow'
 
-test-slow: $(SETUP) ## run the slow tests only
+test-slow: $(ENGINE) ## run the slow tests only
 	$(PYTEST) -m slow
 
-lint: $(SETUP) ## linter, formatter check, type checker
+lint: $(SETUP) ## linter, formatter check, type checker, warnings of the C compiler
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$${CC:-cc} -std=c99 -O3 -Wall -Wextra -Wconversion -Werror -fsyntax-only llmgpu/cpu/*.c
 
 format: $(SETUP) ## format the code
 	$(BIN)/ruff format .
@@ -49,11 +56,11 @@ docs: $(DOCS_SETUP) ## build the guide into build/docs; a dead link fails
 	$(BIN)/python -m sphinx -W --keep-going -q -E -b html docs build/docs
 	@echo "The guide is in build/docs/index.html."
 
-bench: $(SETUP) ## measure on this machine
+bench: $(ENGINE) ## measure on this machine
 	$(BIN)/llmgpu bench --quick
 
 wheel: $(SETUP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove what make made
-	rm -rf .venv .stamps dist build demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf llmgpu/cpu/engine.so .venv .stamps dist build demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-PADDING = 8  # bytes of any value after a text, which is read eight bytes at a time
+PADDING = 16  # bytes of any value after a text, which is read eight or sixteen bytes at a time
 _COPY_BLOCK = 1 << 16  # values copied at once: their indices stay in the processor's cache
 _KEY_BYTES = 7  # of a byte string, compared at once
 _LONG_BYTES = 252  # strings that are equal so far are compared one by one from there on

@@ -9,6 +9,7 @@ import click
 from llmgpu.backend import auto_adapter, list_adapters
 from llmgpu.cli.console import print_json
 from llmgpu.cli.options import output_options
+from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def _adapter_facts() -> dict[str, Any]:
-    facts: dict[str, Any] = {"llmgpu": __version__}
+    facts: dict[str, Any] = {"llmgpu": __version__, "cpu": describe_engine()}
     for number, adapter in enumerate(list_adapters()):
         facts[f"adapter {number}"] = {
             "name": adapter.name,

@@ -32,23 +32,19 @@ Words and their ids are cached across slices, for any number of threads:
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, GrowableArray, ranges
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
+from llmgpu.bpe.arrays import GrowableArray, ranges
+from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matcher, Words
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
-from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table import LONGEST_HASHED, WordTable
-from llmgpu.text.corpus import TextSource
 
 MAX_TABLE_WORDS = 1 << 20
 MAX_TABLE_BYTES = 64 << 20
@@ -235,7 +231,7 @@ class SliceEncoder:
         """
         words = self._words_of(piece, entry)
         ids, counts, stopped = self._encode_words(piece, words)
-        self._require_tokens(piece.text, ids, entry, offset)
+        require_tokens(self._vocabulary, piece.text, ids, entry, offset)
         starts = _document_starts(piece, words, counts)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
@@ -280,22 +276,6 @@ class SliceEncoder:
         of_apart = np.repeat(apart, counts)
         ids[of_apart], ids[~of_apart] = matches.ids, kept_ids
         return ids, counts, int(matches.exits[-1]) if apart[-1] else piece.main_end
-
-    def _require_tokens(
-        self, text: NDArray[np.uint8], ids: NDArray[np.uint32], entry: int, offset: int
-    ) -> None:
-        """Raise NoTokenError for the first byte that has no token."""
-        if ids.max(initial=0) != NO_TOKEN:
-            return
-        before = ids[: np.argmax(ids == NO_TOKEN)]
-        position = entry + int(self._vocabulary.token_spans[before].sum())
-        raise NoTokenError(int(text[position]), offset + position)
-
-
-def stream_lookahead(vocabulary: Vocabulary) -> int | None:
-    """Return the lookahead of slices that are cut anywhere; None if they are cut between words."""
-    cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
-    return vocabulary.trie.longest if cut_anywhere else None
 
 
 def _document_starts(
@@ -367,7 +347,7 @@ class SafeCuts:
 SLICE_BYTES = 4 << 20
 
 
-class NumpyEncoder:
+class NumpyEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
     Memory: that of `EncodedWords` and, for each thread, 60 bytes for each byte of a slice.
@@ -376,54 +356,9 @@ class NumpyEncoder:
     def __init__(
         self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
     ) -> None:
-        """Prepare for encoding with `vocabulary`, `slice_bytes` (1 or more) at a time.
-
-        The ids depend neither on that nor on the number of threads.
-        """
-        self._vocabulary = vocabulary
-        self._slice_bytes = slice_bytes
-        self._lookahead = stream_lookahead(vocabulary)
-        if self._lookahead is not None:
-            threads = 1  # a slice needs to know where the last token of the one before ends
-        self._threads = threads
-        self._slices = SliceEncoder(vocabulary, _make_matcher(vocabulary))
-
-    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        if self._threads == 1:
-            yield from self._encode_alone(source)
-            return
-        reader = SliceReader(source, self._vocabulary.cut)
-        room = self._slice_bytes + PADDING
-        # One buffer more than threads: the next slice is read while all of them work.
-        buffers = [np.empty(room, np.uint8) for _ in range(self._threads + 1)]
-        offset = 0
-        pending: deque[tuple[Future[tuple[EncodedSlice, int]], NDArray[np.uint8]]] = deque()
-        with ThreadPoolExecutor(self._threads) as pool:
-            while (piece := reader.read(buffers.pop())) is not None:
-                encoded = pool.submit(self._slices.encode, piece, 0, offset)
-                pending.append((encoded, piece.buffer))
-                offset += piece.main_end
-                # A short slice is all that a pipe held, and its writer may wait for the answer: do
-                # not keep its ids back until the buffers are used up.
-                patient = piece.length > self._slice_bytes // 2
-                while pending and not (patient and buffers):
-                    encoded, buffer = pending.popleft()
-                    yield encoded.result()[0]
-                    buffers.append(buffer)
-            for encoded, _ in pending:
-                yield encoded.result()[0]
-
-    def _encode_alone(self, source: TextSource) -> Iterator[EncodedSlice]:
-        reader = SliceReader(source, self._vocabulary.cut, self._lookahead)
-        buffer = np.empty(self._slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
-        entry = offset = 0
-        while (piece := reader.read(buffer)) is not None:
-            encoded, stopped = self._slices.encode(piece, entry, offset)
-            # The last token may reach into the next slice, whose first token then starts later.
-            entry = max(stopped, entry) - piece.main_end
-            offset += piece.main_end
-            yield encoded
+        """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
+        slices = SliceEncoder(vocabulary, _make_matcher(vocabulary))
+        super().__init__(vocabulary, slices, slice_bytes, threads)
 
 
 def _make_matcher(vocabulary: Vocabulary) -> Matcher:

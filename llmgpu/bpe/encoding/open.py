@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
+from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import SLICE_BYTES, NumpyEncoder
 from llmgpu.bpe.encoding.special_encoding import (
     NO_SPECIAL_TOKENS,
@@ -17,7 +18,9 @@ from llmgpu.bpe.encoding.special_encoding import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
+from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
+from llmgpu.processors import usable_processors
 from llmgpu.text.corpus import FilteredSource, TextSource
 from llmgpu.text.nfc import NfcFilter
 
@@ -49,7 +52,7 @@ def _open_matching(
     vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
 ) -> Encoder:
     if backend.device is None:
-        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
+        return open_host_encoder(vocabulary, slice_bytes, threads)
     # What needs a GPU package is imported only where there is a device.
     if vocabulary.match == "bpe":
         from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -58,6 +61,18 @@ def _open_matching(
     from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
     return GpuGreedyEncoder(backend.device, vocabulary, slice_bytes)
+
+
+def open_host_encoder(
+    vocabulary: Vocabulary, slice_bytes: int | None = None, threads: int | None = None
+) -> HostEncoder:
+    """Return an encoder on the CPU engine, or on NumPy without one; by the match rule alone."""
+    if library() is None:
+        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
+    from llmgpu.bpe.encoding import encoder_c
+
+    threads = threads or usable_processors()
+    return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)
 
 
 class _NormalizingEncoder:

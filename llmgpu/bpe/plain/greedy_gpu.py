@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
-from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder, stream_lookahead
+from llmgpu.bpe.encoding.encoder_host import stream_lookahead
+from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices

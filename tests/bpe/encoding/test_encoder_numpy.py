@@ -1,8 +1,9 @@
-"""The NumPy encoder against a plain greedy loop, wherever the text is cut."""
+"""The encoders on the host against a plain greedy loop, wherever the text is cut."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import encoder_numpy
+from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.plain import greedy_matching
 from llmgpu.bpe.pretokens.pattern import PATTERNS
@@ -23,6 +25,7 @@ from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import PIECES
+from tests.bpe.host_encoders import HOST_ENCODERS
 from tests.bpe.vocabularies import build_vocabulary
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
@@ -63,7 +66,7 @@ def train(documents: list[bytes], merges: int, pattern: str) -> Vocabulary:
     ).with_match("greedy")
 
 
-def encode(encoder: NumpyEncoder, documents: list[bytes]) -> list[list[int]]:
+def encode(encoder: HostEncoder, documents: list[bytes]) -> list[list[int]]:
     """Return the ids of each document."""
     ids: list[int] = []
     starts: list[int] = []
@@ -88,7 +91,8 @@ def check(vocabulary: Vocabulary, documents: list[bytes], slice_bytes: int) -> N
         reference.greedy(text, tokens, vocabulary.pattern, vocabulary.unknown_token)
         for text in documents
     ]
-    assert encode(NumpyEncoder(vocabulary, slice_bytes), documents) == expected
+    for host_encoder in HOST_ENCODERS:
+        assert encode(host_encoder(vocabulary, slice_bytes), documents) == expected
 
 
 @settings(deadline=None, max_examples=100)
@@ -127,23 +131,21 @@ def test_a_byte_without_a_token_is_named(text: bytes, slice_bytes: int) -> None:
     matched = re.match(rb"(?:ab?|[ \n]|\x00\x00|bbb)*", text)
     assert matched is not None
     offset = matched.end()
-    encoder = NumpyEncoder(vocabulary, slice_bytes)
     documents = [b"aa", text]
     if offset == len(text):
-        assert encode(encoder, documents) == [
-            [0, 0],
-            reference.greedy(text, {t: k for k, t in enumerate(vocabulary.tokens)}, "none"),
-        ]
+        check(vocabulary, documents, slice_bytes)
         return
     message = f"byte 0x{text[offset]:02x} at offset {offset + 2} of the text has no token"
-    with pytest.raises(InputError, match=message):
-        encode(encoder, documents)
+    for host_encoder in HOST_ENCODERS:
+        with pytest.raises(InputError, match=message):
+            encode(host_encoder(vocabulary, slice_bytes), documents)
 
 
-def test_a_byte_without_a_token_in_a_long_word() -> None:
+@pytest.mark.parametrize("host_encoder", HOST_ENCODERS)
+def test_a_byte_without_a_token_in_a_long_word(host_encoder: Callable[..., HostEncoder]) -> None:
     vocabulary = make_vocabulary([b"a", b"aa"], "none")
     with pytest.raises(InputError, match="byte 0x62 at offset 99999 of the text"):
-        encode(NumpyEncoder(vocabulary), [b"a" * 99_999 + b"b" + b"a" * 5000])
+        encode(host_encoder(vocabulary), [b"a" * 99_999 + b"b" + b"a" * 5000])
 
 
 def test_text_trained_on_at_many_slice_sizes() -> None:
@@ -186,9 +188,10 @@ def test_runs_that_fall_in_with_no_block(length: int, head: bytes) -> None:
     check(make_vocabulary(tokens, "none"), [head + b"a" * 2000 + b"b"], 1500)
 
 
-def test_a_run_of_millions() -> None:
+@pytest.mark.parametrize("host_encoder", HOST_ENCODERS)
+def test_a_run_of_millions(host_encoder: Callable[..., HostEncoder]) -> None:
     vocabulary = make_vocabulary([b"a", b"aa", b"a" * 5], "none")
-    (ids,) = encode(NumpyEncoder(vocabulary), [b"a" * 5_000_003])
+    (ids,) = encode(host_encoder(vocabulary), [b"a" * 5_000_003])
     assert ids == [2] * 1_000_000 + [1, 0]
 
 
@@ -206,11 +209,9 @@ def test_empty_documents(documents: list[bytes], slice_bytes: int) -> None:
 def test_no_token_crosses_documents() -> None:
     vocabulary = make_vocabulary([*BYTES, b"ab"], "none")
     for slice_bytes in range(1, 6):
-        assert encode(NumpyEncoder(vocabulary, slice_bytes), [b"xa", b"b", b"ab"]) == [
-            [120, 97],
-            [98],
-            [256],
-        ]
+        for host_encoder in HOST_ENCODERS:
+            ids = encode(host_encoder(vocabulary, slice_bytes), [b"xa", b"b", b"ab"])
+            assert ids == [[120, 97], [98], [256]]
 
 
 @settings(deadline=None, max_examples=50)

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding import encoder_numpy
-from llmgpu.bpe.encoding.encoder_numpy import EncodedWords, NumpyEncoder, SafeCuts
+from llmgpu.bpe.encoding import encoder_c, encoder_numpy
+from llmgpu.bpe.encoding.encoder_numpy import EncodedWords, SafeCuts
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matches, Words
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.host_encoders import HOST_ENCODERS
 from tests.reference import bpe as greedy_reference
 from tests.reference import encoding as reference
 
@@ -60,8 +61,13 @@ def cuts(vocabulary: Vocabulary, text: bytes) -> set[int]:
 
 
 def encode(vocabulary: Vocabulary, text: bytes, slice_bytes: int, threads: int = 1) -> list[int]:
-    encoder = NumpyEncoder(vocabulary, slice_bytes, threads)
-    return [i for piece in encoder.encode(corpus_from_bytes([text])) for i in piece.ids.tolist()]
+    """Return the ids that all encoders on the host give."""
+    found = []
+    for host_encoder in HOST_ENCODERS:
+        pieces = host_encoder(vocabulary, slice_bytes, threads).encode(corpus_from_bytes([text]))
+        found.append([i for piece in pieces for i in piece.ids.tolist()])
+    assert all(ids == found[0] for ids in found)
+    return found[0]
 
 
 @settings(deadline=None, max_examples=200)
@@ -179,6 +185,8 @@ def test_a_huge_word_of_many_characters() -> None:
 def test_threads_share_their_words(monkeypatch: pytest.MonkeyPatch, most_words: int) -> None:
     monkeypatch.setattr(encoder_numpy, "MAX_TABLE_WORDS", most_words)
     monkeypatch.setattr(encoder_numpy, "_SPAN", 40)
+    monkeypatch.setattr(encoder_c, "MAX_TABLE_BYTES", most_words * 600)
+    monkeypatch.setattr(encoder_c, "LEAST_TABLE_BYTES", 0)
     rng = np.random.default_rng(4)
     words = [f" w{k * k % 611}é{k % 7}世界" for k in range(900)]
     text = "".join(words[k] for k in rng.integers(0, len(words), 5000)).encode()

@@ -1,0 +1,135 @@
+"""The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
+
+Each thread has a table of words of its own, so that threads never wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
+from llmgpu.bpe.encoding.pair_ranks import pair_ranks
+from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
+from llmgpu.bpe.pretokens.pattern import start_mask
+from llmgpu.bpe.pretokens.slices import Slice
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import CEncoder, CVocabulary
+
+SLICE_BYTES = 1 << 20
+MAX_TABLE_BYTES = 384 << 20  # of the tables of all threads
+LEAST_TABLE_BYTES = 24 << 20  # of one
+LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
+_FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
+
+
+class CpuEncoder(HostEncoder):
+    """Encodes texts with a vocabulary, one text at a time.
+
+    Memory: that of the tables and, for each thread, 8 bytes for each byte of a slice.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
+    ) -> None:
+        """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
+        super().__init__(vocabulary, CSliceEncoder(vocabulary, threads), slice_bytes, threads)
+
+
+class CSliceEncoder:
+    """Encodes slices in any number of threads."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, threads: int = 1, cuts_from: int = LONG_TEXT
+    ) -> None:
+        """Start with empty tables.
+
+        threads: how many share the memory for them. cuts_from: bytes of a slice that is worth
+            finding out where words may be cut.
+        """
+        self._vocabulary = vocabulary
+        self._pattern = make_c_pattern(vocabulary.cut)
+        self._words = make_c_vocabulary(vocabulary)
+        self._table_bytes = max(MAX_TABLE_BYTES // threads, LEAST_TABLE_BYTES)
+        self._idle: list[CEncoder] = []
+        self._is_complete = vocabulary.unknown_token is not None or not vocabulary.missing_bytes()
+        self._cuts_from = cuts_from
+        self._finding_cuts = threading.Lock()
+        # The bytes of an unknown token are not those of the text, nor are those of its merges.
+        self._has_cuts = vocabulary.unknown_token is not None and bool(vocabulary.missing_bytes())
+
+    def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
+        """Return the ids of a slice, in part of a larger array, and where its last token ends.
+
+        See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
+        """
+        self._find_cuts(piece.text)
+        marks = self._marks(piece)
+        encoder = self._take_encoder()
+        own = len(piece.document_starts)
+        ids, starts, stopped = encoder.encode(
+            piece.text, marks, piece.main_end, entry, piece.starts, own
+        )
+        self._idle.append(encoder)  # one that failed is not used again
+        if not self._is_complete:
+            require_tokens(self._vocabulary, piece.text, ids, entry, offset)
+        return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
+
+    def _take_encoder(self) -> CEncoder:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return CEncoder(self._pattern, self._words, self._table_bytes)
+
+    def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
+        """Mark pre-tokens by patterns that only the host's `regex` module knows."""
+        if not self._pattern.is_marked:
+            return None
+        return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
+
+    def _find_cuts(self, text: NDArray[np.uint8]) -> None:
+        """Let words be cut once a text beyond ASCII makes up for the time that takes."""
+        if self._has_cuts or len(text) < self._cuts_from or text.max(initial=0) < _FIRST_LEAD:
+            return
+        with self._finding_cuts:
+            if not self._has_cuts:
+                self._words.find_cuts()
+                self._has_cuts = True
+
+
+def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
+    """Return what the CPU engine matches words with."""
+    unknown = NO_TOKEN if vocabulary.unknown_token is None else vocabulary.unknown_token
+    trie = None
+    if vocabulary.match == "greedy":
+        trie = tuple(
+            np.ascontiguousarray(part, np.uint32)
+            for part in (vocabulary.trie.nodes, vocabulary.trie.edges)
+        )
+    return CVocabulary(
+        vocabulary.token_data,
+        vocabulary.token_offsets,
+        vocabulary.ordinary_ids,
+        _ranked_merges(vocabulary),
+        unknown,
+        takes_whole=vocabulary.takes_whole_tokens,
+        trie=trie,
+    )
+
+
+def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
+    """Return the pairs that merge as `CVocabulary` takes them."""
+    merges = vocabulary.merges
+    if vocabulary.match == "greedy":
+        return None
+    if len(merges):  # of a pair that is listed several times, the last place counts in C, too
+        return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
+    if not vocabulary.missing_bytes():
+        return None
+    pairs = pair_ranks(vocabulary)
+    columns = pairs.left, pairs.right, pairs.results[pairs.ranks], pairs.ranks
+    return np.stack([column.astype(np.uint32) for column in columns], axis=1)

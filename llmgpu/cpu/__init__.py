@@ -1,0 +1,1 @@
+"""The CPU engine: C for what NumPy is slow at, called without Python's lock."""

@@ -1,0 +1,66 @@
+"""Building the CPU engine's library with the C compiler that is there.
+
+The build of a package runs this without llmgpu or NumPy being installed: it imports neither.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
+FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden")
+
+
+class BuildError(Exception):
+    """The library can't be built; the message is one line."""
+
+
+def sources() -> list[Path]:
+    """Return the files that the library is made of."""
+    return sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
+
+
+def sources_checksum() -> int:
+    """Return a number that tells whether a library was built from these sources."""
+    checksum = 0
+    for path in sources():
+        checksum = zlib.crc32(path.read_bytes(), checksum)
+    return checksum
+
+
+def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
+    """Compile the library; BuildError if there is no compiler or it fails."""
+    temporary = library.with_name(f"{library.name}.{os.getpid()}.tmp")
+    files = [str(path) for path in sources() if path.suffix == ".c"]
+    checksum = f"-DLLMGPU_SOURCES={sources_checksum()}u"
+    compiler = os.environ.get("CC") or "cc"
+    command = [*compiler.split(), *FLAGS, checksum, *more_flags, "-o", str(temporary), *files]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+            raise BuildError(next((line for line in lines if "error" in line), lines[0]))
+        os.replace(temporary, library)
+    except OSError as error:
+        raise BuildError(f"{compiler}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Build the library in place; say so in one line if that fails."""
+    try:
+        build()
+    except BuildError as error:
+        LIBRARY.unlink(missing_ok=True)
+        print(f"note: the CPU engine is not built, NumPy is used: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

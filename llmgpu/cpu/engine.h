@@ -1,0 +1,183 @@
+/* What the files of the CPU engine share: reading bytes, patterns, and tables of distinct words.
+ *
+ * Plain C99 for GCC and Clang, without Python's API, so that one library serves every Python. No
+ * function keeps state of its own: threads may call all of them, each with objects of its own where
+ * the comment does not say that an object may be shared.
+ *
+ * A text is followed by TEXT_PADDING readable bytes of any value. Lengths and positions are int64_t.
+ * Functions that allocate return NO_MEMORY, or NULL, if there is no memory; their objects stay whole.
+ */
+#ifndef LLMGPU_ENGINE_H
+#define LLMGPU_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define API __attribute__((visibility("default")))
+#define LIKELY(condition) __builtin_expect(!!(condition), 1)
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+#define TEXT_PADDING 16
+#define NO_MEMORY (-1)
+#define NO_ID UINT32_MAX
+
+/* Return the eight bytes from p on, the first one lowest. */
+static inline uint64_t load64(const uint8_t *p)
+{
+    uint64_t value;
+    memcpy(&value, p, sizeof value);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    value = __builtin_bswap64(value);
+#endif
+    return value;
+}
+
+/* Return how many bytes come before the first one whose top bit is set in a number other than 0. */
+static inline int64_t bytes_before(uint64_t top_bits)
+{
+    return __builtin_ctzll(top_bits) >> 3;
+}
+
+/* ---- Patterns (pretokens.c) ---- */
+
+enum pattern_rule { RULE_NONE, RULE_CLASS, RULE_GPT2, RULE_CL100K, RULE_O200K, RULE_MARKS };
+
+/* How text is cut. Threads may share one.
+ *
+ * digits: a pre-token holds up to this many numbers (RULE_CL100K).
+ * whole_at_end: white space at the end of a document is one pre-token (RULE_CL100K).
+ * classes: uint8_t (0x110000,), the class of each code point, as in unicode_classes.py.
+ * kinds: of single bytes, a bit for each class; 0 where a character beyond ASCII may begin.
+ */
+typedef struct {
+    enum pattern_rule rule;
+    int digits;
+    int whole_at_end;
+    const uint8_t *classes;
+    uint8_t kinds[256];
+} Pattern;
+
+/* Write the ends of the pre-tokens of a document, from position `at` on, where one starts.
+ *
+ * marks: uint8_t, 1 where pre-tokens start (RULE_MARKS), else NULL.
+ * limit: where the document ends. stop: no pre-token from there on is wanted.
+ * Returns how many ends it has written, `room` at most.
+ */
+int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
+                      int64_t limit, int64_t stop, int64_t *ends, int64_t room);
+
+/* ---- Tables of distinct words (words.c) ---- */
+
+#define LONGEST_INLINE 15 /* bytes of a word that is kept in its slot */
+#define LONG_TAG (UINT64_C(0xFF) << 56)
+
+/* A word is identified by `low` and `high`: its bytes in order and its length in the top byte; or
+ * for longer words a hash, and LONG_TAG with the place of its bytes. high is 0 in free slots. */
+typedef struct {
+    uint64_t low, high;
+    uint32_t value[4];
+} Slot;
+
+/* Slots are a power of two in number, at most half of them taken, probed one after the other. */
+typedef struct {
+    Slot *slots;
+    uint64_t mask; /* number of slots - 1 */
+    int64_t words;
+    uint8_t *bytes; /* of longer words: length, then bytes */
+    int64_t bytes_used, bytes_room;
+} WordTable;
+
+/* A word that is looked up. */
+typedef struct {
+    const uint8_t *start;
+    int64_t length;
+    uint64_t low, high, hash;
+} Word;
+
+static inline uint64_t mix_words(uint64_t low, uint64_t high)
+{
+    uint64_t hash = low * UINT64_C(0x9E3779B97F4A7C15) ^ high * UINT64_C(0xC2B2AE3D27D4EB4F);
+    hash ^= hash >> 29;
+    hash *= UINT64_C(0xFF51AFD7ED558CCD);
+    return hash ^ hash >> 32;
+}
+
+uint64_t hash_long(const uint8_t *start, int64_t length);
+
+/* Make what identifies the word of `length` bytes, 1 or more, at `start`. */
+static inline void set_word(Word *word, const uint8_t *start, int64_t length)
+{
+    uint64_t low, high = 0;
+
+    if (UNLIKELY(length > LONGEST_INLINE)) {
+        low = hash_long(start, length);
+        high = UINT64_MAX; /* in no slot: the bytes have to be compared */
+        word->hash = low;
+    } else {
+        low = load64(start);
+        if (length < 8)
+            low &= (UINT64_C(1) << 8 * length) - 1;
+        else
+            high = load64(start + 8) & ((UINT64_C(1) << 8 * (length - 8)) - 1);
+        high |= (uint64_t)length << 56;
+        word->hash = mix_words(low, high);
+    }
+    word->start = start;
+    word->length = length;
+    word->low = low;
+    word->high = high;
+}
+
+int table_init(WordTable *table, int64_t slots);
+void table_free(WordTable *table);
+void table_clear(WordTable *table);
+
+/* Return the slot of a word, or the free one where it belongs. */
+Slot *table_find(const WordTable *table, const Word *word);
+
+static inline int slot_is_free(const Slot *slot)
+{
+    return slot->high == 0;
+}
+
+/* Put a new word into the table; return its slot, with values undefined, or NULL without memory. */
+Slot *table_insert(WordTable *table, const Word *word);
+
+/* Return the bytes of the word in a slot, and its length; `room` may be used for 16 bytes. */
+const uint8_t *slot_word(const WordTable *table, const Slot *slot, uint8_t *room, int64_t *length);
+
+/* Make room for `needed` items of `size` bytes in an array that grows; 0, or NO_MEMORY. */
+int grow(void **items, int64_t *room, int64_t needed, size_t size);
+
+/* ---- Vocabularies (matching.c) ---- */
+
+typedef struct Vocabulary Vocabulary;
+
+/* Memory for the matching of one thread. */
+typedef struct {
+    void *symbols;
+    void *heap;
+    int64_t symbol_room, heap_room;
+} Scratch;
+
+void scratch_free(Scratch *scratch);
+
+/* Whether words are matched by the longest token first. */
+int is_greedy(const Vocabulary *vocabulary);
+
+/* Write the ids of a word to `ids`, which has room for one for each byte; NO_ID for a byte without
+ * a token. Returns how many, or NO_MEMORY. */
+int64_t match_word(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
+                   int64_t length, uint32_t *ids);
+
+/* Write the longest tokens from `at` on that start before `stop` and end by `limit`; return how
+ * many, and where the last one ends in `at`. */
+int64_t match_greedily(const Vocabulary *vocabulary, const uint8_t *text, int64_t *at, int64_t stop,
+                       int64_t limit, uint32_t *ids);
+
+/* Return the length of the first part of a word when it is cut where no token can lie across. */
+int64_t first_part(const Vocabulary *vocabulary, const uint8_t *word, int64_t length);
+
+#endif

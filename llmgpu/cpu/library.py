@@ -1,0 +1,302 @@
+"""The CPU engine's library: whether it is used, and its objects.
+
+- A build of the package makes the library; nothing is compiled here. Without it, NumPy does the same
+  work with the same results.
+- LLMGPU_CPU=numpy leaves it unused; LLMGPU_CPU=c makes it an error if it can't be loaded.
+- A call releases Python's lock. Patterns and vocabularies may be shared by threads, encoders and
+  counters not.
+- Texts are arrays with TEXT_PADDING bytes after the text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.cpu.build import LIBRARY, sources_checksum
+from llmgpu.errors import InputError, LlmgpuError
+
+VARIABLE = "LLMGPU_CPU"
+TEXT_PADDING = 16
+RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
+
+# Functions by name: what they return, and what they take.
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "sources": (c_uint32,),
+    "pattern_new": (c_void_p, c_int, c_int, c_int, c_void_p),
+    "pattern_free": (None, c_void_p),
+    "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
+    "valid_utf8": (c_int64, c_void_p, c_int64),
+    "vocabulary_new": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_int64, c_int, c_uint32, c_void_p, c_void_p),
+    ),
+    "vocabulary_free": (None, c_void_p),
+    "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+    "encoder_new": (c_void_p, c_void_p, c_void_p, c_int64),
+    "encoder_free": (None, c_void_p),
+    "encode": (
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+        *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
+    ),
+    "encode_document": (c_int64, c_void_p, c_char_p, c_int64, c_void_p),
+    "counter_new": (c_void_p, c_void_p),
+    "counter_free": (None, c_void_p),
+    "count": (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64),
+    "counter_absorb": (c_int, c_void_p, c_void_p),
+    "counter_size": (c_int64, c_void_p, POINTER(c_int64), POINTER(c_int64)),
+    "counter_take": (None, c_void_p, c_void_p, c_void_p, c_void_p),
+}
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the library if it is used.
+
+    Raises LlmgpuError if LLMGPU_CPU is not a choice, or is c and the library can't be loaded.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "c", "numpy"):
+        raise LlmgpuError(f"{VARIABLE}={wanted}: use c or numpy, or leave it out")
+    if wanted == "numpy":
+        return None
+    loaded, reason = _load()
+    if wanted == "c" and loaded is None:
+        raise LlmgpuError(f"{VARIABLE}=c: {reason}; use numpy, or leave it out")
+    return loaded
+
+
+def describe() -> str:
+    """Say in a few words what computes without a device, and why."""
+    if library() is not None:
+        return "C"
+    chosen = os.environ.get(VARIABLE) == "numpy"
+    return f"NumPy ({f'{VARIABLE}=numpy' if chosen else _load()[1]})"
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library, or why it can't be loaded."""
+    if not LIBRARY.exists():
+        return None, f"{LIBRARY} was not built: install llmgpu where there is a C compiler"
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(loaded, f"llmgpu_{name}")
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return None, f"{LIBRARY} can't be loaded: {error}"
+    if loaded.llmgpu_sources() != sources_checksum():
+        return None, f"{LIBRARY} was built from other sources: install llmgpu again"
+    return loaded, ""
+
+
+def out_of_memory() -> LlmgpuError:
+    """Return the error for memory that the engine can't get."""
+    return InputError("not enough memory for the words of the text: use fewer threads (--threads)")
+
+
+class _Object:
+    """An object of the library, freed with this one; keeps alive what it refers to."""
+
+    def __init__(self, kind: str, *arguments: Any) -> None:
+        loaded = library()
+        assert loaded is not None, "there is no CPU engine"
+        self._library = loaded
+        self._arguments = arguments
+        plain = [_plain(argument) for argument in arguments]
+        address = getattr(loaded, f"llmgpu_{kind}_new")(*plain)
+        if address is None:
+            raise out_of_memory()
+        self.address: int = address
+        weakref.finalize(self, getattr(loaded, f"llmgpu_{kind}_free"), address)
+
+
+def _plain(argument: Any) -> Any:
+    """Return an argument of a function of the library as ctypes takes it."""
+    if isinstance(argument, _Object):
+        return argument.address
+    return _address(argument) if isinstance(argument, np.ndarray) else argument
+
+
+def _address(array: NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+class CPattern(_Object):
+    """How text is cut.
+
+    rule: one of RULES, "marks" for starts that are given with the text. classes: uint8 (0x110000,),
+        of each code point. digits, whole_at_end: for cl100k and its variants.
+    """
+
+    def __init__(
+        self, rule: str, classes: NDArray[np.uint8], digits: int = 3, *, whole_at_end: bool = False
+    ) -> None:
+        """Make a pattern."""
+        self.is_marked = rule == "marks"
+        super().__init__("pattern", RULES.index(rule), digits, whole_at_end, classes)
+
+    def ends(self, text: bytes) -> NDArray[np.int64]:
+        """Return where the pre-tokens of a document end: int64 (n,)."""
+        padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
+        ends = np.empty(len(text), np.int64)
+        count = self._library.llmgpu_pretoken_ends(
+            self.address, _address(padded), len(text), _address(ends)
+        )
+        return ends[:count]
+
+
+class CVocabulary(_Object):
+    """What words are matched with.
+
+    data: uint8, the bytes of all tokens. offsets: int64 (size + 1,), where each starts in it.
+    tokens: int64, the ids of those that are matched.
+    merges: uint32 (n, 4), left id, right id, result and rank; None if a pair's rank is the id of
+        what it spells, which takes a token for each byte.
+    unknown: id of a byte without a token.
+    trie: nodes and edges for greedy matching, see `llmgpu.bpe.vocabulary.trie.Trie`.
+    """
+
+    def __init__(
+        self,
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        merges: NDArray[np.uint32] | None,
+        unknown: int,
+        *,
+        takes_whole: bool,
+        trie: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
+    ) -> None:
+        """Make a vocabulary."""
+        padded = np.concatenate([data, np.zeros(TEXT_PADDING, np.uint8)])
+        tokens = np.ascontiguousarray(tokens, np.int64)
+        nodes, edges = trie or (None, None)
+        count = 0 if merges is None else len(merges)
+        self._tokens = padded, offsets, tokens, len(tokens)
+        super().__init__(
+            "vocabulary", *self._tokens, merges, count, takes_whole, unknown, nodes, edges
+        )
+
+    def find_cuts(self) -> None:
+        """Find where words may be cut; for one thread at a time."""
+        plain = map(_plain, self._tokens)
+        if self._library.llmgpu_vocabulary_find_cuts(self.address, *plain):
+            raise out_of_memory()
+
+
+class CEncoder(_Object):
+    """Encodes texts, for one thread."""
+
+    def __init__(self, pattern: CPattern, vocabulary: CVocabulary, most_bytes: int) -> None:
+        """Start with no words; most_bytes: about how much memory they may take."""
+        super().__init__("encoder", pattern, vocabulary, most_bytes)
+
+    def encode(
+        self,
+        text: NDArray[np.uint8],
+        marks: NDArray[np.bool_] | None,
+        main_end: int,
+        entry: int,
+        starts: NDArray[np.int64],
+        own_starts: int,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
+        """Encode the words that start in the first `main_end` bytes of a text.
+
+        text: uint8 (n,), in an array with TEXT_PADDING more bytes.
+        marks: bool (n,), where pre-tokens start, if the pattern is "marks".
+        entry: where the first token starts. starts: where documents begin in the text, ascending.
+
+        Returns the ids, a view of a larger array; how many ids are before each of the first
+        `own_starts` documents; and where the last token ends.
+        """
+        ids = np.empty(max(main_end - entry, 0) + 3, np.uint32)
+        token_starts = np.empty(own_starts, np.int64)
+        stopped = c_int64()
+        starts = np.ascontiguousarray(starts, np.int64)
+        count = self._library.llmgpu_encode(
+            self.address,
+            _address(text),
+            _address(marks),
+            len(text),
+            main_end,
+            entry,
+            _address(starts),
+            len(starts),
+            own_starts,
+            _address(token_starts),
+            _address(ids),
+            stopped,
+        )
+        if count < 0:
+            raise out_of_memory()
+        return ids[:count], token_starts, stopped.value
+
+    def encode_document(self, text: bytes) -> NDArray[np.uint32]:
+        """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""
+        ids = np.empty(len(text) + 3, np.uint32)
+        count = self._library.llmgpu_encode_document(
+            self.address, text, len(text), ids.ctypes.data
+        )
+        if count < 0:
+            raise out_of_memory()
+        return ids[:count].copy()
+
+
+class CCounter(_Object):
+    """Counts words, for one thread."""
+
+    def __init__(self, pattern: CPattern) -> None:
+        """Start with no words."""
+        super().__init__("counter", pattern)
+
+    def count(
+        self,
+        text: NDArray[np.uint8],
+        marks: NDArray[np.bool_] | None,
+        main_end: int,
+        starts: NDArray[np.int64],
+    ) -> None:
+        """Count the pre-tokens that start in the first `main_end` bytes; see `CEncoder.encode`."""
+        starts = np.ascontiguousarray(starts, np.int64)
+        if self._library.llmgpu_count(
+            self.address,
+            _address(text),
+            _address(marks),
+            len(text),
+            main_end,
+            _address(starts),
+            len(starts),
+        ):
+            raise out_of_memory()
+
+    def absorb(self, other: CCounter) -> None:
+        """Add the words of another counter."""
+        if self._library.llmgpu_counter_absorb(self.address, other.address):
+            raise out_of_memory()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the words take."""
+        table_bytes = c_int64()
+        self._library.llmgpu_counter_size(self.address, None, table_bytes)
+        return table_bytes.value
+
+    def take(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the words end to end, their offsets and their counts, and start with no words."""
+        data_bytes, table_bytes = c_int64(), c_int64()
+        words = self._library.llmgpu_counter_size(self.address, data_bytes, table_bytes)
+        data = np.empty(data_bytes.value, np.uint8)
+        offsets = np.zeros(words + 1, np.int64)
+        counts = np.empty(words, np.int64)
+        self._library.llmgpu_counter_take(
+            self.address, _address(data), _address(offsets[1:]), _address(counts)
+        )
+        return data, offsets, counts

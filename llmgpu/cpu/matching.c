@@ -1,0 +1,568 @@
+/* The tokens of a word, by merges or by the longest token first.
+ *
+ * Byte pair encoding merges the pair of the lowest rank, the leftmost of several, until no pair is
+ * left. A vocabulary without a list of merges ranks a pair by the id of the token that it spells, so
+ * bytes are looked up; with a list, pairs of ids are. Short words are searched for the lowest rank
+ * again and again; longer ones keep their pairs in a heap, n log n steps for n bytes.
+ *
+ * Words may be cut before a byte of 0xC0 or more where no token has the bytes around that place as
+ * neighbours: no merge crosses it, and no longest token does. A word that is a token may be taken
+ * whole even if no merges lead to it; a part of a word may not, so no cut yields a part of such a
+ * token. What decides is the byte before, that byte, and the one after.
+ */
+#include "engine.h"
+
+#define MOST_SEARCHED 48 /* symbols of a word that is merged without a heap */
+#define FIRST_LEAD 0xC0
+#define JOINED_BITS (64 * 256 * 256)
+#define GONE INT64_MIN
+
+typedef struct {
+    uint64_t key; /* left id in the upper half, right id in the lower; NO_PAIR if free */
+    uint32_t rank, result;
+} Pair;
+
+#define NO_PAIR UINT64_MAX
+
+/* What words are matched with. Threads may share one once it is made.
+ *
+ * tokens: the ordinary tokens with their lowest ids; words that are tokens are taken whole if
+ *     takes_whole. longest: bytes of the longest one.
+ * pairs: the list of merges; NULL if ranks are those of the bytes.
+ * byte_ids: of single bytes, the unknown token's or NO_ID for those without a token.
+ * byte_ranks, byte_results: of a byte and the next.
+ * joined: a bit for each lead byte, byte before and byte after that are neighbours; NULL until
+ *     it is made.
+ * nodes, edges: the trie for greedy matching, else NULL, as in trie.py.
+ */
+struct Vocabulary {
+    WordTable tokens;
+    int64_t longest;
+    int takes_whole;
+    Pair *pairs;
+    uint64_t pair_mask;
+    uint32_t byte_ids[256];
+    uint32_t *byte_ranks, *byte_results;
+    uint64_t *joined;
+    const uint32_t *nodes, *edges;
+    uint32_t unknown;
+};
+
+static uint64_t hash_pair(uint64_t key)
+{
+    key *= UINT64_C(0x9E3779B97F4A7C15);
+    return key ^ key >> 32;
+}
+
+static Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
+{
+    uint64_t at = hash_pair(key);
+
+    for (;; at++) {
+        Pair *pair = vocabulary->pairs + (at & vocabulary->pair_mask);
+        if (pair->key == key || pair->key == NO_PAIR)
+            return pair;
+    }
+}
+
+static uint32_t token_id(const Vocabulary *vocabulary, const uint8_t *start, int64_t length)
+{
+    Word word;
+
+    if (length > vocabulary->longest)
+        return NO_ID;
+    set_word(&word, start, length);
+    const Slot *slot = table_find(&vocabulary->tokens, &word);
+    return slot_is_free(slot) ? NO_ID : slot->value[0];
+}
+
+/* ---- Merging ---- */
+
+/* Return the rank of two neighbours, NO_ID if they do not merge, and what they become.
+ *
+ * word: their bytes, of `length` in all. */
+static inline uint32_t rank_of(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
+                               uint32_t left, uint32_t right, uint32_t *result)
+{
+    if (length == 2) {
+        int pair = word[0] << 8 | word[1];
+        *result = vocabulary->byte_results[pair];
+        return vocabulary->byte_ranks[pair];
+    }
+    if (vocabulary->pairs == NULL)
+        return *result = token_id(vocabulary, word, length);
+    const Pair *pair = find_pair(vocabulary, (uint64_t)left << 32 | right);
+    *result = pair->result;
+    return pair->rank;
+}
+
+/* A part of a word that has an id so far; rank and result are those of it and the next one. */
+typedef struct {
+    int start;
+    uint32_t id, rank, result;
+} Part;
+
+static void rank_part(const Vocabulary *vocabulary, const uint8_t *word, Part *part)
+{
+    part->rank = rank_of(vocabulary, word + part->start, part[2].start - part->start, part->id,
+                         part[1].id, &part->result);
+}
+
+static int64_t merge_short(const Vocabulary *vocabulary, const uint8_t *word, int length,
+                           uint32_t *ids)
+{
+    Part parts[MOST_SEARCHED + 2];
+    int count = length;
+
+    for (int k = 0; k < length; k++) {
+        parts[k].start = k;
+        parts[k].id = vocabulary->byte_ids[word[k]];
+    }
+    parts[length].start = length;
+    for (int k = 0; k + 1 < length; k++)
+        rank_part(vocabulary, word, parts + k);
+    while (count > 1) {
+        int best = 0;
+        for (int k = 1; k + 1 < count; k++)
+            if (parts[k].rank < parts[best].rank)
+                best = k;
+        if (parts[best].rank == NO_ID)
+            break;
+        parts[best].id = parts[best].result;
+        count--;
+        /* The end of the word moves, too. */
+        memmove(parts + best + 1, parts + best + 2, (size_t)(count - best) * sizeof *parts);
+        if (best + 1 < count)
+            rank_part(vocabulary, word, parts + best);
+        if (best > 0)
+            rank_part(vocabulary, word, parts + best - 1);
+    }
+    for (int k = 0; k < count; k++)
+        ids[k] = parts[k].id;
+    return count;
+}
+
+/* A symbol of a longer word, at the place of its first byte. before and after: places, or GONE. */
+typedef struct {
+    int64_t before, after;
+    uint32_t id, rank, result;
+} Symbol;
+
+/* A pair that waits to be merged. */
+typedef struct {
+    uint32_t rank;
+    int64_t place;
+} Waiting;
+
+typedef struct {
+    Waiting *pairs;
+    int64_t count;
+} Heap;
+
+static inline int comes_first(const Waiting *left, const Waiting *right)
+{
+    return left->rank != right->rank ? left->rank < right->rank : left->place < right->place;
+}
+
+static void sift_down(Heap *heap, int64_t at)
+{
+    Waiting moved = heap->pairs[at];
+
+    for (;;) {
+        int64_t child = 2 * at + 1;
+        if (child >= heap->count)
+            break;
+        if (child + 1 < heap->count && comes_first(heap->pairs + child + 1, heap->pairs + child))
+            child++;
+        if (!comes_first(heap->pairs + child, &moved))
+            break;
+        heap->pairs[at] = heap->pairs[child];
+        at = child;
+    }
+    heap->pairs[at] = moved;
+}
+
+static int push(Heap *heap, Scratch *scratch, uint32_t rank, int64_t place)
+{
+    int64_t at = heap->count;
+    Waiting pushed = {rank, place};
+
+    if (grow(&scratch->heap, &scratch->heap_room, at + 1, sizeof(Waiting)) != 0)
+        return NO_MEMORY;
+    heap->pairs = scratch->heap;
+    heap->count++;
+    while (at > 0 && comes_first(&pushed, heap->pairs + (at - 1) / 2)) {
+        heap->pairs[at] = heap->pairs[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    heap->pairs[at] = pushed;
+    return 0;
+}
+
+static void rank_symbol(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
+                        Symbol *symbols, int64_t place)
+{
+    Symbol *symbol = symbols + place;
+
+    symbol->rank = NO_ID;
+    if (symbol->after >= length)
+        return;
+    const Symbol *next = symbols + symbol->after;
+    symbol->rank = rank_of(vocabulary, word + place, next->after - place, symbol->id, next->id,
+                           &symbol->result);
+}
+
+static int start_heap(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
+                      int64_t length, Heap *heap)
+{
+    if (grow(&scratch->symbols, &scratch->symbol_room, length, sizeof(Symbol)) != 0 ||
+        grow(&scratch->heap, &scratch->heap_room, length, sizeof(Waiting)) != 0)
+        return NO_MEMORY;
+    Symbol *symbols = scratch->symbols;
+    heap->pairs = scratch->heap;
+    heap->count = 0;
+    for (int64_t place = 0; place < length; place++) {
+        symbols[place].before = place - 1;
+        symbols[place].after = place + 1;
+        symbols[place].id = vocabulary->byte_ids[word[place]];
+    }
+    for (int64_t place = 0; place < length; place++) {
+        rank_symbol(vocabulary, word, length, symbols, place);
+        if (symbols[place].rank == NO_ID)
+            continue;
+        heap->pairs[heap->count].rank = symbols[place].rank;
+        heap->pairs[heap->count++].place = place;
+    }
+    for (int64_t at = heap->count / 2; at-- > 0;)
+        sift_down(heap, at);
+    return 0;
+}
+
+static int64_t merge_long(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
+                          int64_t length, uint32_t *ids)
+{
+    Heap heap;
+    int64_t count = 0;
+
+    if (start_heap(vocabulary, scratch, word, length, &heap) != 0)
+        return NO_MEMORY;
+    Symbol *symbols = scratch->symbols;
+    while (heap.count > 0) {
+        Waiting best = heap.pairs[0];
+        heap.pairs[0] = heap.pairs[--heap.count];
+        if (heap.count > 0)
+            sift_down(&heap, 0);
+        Symbol *symbol = symbols + best.place;
+        if (symbol->after == GONE || symbol->rank != best.rank)
+            continue; /* merged since, or with another symbol */
+        Symbol *gone = symbols + symbol->after;
+        symbol->id = symbol->result;
+        symbol->after = gone->after;
+        gone->after = GONE;
+        if (symbol->after < length)
+            symbols[symbol->after].before = best.place;
+        rank_symbol(vocabulary, word, length, symbols, best.place);
+        if (symbol->rank != NO_ID && push(&heap, scratch, symbol->rank, best.place) != 0)
+            return NO_MEMORY;
+        if (symbol->before < 0)
+            continue;
+        rank_symbol(vocabulary, word, length, symbols, symbol->before);
+        uint32_t rank = symbols[symbol->before].rank;
+        if (rank != NO_ID && push(&heap, scratch, rank, symbol->before) != 0)
+            return NO_MEMORY;
+    }
+    for (int64_t place = 0; place < length; place = symbols[place].after)
+        ids[count++] = symbols[place].id;
+    return count;
+}
+
+void scratch_free(Scratch *scratch)
+{
+    free(scratch->symbols);
+    free(scratch->heap);
+}
+
+/* ---- Longest match ---- */
+
+int is_greedy(const Vocabulary *vocabulary)
+{
+    return vocabulary->nodes != NULL;
+}
+
+/* Return the child of a node by its byte, 0 if it has none; children are sorted by byte. */
+static uint32_t child_of(const Vocabulary *vocabulary, uint32_t node, uint8_t byte)
+{
+    uint32_t low = vocabulary->nodes[3 * (size_t)node];
+    uint32_t count = vocabulary->nodes[3 * (size_t)node + 1];
+
+    while (count > 0) {
+        uint32_t middle = low + count / 2;
+        const uint32_t *edge = vocabulary->edges + 2 * (size_t)middle;
+        if (edge[0] == byte)
+            return edge[1];
+        if (edge[0] < byte) {
+            low = middle + 1;
+            count -= count / 2 + 1;
+        } else {
+            count /= 2;
+        }
+    }
+    return 0;
+}
+
+int64_t match_greedily(const Vocabulary *vocabulary, const uint8_t *text, int64_t *at, int64_t stop,
+                       int64_t limit, uint32_t *ids)
+{
+    int64_t count = 0, position = *at;
+
+    while (position < stop) {
+        uint32_t id = vocabulary->unknown, node = 0;
+        int64_t end = position + 1;
+        for (int64_t p = position; p < limit; p++) {
+            node = child_of(vocabulary, node, text[p]);
+            if (node == 0)
+                break;
+            uint32_t token = vocabulary->nodes[3 * (size_t)node + 2];
+            if (token != NO_ID) {
+                id = token;
+                end = p + 1;
+            }
+        }
+        ids[count++] = id;
+        position = end;
+    }
+    *at = position;
+    return count;
+}
+
+int64_t match_word(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
+                   int64_t length, uint32_t *ids)
+{
+    if (is_greedy(vocabulary)) {
+        int64_t at = 0;
+        return match_greedily(vocabulary, word, &at, length, length, ids);
+    }
+    if (vocabulary->takes_whole) {
+        ids[0] = token_id(vocabulary, word, length);
+        if (ids[0] != NO_ID)
+            return 1;
+    }
+    if (length <= MOST_SEARCHED)
+        return merge_short(vocabulary, word, (int)length, ids);
+    return merge_long(vocabulary, scratch, word, length, ids);
+}
+
+/* ---- Cuts ---- */
+
+static uint64_t joined_index(uint8_t lead, uint8_t before, uint8_t after)
+{
+    return (uint64_t)(lead & 0x3F) << 16 | (uint64_t)before << 8 | after;
+}
+
+int64_t first_part(const Vocabulary *vocabulary, const uint8_t *word, int64_t length)
+{
+    const uint64_t *joined = __atomic_load_n(&vocabulary->joined, __ATOMIC_ACQUIRE);
+
+    if (joined == NULL)
+        return length;
+    for (int64_t k = 1; k < length; k++) {
+        if (word[k] < FIRST_LEAD)
+            continue;
+        if (k + 1 == length) /* a lead byte without what follows it: what comes next may join it */
+            break;
+        uint64_t index = joined_index(word[k], word[k - 1], word[k + 1]);
+        if (!(joined[index >> 6] >> (index & 63) & 1))
+            return k;
+    }
+    return length;
+}
+
+static void join(uint64_t *joined, uint64_t first, uint64_t last, uint64_t step)
+{
+    for (uint64_t index = first; index <= last; index += step)
+        joined[index >> 6] |= UINT64_C(1) << (index & 63);
+}
+
+/* Mark what a token has as neighbours; whole: no merges lead to it. */
+static void join_token(uint64_t *joined, const uint8_t *token, int64_t length, int whole)
+{
+    for (int64_t k = 1; k < length; k++) {
+        if (token[k] < FIRST_LEAD)
+            continue;
+        uint64_t index = joined_index(token[k], token[k - 1], 0);
+        if (k + 1 < length)
+            join(joined, index | token[k + 1], index | token[k + 1], 1);
+        else /* any byte may follow */
+            join(joined, index, index | 0xFF, 1);
+    }
+    if (!whole || length < 2)
+        return;
+    /* No cut after its last byte, and none before its first. */
+    for (uint64_t lead = 0; lead < 64; lead++) {
+        uint64_t index = lead << 16 | (uint64_t)token[length - 1] << 8;
+        join(joined, index, index | 0xFF, 1);
+    }
+    if (token[0] >= FIRST_LEAD) {
+        uint64_t index = (uint64_t)(token[0] & 0x3F) << 16 | token[1];
+        join(joined, index, index | 0xFF00, 0x100);
+    }
+}
+
+/* Find where words may be cut; encoders cut none before that. One thread at a time.
+ *
+ * data, offsets: as for `llmgpu_vocabulary_new`. */
+API int llmgpu_vocabulary_find_cuts(Vocabulary *vocabulary, const uint8_t *data,
+                                    const int64_t *offsets, const int64_t *tokens, int64_t count)
+{
+    Scratch scratch = {0};
+    uint64_t *joined = calloc(JOINED_BITS / 64, sizeof *joined);
+    uint32_t *ids = malloc((size_t)(vocabulary->longest + 1) * sizeof *ids);
+    int status = joined == NULL || ids == NULL ? NO_MEMORY : 0;
+
+    for (int64_t k = 0; k < count && status == 0; k++) {
+        const uint8_t *token = data + offsets[tokens[k]];
+        int64_t length = offsets[tokens[k] + 1] - offsets[tokens[k]];
+        int64_t merged = 1;
+        if (length > 1 && vocabulary->takes_whole && !is_greedy(vocabulary)) {
+            merged = length <= MOST_SEARCHED
+                         ? merge_short(vocabulary, token, (int)length, ids)
+                         : merge_long(vocabulary, &scratch, token, length, ids);
+            if (merged == 1 && ids[0] != token_id(vocabulary, token, length))
+                merged = 2;
+        }
+        if (merged == NO_MEMORY)
+            status = NO_MEMORY;
+        else
+            join_token(joined, token, length, merged > 1);
+    }
+    scratch_free(&scratch);
+    free(ids);
+    if (status == 0)
+        __atomic_store_n(&vocabulary->joined, joined, __ATOMIC_RELEASE);
+    else
+        free(joined);
+    return status;
+}
+
+/* ---- Making a vocabulary ---- */
+
+API void llmgpu_vocabulary_free(Vocabulary *vocabulary)
+{
+    if (vocabulary) {
+        table_free(&vocabulary->tokens);
+        free(vocabulary->pairs);
+        free(vocabulary->byte_ranks);
+        free(vocabulary->byte_results);
+        free(vocabulary->joined);
+    }
+    free(vocabulary);
+}
+
+static int add_tokens(Vocabulary *vocabulary, const uint8_t *data, const int64_t *offsets,
+                      const int64_t *tokens, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++) {
+        int64_t length = offsets[tokens[k] + 1] - offsets[tokens[k]];
+        Word word;
+        if (length == 0)
+            continue;
+        set_word(&word, data + offsets[tokens[k]], length);
+        Slot *slot = table_find(&vocabulary->tokens, &word);
+        if (!slot_is_free(slot))
+            continue; /* the lowest id of equal tokens is there already */
+        slot = table_insert(&vocabulary->tokens, &word);
+        if (slot == NULL)
+            return NO_MEMORY;
+        slot->value[0] = (uint32_t)tokens[k];
+        if (length > vocabulary->longest)
+            vocabulary->longest = length;
+        if (length == 1)
+            vocabulary->byte_ids[word.start[0]] = (uint32_t)tokens[k];
+    }
+    return 0;
+}
+
+static int add_pairs(Vocabulary *vocabulary, const uint32_t *merges, int64_t count)
+{
+    uint64_t slots = 16;
+
+    while (slots < 2 * (uint64_t)count)
+        slots *= 2;
+    vocabulary->pairs = malloc((size_t)slots * sizeof *vocabulary->pairs);
+    if (vocabulary->pairs == NULL)
+        return NO_MEMORY;
+    vocabulary->pair_mask = slots - 1;
+    for (uint64_t k = 0; k < slots; k++) {
+        vocabulary->pairs[k].key = NO_PAIR;
+        vocabulary->pairs[k].rank = NO_ID;
+        vocabulary->pairs[k].result = NO_ID;
+    }
+    for (int64_t k = 0; k < count; k++) {
+        const uint32_t *merge = merges + 4 * k;
+        Pair *pair = find_pair(vocabulary, (uint64_t)merge[0] << 32 | merge[1]);
+        pair->key = (uint64_t)merge[0] << 32 | merge[1];
+        pair->result = merge[2];
+        pair->rank = merge[3]; /* of a pair that is listed several times, the last place counts */
+    }
+    return 0;
+}
+
+static int rank_bytes(Vocabulary *vocabulary)
+{
+    uint8_t word[2 + TEXT_PADDING] = {0};
+
+    vocabulary->byte_ranks = malloc((size_t)65536 * sizeof(uint32_t));
+    vocabulary->byte_results = malloc((size_t)65536 * sizeof(uint32_t));
+    if (vocabulary->byte_ranks == NULL || vocabulary->byte_results == NULL)
+        return NO_MEMORY;
+    for (int pair = 0; pair < 65536; pair++) {
+        uint32_t left = vocabulary->byte_ids[pair >> 8], right = vocabulary->byte_ids[pair & 0xFF];
+        word[0] = (uint8_t)(pair >> 8);
+        word[1] = (uint8_t)pair;
+        if (vocabulary->pairs == NULL) {
+            vocabulary->byte_ranks[pair] = token_id(vocabulary, word, 2);
+            vocabulary->byte_results[pair] = vocabulary->byte_ranks[pair];
+        } else {
+            const Pair *found = find_pair(vocabulary, (uint64_t)left << 32 | right);
+            vocabulary->byte_ranks[pair] = found->rank;
+            vocabulary->byte_results[pair] = found->result;
+        }
+    }
+    return 0;
+}
+
+/* Make what words are matched with; NULL without memory.
+ *
+ * data: the bytes of all tokens, then padding. offsets: int64_t, token t is data[offsets[t]] up to
+ *     offsets[t + 1]. tokens: int64_t (count,), the ids of ordinary tokens, ascending.
+ * merges: uint32_t (num_merges, 4), left id, right id, result and rank; NULL if a pair's rank is the
+ *     id of what it spells, which takes a token for each byte.
+ * takes_whole: whether words that are tokens are taken whole. unknown: id of bytes without a token.
+ * nodes, edges: the trie for greedy matching, which has to outlive the vocabulary; else NULL. */
+API Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offsets,
+                                      const int64_t *tokens, int64_t count, const uint32_t *merges,
+                                      int64_t num_merges, int takes_whole, uint32_t unknown,
+                                      const uint32_t *nodes, const uint32_t *edges)
+{
+    Vocabulary *vocabulary = calloc(1, sizeof *vocabulary);
+    int64_t slots = 1024;
+
+    if (vocabulary == NULL)
+        return NULL;
+    vocabulary->takes_whole = takes_whole;
+    vocabulary->unknown = unknown;
+    vocabulary->nodes = nodes;
+    vocabulary->edges = edges;
+    for (int byte = 0; byte < 256; byte++)
+        vocabulary->byte_ids[byte] = unknown;
+    while (slots < 2 * count)
+        slots *= 2;
+    if (table_init(&vocabulary->tokens, slots) != 0 ||
+        add_tokens(vocabulary, data, offsets, tokens, count) != 0 ||
+        (merges && add_pairs(vocabulary, merges, num_merges) != 0) ||
+        rank_bytes(vocabulary) != 0) {
+        llmgpu_vocabulary_free(vocabulary);
+        return NULL;
+    }
+    return vocabulary;
+}

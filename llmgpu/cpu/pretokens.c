@@ -1,0 +1,413 @@
+/* Where pre-tokens end, by each named pattern: its regular expression, taken from left to right.
+ *
+ * - A character is a letter, a number, white space or other. A byte that is not part of a valid
+ *   UTF-8 sequence (RFC 3629) is a character by itself, of kind other.
+ * - The next pre-token is found in one pass over it and a bounded look-ahead. White space is passed
+ *   over up to three times: to the last newline, to the last character, and that character.
+ * - ASCII letters, of which most text consists, are passed over eight at a time.
+ */
+#include "engine.h"
+
+/* A bit for each class of unicode_classes.py, and one for newlines, which are white space, too. */
+enum {
+    OTHER = 1 << 0,
+    UPPER = 1 << 1,
+    LOWER = 1 << 2,
+    OTHER_LETTER = 1 << 3,
+    MARK = 1 << 4,
+    NUMBER = 1 << 5,
+    SPACE = 1 << 6,
+    NEWLINE = 1 << 7,
+    LETTER = UPPER | LOWER | OTHER_LETTER,
+    SIGN = OTHER | MARK,
+    WORD = LETTER | MARK
+};
+
+static const uint64_t ONES = UINT64_C(0x0101010101010101);
+static const uint64_t TOPS = UINT64_C(0x8080808080808080);
+
+static inline int is_continuation(uint8_t byte)
+{
+    return (byte & 0xC0) == 0x80;
+}
+
+/* Decode the character beyond ASCII at p; return its bytes, 0 if it is not valid UTF-8. */
+static inline int decode(const uint8_t *p, const uint8_t *end, uint32_t *point)
+{
+    uint8_t lead = p[0];
+    int64_t room = end - p;
+
+    if (lead < 0xC2 || lead > 0xF4 || room < 2 || !is_continuation(p[1]))
+        return 0;
+    if (lead < 0xE0) {
+        *point = (uint32_t)(lead & 0x1F) << 6 | (p[1] & 0x3F);
+        return 2;
+    }
+    if (room < 3 || !is_continuation(p[2]))
+        return 0;
+    if (lead < 0xF0) {
+        *point = (uint32_t)(lead & 0xF) << 12 | (uint32_t)(p[1] & 0x3F) << 6 | (p[2] & 0x3F);
+        return *point < 0x800 || (*point >= 0xD800 && *point < 0xE000) ? 0 : 3;
+    }
+    if (room < 4 || !is_continuation(p[3]))
+        return 0;
+    *point = (uint32_t)(lead & 7) << 18 | (uint32_t)(p[1] & 0x3F) << 12 |
+             (uint32_t)(p[2] & 0x3F) << 6 | (p[3] & 0x3F);
+    return *point < 0x10000 || *point > 0x10FFFF ? 0 : 4;
+}
+
+/* Return the kind of the character at p < end, and its length in bytes. */
+static inline unsigned kind_at(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
+                               int *length)
+{
+    unsigned kind = pattern->kinds[*p];
+    uint32_t point = 0;
+
+    *length = 1;
+    if (LIKELY(kind))
+        return kind;
+    int decoded = decode(p, end, &point);
+    if (decoded == 0)
+        return OTHER;
+    *length = decoded;
+    return 1u << pattern->classes[point];
+}
+
+/* Pass over characters of some kinds. */
+static inline const uint8_t *skip(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
+                                  unsigned kinds)
+{
+    int length;
+
+    while (p < end && kind_at(pattern, p, end, &length) & kinds)
+        p += length;
+    return p;
+}
+
+/* Set the top bit of each byte that is an ASCII letter; bit 5 of `letters` is set in all bytes. */
+static inline uint64_t lower_bytes(uint64_t bytes, uint64_t letters)
+{
+    uint64_t low = letters & ~TOPS;
+
+    return (low + ONES * (0x80 - 'a')) & ~(low + ONES * (0x80 - 'z' - 1)) & ~bytes & TOPS;
+}
+
+/* Pass over ASCII letters, or only small ones. */
+static inline const uint8_t *skip_ascii(const uint8_t *p, const uint8_t *end, uint64_t fold)
+{
+    while (p < end) {
+        uint64_t bytes = load64(p);
+        uint64_t others = ~lower_bytes(bytes, bytes | fold) & TOPS;
+        if (others) {
+            p += bytes_before(others);
+            break;
+        }
+        p += 8;
+    }
+    return p < end ? p : end;
+}
+
+static inline const uint8_t *skip_letters(const Pattern *pattern, const uint8_t *p,
+                                          const uint8_t *end)
+{
+    int length;
+
+    for (;;) {
+        p = skip_ascii(p, end, ONES * 0x20);
+        if (p == end || *p < 0x80)
+            return p;
+        do {
+            if (!(kind_at(pattern, p, end, &length) & LETTER))
+                return p;
+            p += length;
+        } while (p < end && *p >= 0x80);
+    }
+}
+
+static inline int is_double(uint8_t first, uint8_t second)
+{
+    return (first == 'l' && second == 'l') || ((first == 'v' || first == 'r') && second == 'e');
+}
+
+/* Return where the contraction ends that the apostrophe at p opens, or NULL. */
+static inline const uint8_t *contraction(const uint8_t *p, const uint8_t *end, int any_case)
+{
+    uint8_t fold = any_case ? 0x20 : 0;
+
+    if (end - p < 2)
+        return NULL;
+    uint8_t first = p[1] | fold;
+    if (first == 's' || first == 't' || first == 'm' || first == 'd')
+        return p + 2;
+    if (end - p < 3)
+        return NULL;
+    if (any_case && p[1] == 0xC5 && p[2] == 0xBF) /* U+017F, a long s */
+        return p + 3;
+    return is_double(first, p[2] | fold) ? p + 3 : NULL;
+}
+
+/* Return the end of the pre-token that begins at p with white space, which nothing else takes. */
+static const uint8_t *space_end(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
+                                int divides_at_newlines)
+{
+    const uint8_t *at = p, *last = p, *after_newline = NULL;
+    int length;
+
+    while (at < end) {
+        unsigned kind = kind_at(pattern, at, end, &length);
+        if (!(kind & SPACE))
+            break;
+        last = at;
+        at += length;
+        if (kind & NEWLINE)
+            after_newline = at;
+    }
+    if (after_newline && divides_at_newlines && !(at == end && pattern->whole_at_end))
+        return after_newline;
+    return at < end && last > p ? last : at;
+}
+
+static inline const uint8_t *next_gpt2(const Pattern *pattern, const uint8_t *p,
+                                       const uint8_t *end)
+{
+    const uint8_t *first = p;
+    int length;
+
+    if (*p == '\'') {
+        const uint8_t *after = contraction(p, end, 0);
+        if (after)
+            return after;
+    }
+    if (*p == ' ' && end - p > 1)
+        first++;
+    unsigned kind = kind_at(pattern, first, end, &length);
+    if (kind & LETTER)
+        return skip_letters(pattern, first + length, end);
+    if (kind & SPACE)
+        return space_end(pattern, p, end, 0);
+    return skip(pattern, first + length, end, kind & NUMBER ? NUMBER : SIGN);
+}
+
+static inline const uint8_t *skip_numbers(const Pattern *pattern, const uint8_t *p,
+                                          const uint8_t *end, int most)
+{
+    int length;
+
+    for (; most > 0 && p < end && kind_at(pattern, p, end, &length) & NUMBER; most--)
+        p += length;
+    return p;
+}
+
+static inline const uint8_t *next_cl100k(const Pattern *pattern, const uint8_t *p,
+                                         const uint8_t *end)
+{
+    const uint8_t *after;
+    int length, next_length;
+    unsigned kind, next = 0;
+
+    kind = kind_at(pattern, p, end, &length);
+    after = p + length;
+    if (kind & LETTER)
+        return skip_letters(pattern, after, end);
+    if (kind & NUMBER)
+        return skip_numbers(pattern, after, end, pattern->digits - 1);
+    if (!(kind & NEWLINE)) {
+        if (*p == '\'') {
+            const uint8_t *contracted = contraction(p, end, 1);
+            if (contracted)
+                return contracted;
+        }
+        if (after < end)
+            next = kind_at(pattern, after, end, &next_length);
+        if (next & LETTER)
+            return skip_letters(pattern, after + next_length, end);
+        if (kind & SIGN || (*p == ' ' && next & SIGN)) {
+            after = skip(pattern, after, end, SIGN);
+            return skip(pattern, after, end, NEWLINE);
+        }
+    }
+    return space_end(pattern, p, end, 1);
+}
+
+/* Return the end of the word of pattern o200k at p, where a letter or a mark is.
+ *
+ * It is capitals and neutral characters (of which neither case is known), then small letters and
+ * neutral ones; or it ends after the last neutral one of the former; or it is capitals alone. */
+static inline const uint8_t *word_end(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
+{
+    const uint8_t *after_neutral = NULL;
+    int length;
+    unsigned kind = 0;
+
+    while (p < end) {
+        kind = kind_at(pattern, p, end, &length);
+        if (!(kind & (UPPER | OTHER_LETTER | MARK)))
+            break;
+        p += length;
+        if (!(kind & UPPER))
+            after_neutral = p;
+    }
+    if (p < end && kind & LOWER) {
+        for (;;) {
+            p = skip_ascii(p, end, 0);
+            if (p == end || *p < 0x80 ||
+                !(kind_at(pattern, p, end, &length) & (LOWER | OTHER_LETTER | MARK)))
+                break;
+            p += length;
+        }
+    } else if (after_neutral) {
+        p = after_neutral;
+    }
+    if (p < end && *p == '\'') {
+        const uint8_t *after = contraction(p, end, 1);
+        if (after)
+            return after;
+    }
+    return p;
+}
+
+static inline const uint8_t *next_o200k(const Pattern *pattern, const uint8_t *p,
+                                        const uint8_t *end)
+{
+    const uint8_t *after;
+    int length, next_length;
+    unsigned kind, next = 0;
+
+    kind = kind_at(pattern, p, end, &length);
+    after = p + length;
+    if (kind & WORD)
+        return word_end(pattern, p, end);
+    if (kind & NUMBER)
+        return skip_numbers(pattern, after, end, 2);
+    if (!(kind & NEWLINE)) {
+        if (after < end)
+            next = kind_at(pattern, after, end, &next_length);
+        if (next & WORD)
+            return word_end(pattern, after, end);
+        if (kind & OTHER || (*p == ' ' && next & OTHER)) {
+            after = skip(pattern, after, end, SIGN);
+            while (after < end && (*after == '\n' || *after == '\r' || *after == '/'))
+                after++;
+            return after;
+        }
+    }
+    return space_end(pattern, p, end, 1);
+}
+
+/* Pattern class has kinds of bytes; letters and digits go with the spaces before them. */
+static inline const uint8_t *next_class(const Pattern *pattern, const uint8_t *p,
+                                        const uint8_t *end)
+{
+    const uint8_t *first = skip(pattern, p, end, SPACE);
+
+    if (first == end)
+        return end;
+    unsigned kind = pattern->kinds[*first];
+    if (first > p && !(kind & (LOWER | NUMBER)))
+        return first;
+    return kind & NEWLINE ? first + 1 : skip(pattern, first, end, kind);
+}
+
+static inline const uint8_t *marked_end(const uint8_t *text, const uint8_t *marks, const uint8_t *p,
+                                        const uint8_t *end)
+{
+    const uint8_t *from = marks + (p - text) + 1;
+    const uint8_t *found = memchr(from, 1, (size_t)(end - p - 1));
+
+    return found ? p + 1 + (found - from) : end;
+}
+
+#define WRITE_ENDS(next)                                                                           \
+    while (p < last && count < room) {                                                             \
+        p = (next);                                                                                \
+        ends[count++] = p - text;                                                                  \
+    }                                                                                              \
+    break
+
+int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
+                      int64_t limit, int64_t stop, int64_t *ends, int64_t room)
+{
+    const uint8_t *p = text + at, *end = text + limit, *last = text + stop;
+    int64_t count = 0;
+
+    switch (pattern->rule) {
+    case RULE_CLASS: WRITE_ENDS(next_class(pattern, p, end));
+    case RULE_GPT2: WRITE_ENDS(next_gpt2(pattern, p, end));
+    case RULE_CL100K: WRITE_ENDS(next_cl100k(pattern, p, end));
+    case RULE_O200K: WRITE_ENDS(next_o200k(pattern, p, end));
+    case RULE_MARKS: WRITE_ENDS(marked_end(text, marks, p, end));
+    case RULE_NONE: WRITE_ENDS(end);
+    }
+    return count;
+}
+
+static void set_class_kinds(Pattern *pattern)
+{
+    for (int byte = 0; byte < 256; byte++) {
+        int folded = byte | 0x20;
+        if (byte >= 0x80 || (folded >= 'a' && folded <= 'z'))
+            pattern->kinds[byte] = LOWER;
+        else if (byte >= '0' && byte <= '9')
+            pattern->kinds[byte] = NUMBER;
+        else
+            pattern->kinds[byte] = byte == ' ' ? SPACE : byte == '\n' ? NEWLINE : OTHER;
+    }
+}
+
+/* Make a pattern, see `Pattern`; `classes` has to outlive it. Returns NULL without memory. */
+API Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes)
+{
+    Pattern *pattern = calloc(1, sizeof *pattern);
+
+    if (pattern == NULL)
+        return NULL;
+    pattern->rule = (enum pattern_rule)rule;
+    pattern->digits = digits;
+    pattern->whole_at_end = whole_at_end;
+    pattern->classes = classes;
+    if (pattern->rule == RULE_CLASS) {
+        set_class_kinds(pattern);
+        return pattern;
+    }
+    for (int byte = 0; byte < 128; byte++)
+        pattern->kinds[byte] = (uint8_t)(1u << classes[byte]);
+    pattern->kinds['\n'] |= NEWLINE;
+    pattern->kinds['\r'] |= NEWLINE;
+    for (int byte = 0x80; byte < 256; byte++) /* never the first byte of a character */
+        pattern->kinds[byte] = byte < 0xC2 || byte > 0xF4 ? OTHER : 0;
+    return pattern;
+}
+
+API void llmgpu_pattern_free(Pattern *pattern)
+{
+    free(pattern);
+}
+
+/* Write the ends of the pre-tokens of one document, int64_t (length,) at most; return how many. */
+API int64_t llmgpu_pretoken_ends(const Pattern *pattern, const uint8_t *text, int64_t length,
+                                 int64_t *ends)
+{
+    return pretoken_ends(pattern, text, NULL, 0, length, length, ends, length);
+}
+
+/* Return where the first invalid UTF-8 sequence of a text begins, or its length. */
+API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)
+{
+    const uint8_t *p = text, *end = text + length;
+    uint32_t point;
+
+    while (p < end) {
+        if (*p < 0x80) {
+            while (end - p >= 8 && !(load64(p) & TOPS))
+                p += 8;
+            while (p < end && *p < 0x80)
+                p++;
+            continue;
+        }
+        int decoded = decode(p, end, &point);
+        if (decoded == 0)
+            break;
+        p += decoded;
+    }
+    return p - text;
+}

@@ -1,0 +1,315 @@
+/* Tables of distinct words, and counting words with one. */
+#include "engine.h"
+
+#define PLACE_MASK ((UINT64_C(1) << 56) - 1)
+#define FIRST_SLOTS 4096
+#define BATCH 64 /* words whose slots are fetched at a time */
+
+int grow(void **items, int64_t *room, int64_t needed, size_t size)
+{
+    if (needed <= *room)
+        return 0;
+    int64_t more = needed > 2 * *room ? needed : 2 * *room;
+    if (more < 1024)
+        more = 1024;
+    if ((uint64_t)more > SIZE_MAX / size)
+        return NO_MEMORY;
+    void *larger = realloc(*items, (size_t)more * size);
+    if (larger == NULL)
+        return NO_MEMORY;
+    *items = larger;
+    *room = more;
+    return 0;
+}
+
+/* Hash a word of 8 bytes or more: its length, its bytes eight at a time, and the last eight. */
+uint64_t hash_long(const uint8_t *start, int64_t length)
+{
+    uint64_t low = (uint64_t)length, high = UINT64_C(0x94D049BB133111EB);
+
+    for (int64_t at = 0; at < length - 8; at += 8) {
+        low = mix_words(low ^ load64(start + at), high);
+        high = low >> 7 ^ high;
+    }
+    return mix_words(low ^ load64(start + length - 8), high);
+}
+
+int table_init(WordTable *table, int64_t slots)
+{
+    memset(table, 0, sizeof *table);
+    table->slots = calloc((size_t)slots, sizeof *table->slots);
+    table->mask = (uint64_t)slots - 1;
+    return table->slots == NULL ? NO_MEMORY : 0;
+}
+
+void table_free(WordTable *table)
+{
+    free(table->slots);
+    free(table->bytes);
+}
+
+void table_clear(WordTable *table)
+{
+    memset(table->slots, 0, (size_t)(table->mask + 1) * sizeof *table->slots);
+    table->words = 0;
+    table->bytes_used = 0;
+}
+
+static int64_t long_length(const WordTable *table, const Slot *slot)
+{
+    int64_t length;
+
+    memcpy(&length, table->bytes + (slot->high & PLACE_MASK), sizeof length);
+    return length;
+}
+
+const uint8_t *slot_word(const WordTable *table, const Slot *slot, uint8_t *room, int64_t *length)
+{
+    if (slot->high >= LONG_TAG) {
+        *length = long_length(table, slot);
+        return table->bytes + (slot->high & PLACE_MASK) + sizeof *length;
+    }
+    *length = (int64_t)(slot->high >> 56);
+    for (int k = 0; k < 8; k++) {
+        room[k] = (uint8_t)(slot->low >> 8 * k);
+        room[8 + k] = (uint8_t)(slot->high >> 8 * k);
+    }
+    return room;
+}
+
+static int is_long_word(const WordTable *table, const Slot *slot, const Word *word)
+{
+    if (slot->high < LONG_TAG || long_length(table, slot) != word->length)
+        return 0;
+    const uint8_t *bytes = table->bytes + (slot->high & PLACE_MASK) + sizeof word->length;
+    return memcmp(bytes, word->start, (size_t)word->length) == 0;
+}
+
+Slot *table_find(const WordTable *table, const Word *word)
+{
+    uint64_t at = word->hash & table->mask;
+
+    for (;; at = (at + 1) & table->mask) {
+        Slot *slot = table->slots + at;
+        if (slot_is_free(slot))
+            return slot;
+        if (slot->low != word->low)
+            continue;
+        if (LIKELY(slot->high == word->high) ||
+            (word->length > LONGEST_INLINE && is_long_word(table, slot, word)))
+            return slot;
+    }
+}
+
+static int widen(WordTable *table)
+{
+    WordTable wider;
+    uint64_t slots = 2 * (table->mask + 1);
+
+    if (slots > SIZE_MAX / sizeof(Slot) || table_init(&wider, (int64_t)slots) != 0)
+        return NO_MEMORY;
+    for (uint64_t at = 0; at <= table->mask; at++) {
+        const Slot *slot = table->slots + at;
+        if (slot_is_free(slot))
+            continue;
+        uint64_t to = slot->high >= LONG_TAG ? slot->low : mix_words(slot->low, slot->high);
+        while (!slot_is_free(wider.slots + (to & wider.mask)))
+            to++;
+        wider.slots[to & wider.mask] = *slot;
+    }
+    free(table->slots);
+    table->slots = wider.slots;
+    table->mask = wider.mask;
+    return 0;
+}
+
+static int keep_bytes(WordTable *table, const Word *word, uint64_t *place)
+{
+    int64_t length = word->length, used = table->bytes_used;
+    int64_t after = used + (int64_t)sizeof length + length;
+    void *bytes = table->bytes;
+
+    if (grow(&bytes, &table->bytes_room, after, 1) != 0)
+        return NO_MEMORY;
+    table->bytes = bytes;
+    memcpy(table->bytes + used, &length, sizeof length);
+    memcpy(table->bytes + used + sizeof length, word->start, (size_t)length);
+    table->bytes_used = after;
+    *place = (uint64_t)used;
+    return 0;
+}
+
+Slot *table_insert(WordTable *table, const Word *word)
+{
+    uint64_t high = word->high, place;
+
+    if (2 * (uint64_t)(table->words + 1) > table->mask && widen(table) != 0)
+        return NULL;
+    if (word->length > LONGEST_INLINE) {
+        if (keep_bytes(table, word, &place) != 0)
+            return NULL;
+        high = LONG_TAG | place;
+    }
+    Slot *slot = table_find(table, word);
+    slot->low = word->low;
+    slot->high = high;
+    table->words++;
+    return slot;
+}
+
+/* ---- Counting ---- */
+
+/* Words with how often each occurs, which is in the first 64 bits of a slot's value. */
+typedef struct {
+    const Pattern *pattern;
+    WordTable table;
+} Counter;
+
+API void llmgpu_counter_free(Counter *counter)
+{
+    if (counter)
+        table_free(&counter->table);
+    free(counter);
+}
+
+/* Make an empty counter for one thread; `pattern` has to outlive it. NULL without memory. */
+API Counter *llmgpu_counter_new(const Pattern *pattern)
+{
+    Counter *counter = calloc(1, sizeof *counter);
+
+    if (counter == NULL)
+        return NULL;
+    counter->pattern = pattern;
+    if (table_init(&counter->table, FIRST_SLOTS) != 0) {
+        llmgpu_counter_free(counter);
+        return NULL;
+    }
+    return counter;
+}
+
+static int count_word(WordTable *table, const Word *word, int64_t more)
+{
+    int64_t count = 0;
+    Slot *slot = table_find(table, word);
+
+    if (UNLIKELY(slot_is_free(slot))) {
+        slot = table_insert(table, word);
+        if (slot == NULL)
+            return NO_MEMORY;
+    } else {
+        memcpy(&count, slot->value, sizeof count);
+    }
+    count += more;
+    memcpy(slot->value, &count, sizeof count);
+    return 0;
+}
+
+static int count_document(Counter *counter, const uint8_t *text, const uint8_t *marks, int64_t at,
+                          int64_t limit, int64_t stop)
+{
+    int64_t ends[BATCH];
+    Word words[BATCH];
+
+    while (at < stop) {
+        int64_t count = pretoken_ends(counter->pattern, text, marks, at, limit, stop, ends, BATCH);
+        for (int64_t k = 0; k < count; k++) {
+            set_word(words + k, text + at, ends[k] - at);
+            __builtin_prefetch(counter->table.slots + (words[k].hash & counter->table.mask));
+            at = ends[k];
+        }
+        for (int64_t k = 0; k < count; k++)
+            if (count_word(&counter->table, words + k, 1) != 0)
+                return NO_MEMORY;
+    }
+    return 0;
+}
+
+/* Count the pre-tokens that start in the first `main_end` of the `length` bytes of a text, which
+ * begins with one. After NO_MEMORY counts are undefined.
+ *
+ * marks: see `pretoken_ends`. starts: int64_t (num_starts,), where documents begin, ascending. */
+API int llmgpu_count(Counter *counter, const uint8_t *text, const uint8_t *marks, int64_t length,
+                     int64_t main_end, const int64_t *starts, int64_t num_starts)
+{
+    int64_t at = 0, next = 0;
+
+    while (at < main_end) {
+        while (next < num_starts && starts[next] <= at)
+            next++;
+        int64_t limit = next < num_starts ? starts[next] : length;
+        int64_t stop = limit < main_end ? limit : main_end;
+        if (count_document(counter, text, marks, at, limit, stop) != 0)
+            return NO_MEMORY;
+        at = stop;
+    }
+    return 0;
+}
+
+/* Add the words of another counter. */
+API int llmgpu_counter_absorb(Counter *counter, const Counter *other)
+{
+    uint8_t room[TEXT_PADDING + LONGEST_INLINE + 1] = {0};
+    int64_t count, length;
+    Word word;
+
+    for (uint64_t at = 0; at <= other->table.mask; at++) {
+        const Slot *slot = other->table.slots + at;
+        if (slot_is_free(slot))
+            continue;
+        const uint8_t *start = slot_word(&other->table, slot, room, &length);
+        set_word(&word, start, length);
+        memcpy(&count, slot->value, sizeof count);
+        if (count_word(&counter->table, &word, count) != 0)
+            return NO_MEMORY;
+    }
+    return 0;
+}
+
+/* Return how many words there are, and how many bytes they and the table have. */
+API int64_t llmgpu_counter_size(const Counter *counter, int64_t *bytes, int64_t *table_bytes)
+{
+    const WordTable *table = &counter->table;
+    int64_t length, total = 0;
+    uint8_t room[16];
+
+    *table_bytes = (int64_t)((table->mask + 1) * sizeof(Slot)) + table->bytes_room;
+    if (bytes) {
+        for (uint64_t at = 0; at <= table->mask; at++)
+            if (!slot_is_free(table->slots + at)) {
+                slot_word(table, table->slots + at, room, &length);
+                total += length;
+            }
+        *bytes = total;
+    }
+    return table->words;
+}
+
+/* Write the words end to end, their ends and their counts, and empty the counter. */
+API void llmgpu_counter_take(Counter *counter, uint8_t *data, int64_t *ends, int64_t *counts)
+{
+    const WordTable *table = &counter->table;
+    int64_t length, total = 0, words = 0;
+    uint8_t room[16];
+
+    for (uint64_t at = 0; at <= table->mask; at++) {
+        const Slot *slot = table->slots + at;
+        if (slot_is_free(slot))
+            continue;
+        const uint8_t *word = slot_word(table, slot, room, &length);
+        memcpy(data + total, word, (size_t)length);
+        total += length;
+        memcpy(counts + words, slot->value, sizeof *counts);
+        ends[words++] = total;
+    }
+    table_clear(&counter->table);
+}
+
+/* Return the checksum of the sources that this library was built from. */
+API uint32_t llmgpu_sources(void)
+{
+#ifdef LLMGPU_SOURCES
+    return LLMGPU_SOURCES;
+#else
+    return 0;
+#endif
+}

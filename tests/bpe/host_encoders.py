@@ -1,0 +1,31 @@
+"""The encoders that need no device: tests of what they have in common run with each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmgpu.bpe.encoding import encoder_c
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder
+from llmgpu.bpe.encoding.encoder_host import HostEncoder
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import library
+
+
+class CuttingCpuEncoder(HostEncoder):
+    """The encoder on the CPU engine that cuts words of short texts, too."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        slice_bytes: int = encoder_c.SLICE_BYTES,
+        threads: int = 1,
+    ) -> None:
+        slices = encoder_c.CSliceEncoder(vocabulary, threads, cuts_from=0)
+        super().__init__(vocabulary, slices, slice_bytes, threads)
+
+
+# Takes a vocabulary, and by choice slice_bytes and threads.
+HOST_ENCODERS: list[Callable[..., HostEncoder]] = [NumpyEncoder]
+if library() is not None:
+    HOST_ENCODERS += [CpuEncoder, CuttingCpuEncoder]
