@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -42,6 +43,14 @@ def test_it_carries_kernels_and_types(wheel: Path) -> None:
     assert not [name for name in names if name.endswith(".json")], "recorded measurements"
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_it_carries_the_engine_and_says_for_which_platform(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"llmgpu/cpu/{name}" for name in ("engine.so", "engine.h", "encode.c")} <= names
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+
+
 def test_it_says_who_made_it_and_carries_the_license(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -56,6 +65,8 @@ def test_the_source_archive_holds_what_its_tests_need(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "README.md", "ARCHITECTURE.md", "Makefile", "docs/index.md"):
         assert name in names
+    assert {"hatch_build.py", "llmgpu/cpu/encode.c", "llmgpu/cpu/engine.h"} <= names
+    assert not any(name.endswith(".so") for name in names)
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "wgsl").rglob("*.wgsl")} <= names
 
 

@@ -1,7 +1,7 @@
 """The CPU engine's library: whether it is used, and its objects.
 
-- A build of the package makes the library; nothing is compiled here. Without it, NumPy does the same
-  work with the same results.
+- A build of the package makes the library; nothing is compiled here. Without it, NumPy does the
+  same work with the same results.
 - LLMGPU_CPU=numpy leaves it unused; LLMGPU_CPU=c makes it an error if it can't be loaded.
 - A call releases Python's lock. Patterns and vocabularies may be shared by threads, encoders and
   counters not.
@@ -100,6 +100,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 def out_of_memory() -> LlmgpuError:
     """Return the error for memory that the engine can't get."""
     return InputError("not enough memory for the words of the text: use fewer threads (--threads)")
+
+
+def valid_utf8(text: bytes) -> int:
+    """Return where the first invalid sequence of a text begins (RFC 3629), or its length."""
+    loaded = library()
+    assert loaded is not None, "there is no CPU engine"
+    valid: int = loaded.llmgpu_valid_utf8(text, len(text))
+    return valid
 
 
 class _Object:
@@ -242,9 +250,7 @@ class CEncoder(_Object):
     def encode_document(self, text: bytes) -> NDArray[np.uint32]:
         """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""
         ids = np.empty(len(text) + 3, np.uint32)
-        count = self._library.llmgpu_encode_document(
-            self.address, text, len(text), ids.ctypes.data
-        )
+        count = self._library.llmgpu_encode_document(self.address, text, len(text), ids.ctypes.data)
         if count < 0:
             raise out_of_memory()
         return ids[:count].copy()

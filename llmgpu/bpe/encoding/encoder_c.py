@@ -106,10 +106,8 @@ def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
     unknown = NO_TOKEN if vocabulary.unknown_token is None else vocabulary.unknown_token
     trie = None
     if vocabulary.match == "greedy":
-        trie = tuple(
-            np.ascontiguousarray(part, np.uint32)
-            for part in (vocabulary.trie.nodes, vocabulary.trie.edges)
-        )
+        nodes, edges = vocabulary.trie.nodes, vocabulary.trie.edges
+        trie = np.ascontiguousarray(nodes, np.uint32), np.ascontiguousarray(edges, np.uint32)
     return CVocabulary(
         vocabulary.token_data,
         vocabulary.token_offsets,

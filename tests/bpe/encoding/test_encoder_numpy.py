@@ -24,8 +24,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.bpe.pretokens.test_pattern import PIECES
 from tests.bpe.host_encoders import HOST_ENCODERS
+from tests.bpe.pretokens.test_pattern import PIECES
 from tests.bpe.vocabularies import build_vocabulary
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference

@@ -1,0 +1,131 @@
+"""The library of the CPU engine: building it, choosing it, and its functions against NumPy's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
+from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
+from llmgpu.cpu import build, library
+from llmgpu.errors import LlmgpuError
+from tests.cpu.texts import CHARACTERS
+
+HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
+needs_engine = pytest.mark.skipif(library.library() is None, reason="the CPU engine is not built")
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+def test_the_library_is_built_from_these_sources() -> None:
+    if os.environ.get(library.VARIABLE) != "numpy":
+        assert library.describe() == "C", "run make setup"
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+def test_nothing_in_the_sources_is_warned_of(tmp_path: Path) -> None:
+    warnings = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
+    build.build(tmp_path / "engine.so", warnings)
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.so"]
+
+
+def test_a_build_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "engine.so")
+    (tmp_path / "engine.so").touch()  # of an earlier build
+    for compiler in ("/nowhere/cc", "false"):
+        monkeypatch.setenv("CC", compiler)
+        build.main()
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("note: the CPU engine is not built, NumPy is used: ")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_is_chosen_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "numpy")
+    assert library.library() is None
+    assert library.describe() == "NumPy (LLMGPU_CPU=numpy)"
+    monkeypatch.setenv(library.VARIABLE, "fortran")
+    with pytest.raises(LlmgpuError, match="LLMGPU_CPU=fortran: use c or numpy"):
+        library.library()
+
+
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_a_library_that_does_not_load_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    path = tmp_path / "engine.so"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(library, "LIBRARY", path)
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    library._load.cache_clear()
+    try:
+        assert library.library() is None
+        assert str(path) in library.describe()
+        monkeypatch.setenv(library.VARIABLE, "c")
+        with pytest.raises(LlmgpuError, match=r"LLMGPU_CPU=c: .*engine\.so"):
+            library.library()
+    finally:
+        library._load.cache_clear()
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+def test_a_library_of_other_sources_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "sources_checksum", lambda: 1)
+    build.build(tmp_path / "engine.so", ["-O0"])
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "engine.so")
+    library._load.cache_clear()
+    try:
+        assert "was built from other sources" in library._load()[1]
+    finally:
+        library._load.cache_clear()
+
+
+def test_info_says_what_computes() -> None:
+    command = [sys.executable, "-m", "llmgpu", "info"]
+    environment = os.environ | {library.VARIABLE: "numpy"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "cpu: NumPy (LLMGPU_CPU=numpy)" in done.stdout.splitlines()
+
+
+@needs_engine
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from(CHARACTERS), min_size=1, max_size=30).map(b"".join),
+    st.sampled_from(sorted(PATTERNS)),
+    st.sampled_from(VERSIONS),
+)
+def test_pretokens_end_where_numpy_says(text: bytes, name: str, unicode: str) -> None:
+    pattern = get_pattern(name, unicode)
+    mask = start_mask(np.frombuffer(text, np.uint8), pattern, np.zeros(1, np.int64))
+    expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
+    assert make_c_pattern(pattern).ends(text).tolist() == expected
+
+
+@needs_engine
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from(CHARACTERS) | st.binary(max_size=9), max_size=20).map(b"".join),
+    st.text(max_size=40),
+)
+def test_utf8_is_valid_up_to_where_python_says(some: bytes, valid: str) -> None:
+    for text in (some, valid.encode(errors="replace") + some):
+        try:
+            text.decode()
+            expected = len(text)
+        except UnicodeDecodeError as error:
+            expected = error.start
+        assert library.valid_utf8(text) == expected

@@ -1,0 +1,19 @@
+"""Characters that patterns treat differently, and bytes that are none."""
+
+from __future__ import annotations
+
+_VALID = [
+    *"aBsSlLtTmMdDzZ'",
+    *"019!./-_~",
+    *"éÉяЯßǅʰſªא中あ한",  # letters of all kinds
+    *"\u0301\u0903\u200d\u20dd",  # marks, and what joins them
+    *"٣Ⅷ½𝟗",
+    *" \n\r\t\x0b\x1c\x00\x85\xa0\u1680\u2028\u3000\u180e",
+    *"😀𝔄𝔞𐐀€\ufeff\ue000\U0010ffff",
+    *("'s", "'LL", "'re", "'ſ", "  ", "\r\n", "123", "''"),
+]
+_INVALID = [
+    *(b"\xff", b"\xc3", b"\xe4\xb8", b"\xf0\x9f\x98", b"\x80", b"\xbf"),
+    *(b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80"),
+]
+CHARACTERS = [*(character.encode() for character in _VALID), *_INVALID]
