@@ -14,7 +14,7 @@ Words of up to MOST_BYTES are merged many at a time, in lockstep:
   position of its first byte. The key of a pair is at the position of its left symbol, and holds
   its rank and that place in the word.
 
-A longer word is merged on its own with a heap of its pairs, in n log n steps.
+A longer word is merged on its own, see `long_words`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges, ranges
+from llmgpu.bpe.encoding.long_words import LongWordMerger
 from llmgpu.bpe.encoding.pair_ranks import NO_RANK, PairRanks, SafePairs, byte_ids, pair_ranks
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -157,7 +157,6 @@ def _in_text_order(
 
 
 MOST_BYTES = 256  # of a word that is merged in lockstep: a key has 8 bits for the place
-_REMEMBERED_WORDS, _REMEMBERED_BYTES = 1024, 1 << 12  # limits on long words, and on each of them
 _PLACE_BITS = np.uint32(8)
 _PLACE_MASK = np.uint32(MOST_BYTES - 1)
 _NO_KEY = np.uint32(NO_RANK << 8)  # keys from here on are of pairs that do not merge
@@ -172,7 +171,6 @@ class BpeMatcher:
         self._vocabulary = vocabulary
         self._pairs = pairs or pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
-        self._remembered: dict[bytes, NDArray[np.uint32]] = {}
 
     def match(self, text: NDArray[np.uint8], words: Words) -> Matches:
         """Return the tokens of whole words; NO_TOKEN for a byte that has none."""
@@ -183,7 +181,9 @@ class BpeMatcher:
         ids, counts = self._merge_short(text, words.starts[rest], lengths[rest])
         long = np.flatnonzero((whole == NO_TOKEN) & (lengths > MOST_BYTES))
         spans = zip(words.starts[long].tolist(), words.limits[long].tolist(), strict=True)
-        long_ids = [self._merge_long(text[start:limit].tobytes()) for start, limit in spans]
+        long_ids = [self._long_words.merge(text[start:limit]) for start, limit in spans]
+        if len(long) == len(whole) == 1:  # which may be long enough for a copy to matter
+            return Matches(long_ids[0], np.array([len(long_ids[0])]), words.limits)
         # Put the ids of the three kinds together in the order of the text.
         all_counts = np.ones(len(whole), np.int64)
         all_counts[rest] = counts
@@ -243,59 +243,8 @@ class BpeMatcher:
         return _LockstepMerger(self._vocabulary, self._pairs)
 
     @cached_property
-    def _ranks_and_results(self) -> tuple[dict[int, int], list[int]]:
-        """The rank of each pair, by left << 32 | right, and the results by rank."""
-        keys = self._pairs.left.astype(np.int64) << 32 | self._pairs.right
-        ranks = dict(zip(keys.tolist(), self._pairs.ranks.tolist(), strict=True))
-        return ranks, self._pairs.results.tolist()
-
-    def _merge_long(self, word: bytes) -> NDArray[np.uint32]:
-        """Return the tokens of one word, from memory if it came before."""
-        ids = self._remembered.get(word)
-        if ids is None:
-            symbols = self._byte_ids[np.frombuffer(word, np.uint8)].tolist()
-            merged = _merge_by_heap(symbols, *self._ranks_and_results)
-            ids = np.array(merged, np.int32).view(np.uint32)
-            if len(word) <= _REMEMBERED_BYTES:
-                if len(self._remembered) == _REMEMBERED_WORDS:
-                    self._remembered.clear()
-                self._remembered[word] = ids
-        return ids
-
-
-def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]) -> list[int]:
-    """Merge the pairs of one word, lowest rank and then leftmost first; changes `symbols`.
-
-    ranks: by left << 32 | right. The heap may hold pairs that have since been merged away or have
-    another rank now; they are skipped.
-    """
-    end = len(symbols)
-    before, after = list(range(-1, end - 1)), list(range(1, end + 1))
-
-    def rank_at(place: int) -> int:
-        if place < 0 or after[place] >= end:
-            return NO_RANK
-        return ranks.get(symbols[place] << 32 | symbols[after[place]], NO_RANK)
-
-    heap = [rank << 32 | place for place in range(end) if (rank := rank_at(place)) != NO_RANK]
-    heapify(heap)
-    while heap:
-        key = heappop(heap)
-        rank, place = key >> 32, key & 0xFFFFFFFF
-        if symbols[place] == _GONE or rank_at(place) != rank:
-            continue
-        # Merge the right symbol into the left one, and unlink it.
-        gone = after[place]
-        symbols[place], symbols[gone] = results[rank], _GONE
-        after[place] = after[gone]
-        if after[gone] < end:
-            before[after[gone]] = place
-        # The new symbol makes new pairs with its two neighbours.
-        for changed in (before[place], place):
-            rank = rank_at(changed)
-            if rank != NO_RANK:
-                heappush(heap, rank << 32 | changed)
-    return [symbol for symbol in symbols if symbol != _GONE]
+    def _long_words(self) -> LongWordMerger:
+        return LongWordMerger(self._pairs, self._byte_ids)
 
 
 class _LockstepMerger:

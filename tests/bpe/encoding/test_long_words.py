@@ -1,0 +1,101 @@
+"""Long words merged window by window against the plain loop."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.encoding import long_words
+from llmgpu.bpe.encoding.long_words import LongWordMerger
+from llmgpu.bpe.encoding.pair_ranks import byte_ids, pair_ranks
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from tests.bpe.encoding.test_matching import BYTES, make_vocabulary, merge_vocabularies
+from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
+from tests.reference import bpe as training
+from tests.reference import encoding as reference
+
+PARTS = st.lists(st.sampled_from(b"aaabc "), min_size=1, max_size=30).map(bytes)
+WORDS = st.lists(st.tuples(PARTS, st.integers(1, 8)), min_size=1, max_size=6).map(
+    lambda parts: b"".join(part * count for part, count in parts)
+)
+
+
+@st.composite
+def trained(draw: st.DrawFn) -> Vocabulary:
+    """A vocabulary as training makes it: every pair after those that make its parts."""
+    merges = training.train([draw(WORDS)], draw(st.integers(1, 40)), "none", "hf", 1)
+    spelled = training.spell(merges)
+    triples = [(*pair, 256 + k) for k, pair in enumerate(merges)]
+    return make_vocabulary(spelled, triples, ignore_merges=False)
+
+
+@st.composite
+def by_ranks(draw: st.DrawFn) -> Vocabulary:
+    """The same tokens, merged by their ranks."""
+    vocabulary = draw(trained())
+    return replace(vocabulary, merges=np.empty((0, 3), np.uint32), ignore_merges=True)
+
+
+def merge(vocabulary: Vocabulary, word: bytes) -> list[int]:
+    merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
+    return merger.merge(np.frombuffer(word, np.uint8)).tolist()
+
+
+@settings(deadline=None, max_examples=200)
+@given(trained() | by_ranks(), WORDS, st.integers(8, 60))
+def test_windows_of_any_size(vocabulary: Vocabulary, word: bytes, window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_words, "WINDOW", window)
+        assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
+
+
+@settings(deadline=None, max_examples=100)
+@given(merge_vocabularies() | any_order(), WORDS, st.integers(8, 60))
+def test_pairs_that_rank_before_their_parts(
+    vocabulary: Vocabulary, word: bytes, window: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_words, "WINDOW", window)
+        patch.setattr(long_words, "_REMEMBERED_WORDS", 2)
+        assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
+
+
+def letters_vocabulary() -> Vocabulary:
+    """Pairs of letters, each of them a token, and runs of one letter up to 64."""
+    merges = [(97 + a, 97 + b) for a in range(26) for b in range(26)]
+    ids = {pair: 256 + k for k, pair in enumerate(merges)}
+    run = ids[97, 97]
+    for _ in range(5):
+        merges.append((run, run))
+        run = 255 + len(merges)
+    spelled = BYTES + [bytes(pair) for pair in merges[:676]]
+    for left, right in merges[676:]:
+        spelled.append(spelled[left] + spelled[right])
+    triples = [(*pair, 256 + k) for k, pair in enumerate(merges)]
+    return make_vocabulary(spelled, triples, ignore_merges=False)
+
+
+RANDOM: Any = partial(np.random.default_rng(4).integers, 97, 123, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("make", [partial(np.full, fill_value=97, dtype=np.uint8), RANDOM])
+def test_the_memory_of_a_word_is_bounded(make: Any) -> None:
+    vocabulary = letters_vocabulary()
+    merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
+    merger.merge(make(100))
+    word = make(50_000 if make is RANDOM else 4_000_000)
+    tracemalloc.start()
+    try:
+        ids = merger.merge(word)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert b"".join(vocabulary.tokens[i] for i in ids.tolist()) == word.tobytes()
+    assert peak < 3 * len(word) + (8 << 20)
