@@ -72,9 +72,9 @@ class LongWordMerger:
         return bool(((pairs.ranks > made[pairs.left]) & (pairs.ranks > made[pairs.right])).all())
 
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
-        """Return the tokens of a word; None if a window that grew doesn't go with the one before."""
+        """Return the tokens; None if a window that grew does not go with the one before."""
         ids = bytearray()  # which grows in place
-        last = first = 0  # where the last token before the window begins, and where the window does
+        last = first = 0  # where the last token before the window and the window begin
         size, window = WINDOW, self._merge(word[:WINDOW])
         while first + size < len(word):
             found = self._cut(word, first, window)
@@ -109,7 +109,7 @@ class LongWordMerger:
     def _go_together(
         self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
     ) -> bool:
-        """Tell whether the token from `last` to a border and the first after it stay as they are."""
+        """Tell whether the tokens on both sides of a border, from `last` on, stay as they are."""
         begins, _ = following
         end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
         alone, _ = self._merge(word[last:end])
