@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
-from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
@@ -290,11 +290,11 @@ class _Engine:
 
     @cached_property
     def _host(self) -> Encoder:
-        return open_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
+        return open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
 
     @cached_property
     def _large(self) -> Encoder:
-        return open_encoder(self._vocabulary, self.backend)
+        return open_matching_encoder(self._vocabulary, self.backend)
 
     def encode(
         self, source: Corpus, options: SpecialOptions, is_small: bool

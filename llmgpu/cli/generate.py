@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any
 
 import click
-import numpy as np
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -136,9 +135,9 @@ def _until(stop: int | None, ids: Iterable[int], taken: list[int]) -> Iterator[i
 
 
 def _token_bytes(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[bytes]:
-    """Yield the bytes of each id."""
+    """Yield the bytes of each id, none for an id that stands for nothing."""
     for token in ids:
-        yield vocabulary.decode(np.array([token], np.uint32))
+        yield vocabulary.tokens[token]
 
 
 def _characters(prompt: str, pieces: Iterable[bytes]) -> Iterator[str]:

@@ -1,14 +1,9 @@
-"""How to get an encoder: the one for a backend and a match rule, with all that goes around it.
-
-Text passes through the special tokens first, then the vocabulary's normalizer, then matching.
-"""
+"""How to get an encoder: the one for a backend and a match rule, with all that goes around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from llmgpu.backend import Backend
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import SLICE_BYTES, NumpyEncoder
 from llmgpu.bpe.encoding.special_encoding import (
@@ -19,10 +14,7 @@ from llmgpu.bpe.encoding.special_encoding import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
 from llmgpu.cpu.library import library
-from llmgpu.errors import InputError
 from llmgpu.processors import usable_processors
-from llmgpu.text.corpus import FilteredSource, TextSource
-from llmgpu.text.nfc import NfcFilter
 
 
 def open_encoder(
@@ -42,15 +34,18 @@ def open_encoder(
     Raises VocabularyError if `special` names a token that the vocabulary does not have or there are
     too many merges, DeviceError if the device's memory or limits are too small.
     """
-    encoder = _open_matching(vocabulary, backend, slice_bytes, threads)
-    if vocabulary.normalizer is not None:
-        encoder = _NormalizingEncoder(encoder)
+    encoder = open_matching_encoder(vocabulary, backend, slice_bytes, threads=threads)
     return with_special_tokens(encoder, vocabulary, special)
 
 
-def _open_matching(
-    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
+def open_matching_encoder(
+    vocabulary: Vocabulary,
+    backend: Backend,
+    slice_bytes: int | None = None,
+    *,
+    threads: int | None = None,
 ) -> Encoder:
+    """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
     # What needs a GPU package is imported only where there is a device.
@@ -73,17 +68,3 @@ def open_host_encoder(
 
     threads = threads or usable_processors()
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)
-
-
-class _NormalizingEncoder:
-    """An encoder of NFC text; its slices and offsets are those of the normalized text."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-
-    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        filtered = FilteredSource(source, NfcFilter())
-        try:
-            yield from self._encoder.encode(filtered, allocate)
-        except NoTokenError as error:
-            raise InputError(f"in the normalized text, {error}") from None

@@ -1,5 +1,8 @@
 """Special tokens on the way from text to ids: those that text spells, and those around documents.
 
+Text passes through the search for special tokens, then the vocabulary's normalizer, then a second
+search for the special tokens that are normalized, then matching.
+
 Text that spells a special token is plain text unless the token is allowed. Allowed tokens are taken
 out of the text before it is encoded, and their ids are put back between the others, so that the
 rest has the same ids as texts that start and end there. For the search in blocks of text:
@@ -25,9 +28,11 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import TextError, VocabularyError
+from llmgpu.errors import InputError, TextError, VocabularyError
+from llmgpu.text.composition import normalize
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
+from llmgpu.text.nfc import NfcFilter
 
 ALL = "all"
 _DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
@@ -66,21 +71,41 @@ def with_special_tokens(
     options: SpecialOptions,
     block_bytes: int = LEAST_BYTES,
 ) -> Encoder:
-    """Return an encoder that also handles special tokens; `encoder` itself if there are none.
+    """Return an encoder that also normalizes, and handles special tokens.
 
+    encoder: of normalized text without special tokens; returned itself if there is nothing to do.
     block_bytes: bytes of text to search at a time, or more; the ids do not depend on it.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
-    if options.is_plain:
-        return encoder
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
     disallowed = _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
+    late = _normalized_texts(vocabulary)
+    late_allowed: dict[bytes, int] = {}
+    for text in late:
+        if text in allowed:
+            late_allowed.setdefault(late[text], special[text])
+    late_disallowed = [late[text] for text in late if text in disallowed]
+    if late_allowed or late_disallowed:
+        lengths = vocabulary.token_lengths.copy()
+        lengths[list(late_allowed.values())] = list(map(len, late_allowed))
+        encoder = _SpecialEncoder(
+            encoder,
+            lengths,
+            allowed=late_allowed,
+            disallowed=late_disallowed,
+            block_bytes=block_bytes,
+            is_normalized=True,
+        )
+    if vocabulary.normalizer is not None:
+        encoder = _NormalizingEncoder(encoder)
+    if options.is_plain:
+        return encoder
     return _SpecialEncoder(
         encoder,
         vocabulary.token_lengths,
-        allowed={text.encode(): special[text] for text in allowed},
+        allowed={text.encode(): special[text] for text in allowed if text not in late},
         disallowed=[text.encode() for text in disallowed],
         bos=None if options.bos is None else token_id(vocabulary, options.bos),
         eos=None if options.eos is None else token_id(vocabulary, options.eos),
@@ -127,26 +152,50 @@ def _chosen(
     return every if ALL in texts else texts
 
 
+def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
+    """Return what to look for in normalized text, by the special tokens that it stands for."""
+    texts = {number: text for text, number in vocabulary.special_tokens.items()}
+    found = [texts[number] for number in vocabulary.normalized_tokens]
+    change = str if vocabulary.normalizer is None else normalize
+    return {text: change(text).encode() for text in found}
+
+
 def _known_tokens(vocabulary: Vocabulary) -> str:
     known = list(vocabulary.special_tokens)
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
     return f"its special tokens are {', '.join(map(repr, known[:10])) or 'none'}{more}"
 
 
+class _NormalizingEncoder:
+    """An encoder of NFC text; its slices and offsets are those of the normalized text."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
+        filtered = FilteredSource(source, NfcFilter())
+        try:
+            yield from self._encoder.encode(filtered, allocate)
+        except NoTokenError as error:
+            raise InputError(f"in the normalized text, {error}") from None
+
+
 @dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
     """Filters the text of another encoder, and inserts into its ids.
 
-    lengths: int64, bytes of each token. allowed: ids by text.
+    lengths: int64, bytes of text of each token. allowed: ids by text. is_normalized: the text is,
+    so that its offsets are not those of the corpus.
     """
 
     encoder: Encoder
     lengths: NDArray[np.int64]
     allowed: Mapping[bytes, int]
     disallowed: Collection[bytes]
-    bos: int | None
-    eos: int | None
     block_bytes: int
+    bos: int | None = None
+    eos: int | None = None
+    is_normalized: bool = False
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
@@ -165,7 +214,8 @@ class _SpecialEncoder:
 
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
         boundaries = _Boundaries()
-        special_filter = _SpecialTokenFilter(self.allowed, self.disallowed, boundaries)
+        guard = _Guard(self.disallowed, self.is_normalized) if self.disallowed else None
+        special_filter = _SpecialTokenFilter(self.allowed, guard, boundaries)
         filtered = FilteredSource(source, special_filter, self.block_bytes)
         special_bytes = 0  # in the text up to here
         try:
@@ -280,12 +330,12 @@ class _SpecialTokenFilter:
     """Takes the allowed special tokens out of a text; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(
-        self, allowed: Mapping[bytes, int], disallowed: Collection[bytes], boundaries: _Boundaries
+        self, allowed: Mapping[bytes, int], guard: _Guard | None, boundaries: _Boundaries
     ) -> None:
-        """Look for these texts; allowed: with their ids. What is found goes to `boundaries`."""
+        """Look for the allowed texts, which have ids. What is found goes to `boundaries`."""
         self._ids = allowed
         self._search = _Search(allowed) if allowed else None
-        self._guard = _Guard(disallowed) if disallowed else None
+        self._guard = guard
         self._boundaries = boundaries
         self._held = b""
         self._held_starts = np.empty(0, np.int64)
@@ -398,23 +448,27 @@ class _Search:
 class _Guard:
     """Refuses text in which certain byte strings occur."""
 
-    def __init__(self, texts: Collection[bytes]) -> None:
+    def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
         self._search = _Search(texts)
+        self._is_normalized = is_normalized
         self._before = b""  # the end of the document so far, too short to hold the longest
         self._offset = 0  # where that is in the whole text
 
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if a string ends in the next block."""
+        """Raise TextError if a string ends in the next block, InputError if it is normalized."""
         data = self._before + block
         found = self._search.find(data, 0, starts + len(self._before))
         if found:
             begin, end = found
-            raise TextError(
+            error = TextError(
                 f"special token {data[begin:end].decode()!r}",
                 self._offset + begin,
                 "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
                 "to get those of its text",
             )
+            if self._is_normalized:
+                raise InputError(f"in the normalized text, {error}")
+            raise error
         last = int(starts[-1]) + len(self._before) if len(starts) else 0
         kept = 0 if final else min(len(data) - last, self._search.longest - 1)
         self._before = data[len(data) - kept :]

@@ -1,7 +1,8 @@
 """GPT-2's pair of files: vocab.json, ids by token, and merges.txt, one merge per line.
 
 - Tokens are written in the byte-level alphabet. Neither file says how text is cut: that is pattern
-  gpt2 unless the caller names another.
+  gpt2 unless the caller of `read` names another. Only vocabularies of pattern gpt2 are written, as
+  GPT-2's tokenizers cut by no other.
 - Nor do they say which tokens are special. A token of several characters that is in no merge never
   results from text, so it is taken for a special one: that finds ``<|endoftext|>``. If it is not
   plain ASCII it could be bytes as well as text, and is taken for bytes.
@@ -25,6 +26,7 @@ from llmgpu.bpe.interchange.token_tables import (
     note_missing_bytes,
     note_unicode,
     number_merges,
+    stands_for_bytes,
     to_bytes,
 )
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -121,11 +123,16 @@ def write(
         vocab_stream.write(json.dumps(ids).encode())
         merges_stream.write((_HEADER + "".join(lines)).encode())
     note_unicode(vocabulary, note)
-    if vocabulary.pattern != "gpt2":
-        note(f"these files do not say that the pattern is {vocabulary.pattern}: others take gpt2")
 
 
 def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
+    if vocabulary.pattern != "gpt2":
+        raise VocabularyError(
+            "GPT-2's tokenizers cut by pattern gpt2 and would give other ids, because this "
+            f"vocabulary's is {quote(vocabulary.pattern)}: use --to huggingface"
+        )
+    if vocabulary.normalized_tokens:
+        raise VocabularyError("GPT-2's files have no normalized special tokens")
     if vocabulary.normalizer is not None:
         raise VocabularyError(f"GPT-2's files have no normalizer: {vocabulary.normalizer}")
     if vocabulary.unknown_token is not None and vocabulary.missing_bytes():
@@ -145,7 +152,7 @@ def _find_special(
         text: number
         for text, number in ids.items()
         if number not in merged
-        and (not _stands_for_bytes(text) or (len(text) > 1 and text.isascii()))
+        and (not stands_for_bytes(text) or (len(text) > 1 and text.isascii()))
     }
     for text, number in given.items():
         check_id(f"special token {quote(text)}", number)
@@ -154,14 +161,6 @@ def _find_special(
                 f"special token {quote(text)} has the id {ids[text]}, not {number}"
             )
     return found | dict(given)
-
-
-def _stands_for_bytes(text: str) -> bool:
-    try:
-        to_bytes(text)
-    except VocabularyError:
-        return False
-    return True
 
 
 def _parse_merges(text: str) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,7 @@ from llmgpu.bpe.interchange.token_tables import (
     note_missing_bytes,
     note_unicode,
     number_merges,
+    stands_for_bytes,
     to_bytes,
     to_text,
 )
@@ -46,6 +47,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote, read_limited
 from llmgpu.outputs import TOKENIZER_JSON, Output, check_outputs
+from llmgpu.text.composition import normalize
 
 FILES = "a tokenizer.json"
 
@@ -93,11 +95,17 @@ def read(
         for part in ("truncation", "padding"):
             if content.get(part) is not None:
                 note(f"{part} is not applied here")
+        added, normalized = _read_added(content.get("added_tokens"), note)
+        if normalizer is not None:
+            _check_different(added, normalized)
+        elif len(normalized) == len(added):
+            normalized = ()  # all are looked for in the same text
         vocabulary = _read_model(
             _as_map("model", content["model"]),
-            _read_added(content.get("added_tokens"), note),
+            added,
             cut,
-            normalizer,
+            normalizer=normalizer,
+            normalized_tokens=normalized,
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary
@@ -123,16 +131,12 @@ def write(
 
 
 def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
-    special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
-    flags = dict.fromkeys((*_ADDED_FLAGS, "normalized"), False)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": number, "content": text, **flags, "special": True} for text, number in special
-        ],
+        "added_tokens": _describe_added(vocabulary),
         "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
         "pre_tokenizer": _describe_pattern(vocabulary.pattern, byte_level),
         "post_processor": None,
@@ -150,6 +154,16 @@ def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
             "merges": name_pairs(vocabulary, exportable_merges(vocabulary)),
         },
     }
+
+
+def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    late = set(vocabulary.normalized_tokens)
+    special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
+    flags = dict.fromkeys(_ADDED_FLAGS, False)
+    return [
+        {"id": i, "content": text, **flags, "normalized": i in late, "special": True}
+        for text, i in special
+    ]
 
 
 def _describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
@@ -257,9 +271,10 @@ def _read_post_processor(component: object, note: Note) -> None:
             note(f"the special tokens that {kind} adds around a text are not added here")
 
 
-def _read_added(content: object, note: Note) -> dict[str, int]:
-    """Return ids by text of the added tokens."""
+def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Return ids by text of the added tokens, and those of the normalized ones."""
     added: dict[str, int] = {}
+    normalized: list[int] = []
     plain: list[str] = []
     flagged: list[str] = []
     for entry in _as_list("added_tokens", [] if content is None else content):
@@ -271,6 +286,8 @@ def _read_added(content: object, note: Note) -> dict[str, int]:
         added[text] = check_id(f"added token {quote(text)}", entry.get("id"))
         if entry.get("special") is not True:
             plain.append(text)
+        if entry.get("normalized"):
+            normalized.append(added[text])
         if any(entry.get(flag) for flag in _ADDED_FLAGS):
             flagged.append(text)
     if plain:
@@ -280,12 +297,26 @@ def _read_added(content: object, note: Note) -> dict[str, int]:
         )
     if flagged:
         note(f"lstrip, rstrip and single_word of added tokens are not applied: {listed(flagged)}")
-    return added
+    return added, tuple(sorted(normalized))
+
+
+def _check_different(added: dict[str, int], normalized: tuple[int, ...]) -> None:
+    """Check that no two added tokens are the same text once normalized."""
+    found: dict[str, str] = {}
+    late = set(normalized)
+    for text in added:
+        if added[text] in late and found.setdefault(normalize(text), text) != text:
+            other = quote(found[normalize(text)])
+            raise VocabularyError(
+                f"the added tokens {other} and {quote(text)} are the same text once it is "
+                "normalized, and the library takes either: remove one of them"
+            )
 
 
 def _read_model(
-    model: dict[str, Any], added: dict[str, int], pattern: Pattern, normalizer: str | None
+    model: dict[str, Any], added: dict[str, int], pattern: Pattern, **rules: Any
 ) -> Vocabulary:
+    """Return the vocabulary of a model and added tokens; rules: more of its fields."""
     kind = _type_of("model", {"type": "BPE"} | model)
     if kind != "BPE":
         raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
@@ -297,7 +328,7 @@ def _read_model(
     merges = number_merges(_parse_merges(model.get("merges")), ids)
     _check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
-    _check_apart(merges, added | unknown)
+    _check_apart(merges, added, ids, unknown)
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
     if len(merges) == 0 and any(len(token) > 1 for token in ordinary.values()):
         raise VocabularyError("model BPE has tokens of several bytes, but no merges")
@@ -308,8 +339,8 @@ def _read_model(
         merges,
         pattern,
         ignore_merges=len(merges) == 0 or bool(model.get("ignore_merges")),
-        normalizer=normalizer,
         unknown_token=next(iter(unknown.values()), None),
+        **rules,
     )
 
 
@@ -325,12 +356,20 @@ def _check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
             )
 
 
-def _check_apart(merges: NDArray[np.uint32], apart: dict[str, int]) -> None:
-    """Check that no merge has an added or unknown token, which does not stand for bytes of text."""
+def _check_apart(
+    merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: dict[str, int]
+) -> None:
+    """Check that no added or unknown token also stands for bytes of text."""
     merged = set(merges.reshape(-1).tolist())
-    for text, number in apart.items():
+    for text, number in (added | unknown).items():
         if number in merged:
             raise VocabularyError(f"the token {quote(text)} is added or unknown, and in a merge")
+    for text in added:
+        if text in ids and len(text) == 1 and stands_for_bytes(text):
+            raise VocabularyError(
+                f"the added token {quote(text)} is also the byte 0x{to_bytes(text)[0]:02x} of the "
+                "model, and can't be both here: remove it from added_tokens"
+            )
 
 
 def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:

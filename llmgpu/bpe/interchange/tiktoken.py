@@ -5,6 +5,7 @@
 - The file says neither how text is cut nor what the special tokens are. They come from the side
   file ``PATH.json`` that `write` makes, from the caller, or, for OpenAI's encodings, from a table
   by the SHA-256 of the content, since a file name proves nothing.
+- A token may be empty, as one of Whisper's is: no text gives its id.
 - A vocabulary with merges can be written if ids and merges are in the same order: then ranks give
   the same ids.
 """
@@ -44,6 +45,7 @@ FILES = "a rank file and its side file .json"
 
 _RANK = re.compile(rb"[0-9]{1,10}")
 _END = "<|endoftext|>"
+_EMPTY = b"="  # how the empty token is written
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def read(
     """Read a rank file; see `llmgpu.bpe.interchange.formats.Format.read`.
 
     pattern: overrides that of the side file or the table. special_tokens: added to those, or
-    replacing one of the same text.
+    replacing one of the same text or id.
     """
     if merges_path is not None:
         raise VocabularyError("a rank file has no merges: merges.txt goes with gpt2")
@@ -110,10 +112,12 @@ def read(
                 f"one of {', '.join(PATTERNS)}"
             )
         chosen = get_pattern(pattern or (known.pattern if known else ""))
-        special = dict(known.special_tokens if known else {}) | dict(special_tokens or {})
+        special = _join_special(known, special_tokens or {}, note)
         for text, number in special.items():
             check_id(f"special token {quote(text)}", number)
         _check_bytes(ranks)
+        if b"" in ranks:
+            note(f"id {ranks[b'']} is that of the empty token: it stands for nothing")
         tokens, merges = {rank: token for token, rank in ranks.items()}, np.empty((0, 3), np.uint32)
         return imported_vocabulary("tiktoken", tokens, special, merges, chosen, ignore_merges=True)
 
@@ -165,6 +169,8 @@ def _exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
     if vocabulary.match != "bpe":
         raise VocabularyError("a vocabulary that matches greedily has no ranks that give its ids")
+    if vocabulary.normalized_tokens:
+        raise VocabularyError("tiktoken has no normalized special tokens")
     if vocabulary.normalizer is not None:
         raise VocabularyError(f"tiktoken has no normalizer, this needs {vocabulary.normalizer}")
     ranks = ordinary_ranks(vocabulary)
@@ -211,9 +217,8 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
         try:
             if len(fields) != 2 or not _RANK.fullmatch(fields[1]):
                 raise VocabularyError("a line is a token in base64, a space and its rank")
-            token = binascii.a2b_base64(fields[0], strict_mode=True)
-            if not token:
-                raise VocabularyError("the token is empty")
+            encoded = b"" if fields[0] == _EMPTY else fields[0]
+            token = binascii.a2b_base64(encoded, strict_mode=True)
             rank = check_id(f"token {quote(token)}", int(fields[1]))
             if token in ranks:
                 raise VocabularyError(f"token {quote(token)} has the rank {ranks[token]} already")
@@ -235,7 +240,8 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
 def _dump_ranks(ranks: Mapping[bytes, int]) -> bytes:
     entries = sorted((rank, token) for token, rank in ranks.items())
     return b"".join(
-        b"%s %d\n" % (binascii.b2a_base64(token, newline=False), rank) for rank, token in entries
+        b"%s %d\n" % (binascii.b2a_base64(token, newline=False) or _EMPTY, rank)
+        for rank, token in entries
     )
 
 
@@ -246,6 +252,18 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: "
             "tiktoken can't encode text that has them"
         )
+
+
+def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note) -> dict[str, int]:
+    """Return the known special tokens and those given, which replace some of the known ones."""
+    ids = set(given.values())
+    special = dict(given)
+    for text, number in (known.special_tokens if known else {}).items():
+        if text not in given and number in ids:
+            note(f"special token {quote(text)} is left out: its id {number} is given to another")
+        else:
+            special.setdefault(text, number)
+    return special
 
 
 def _recognize(canonical: bytes, note: Note) -> _Encoding | None:

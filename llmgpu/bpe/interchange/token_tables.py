@@ -62,6 +62,15 @@ def to_bytes(text: str) -> bytes:
         ) from error
 
 
+def stands_for_bytes(text: str) -> bool:
+    """Whether `text` is written in the byte-level alphabet."""
+    try:
+        to_bytes(text)
+    except VocabularyError:
+        return False
+    return True
+
+
 def check_id(what: str, number: object) -> int:
     """Return `number` if it can be an id, else raise VocabularyError about `what`."""
     if type(number) is not int:
@@ -87,7 +96,10 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
     for text, number in special.items():
         if number in taken or number in ordinary:
             other = quote(taken[number] if number in taken else ordinary[number])
-            raise VocabularyError(f"special token {quote(text)} has the id {number} of {other}")
+            raise VocabularyError(
+                f"special token {quote(text)} has the id {number} of {other}: an id has one text "
+                "here, leave out one of them"
+            )
         taken[number] = text
         try:
             tokens[number] = text.encode()

@@ -58,21 +58,23 @@ DEFAULT_PATTERN = "cl100k"
 
 def pattern_of_expression(expression: str) -> str:
     """Return the name of the pattern that cuts by a regular expression."""
-    for pattern in PATTERNS.values():
-        if pattern.expression == expression:
-            return pattern.name
     return get_pattern(REGEX_PREFIX + expression).name
 
 
 def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
     """Return the pattern called `name`, with the character classes of a version of Unicode.
 
+    A published expression is the pattern that has it.
+
     Raises LlmgpuError with the known names or versions if there is none, or if its expression is
     wrong.
     """
     check_version(unicode)
     if name.startswith(REGEX_PREFIX):
-        return RegexPattern(name.removeprefix(REGEX_PREFIX))
+        expression = name.removeprefix(REGEX_PREFIX)
+        published = (known.name for known in PATTERNS.values() if known.expression == expression)
+        if (name := next(published, "")) == "":
+            return RegexPattern(expression)
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])

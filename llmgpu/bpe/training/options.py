@@ -26,7 +26,7 @@ class TrainingOptions:
     """What to train.
 
     vocab_size: upper bound of the number of ids, special tokens included.
-    pattern: name of the pre-tokenizer's pattern.
+    pattern: name of the pre-tokenizer's pattern; an alias is replaced by it.
     min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
     special_tokens: they get the last ids, in this order.
     tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.tie`.
@@ -60,7 +60,7 @@ class TrainingOptions:
     unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
-        get_pattern(self.pattern, self.unicode)
+        object.__setattr__(self, "pattern", get_pattern(self.pattern, self.unicode).name)
         if self.tie not in TIE_RULES:
             raise LlmgpuError(f"unknown tie rule {self.tie!r}: use one of {', '.join(TIE_RULES)}")
         if self.engine not in ENGINES:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -47,7 +48,8 @@ from llmgpu.outputs import VOCABULARY, Output, check_outputs
 MATCH_RULES = ("greedy", "bpe")
 NORMALIZERS = (None, "NFC")
 
-_UNICODE = "unicode"  # entry of a file's training data, because older files have no field for it
+# Entries of a file's training data, because older files have no field for them.
+_UNICODE, _NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _LONG_TOKEN = 64  # mean bytes a token from which copying tokens beats gathering bytes
 
@@ -66,6 +68,8 @@ class Vocabulary:
     ignore_merges: with "bpe", take a pre-token that is a token whole; implied without merges.
     normalizer: applied to text first, None or "NFC".
     unknown_token: id of bytes that no token matches; None makes them an error.
+    normalized_tokens: ids of the special tokens that are looked for after all others, in the text
+        between those once it is normalized, as their text is.
     training: how it was made, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`; it
         says nothing about a pattern that has none.
@@ -81,6 +85,7 @@ class Vocabulary:
     ignore_merges: bool = False
     normalizer: str | None = None
     unknown_token: int | None = None
+    normalized_tokens: tuple[int, ...] = ()
     training: dict[str, int | float | str] = field(default_factory=dict)
     unicode: str = DEFAULT_VERSION
 
@@ -107,9 +112,13 @@ class Vocabulary:
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """What the file and the fingerprint have of the version."""
+        """Rules that older files have no field for, as the fingerprint and the file have them."""
         version = self.classes_version
-        return {_UNICODE: version} if version and version != UNRECORDED_VERSION else {}
+        rules = {
+            _UNICODE: version if version and version != UNRECORDED_VERSION else "",
+            _NORMALIZED_TOKENS: ",".join(map(str, self.normalized_tokens)),
+        }
+        return {name: rule for name, rule in rules.items() if rule}
 
     @property
     def takes_whole_tokens(self) -> bool:
@@ -182,15 +191,10 @@ class Vocabulary:
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers, end to end.
 
-        Raises InputError for ids that are not integers, and for the first one that is not in the
-        vocabulary.
+        Raises InputError for ids in several rows or that are not integers, and for the first one
+        that is not in the vocabulary or stands for nothing there.
         """
-        numbers = np.asarray(ids)
-        if numbers.size == 0:
-            return b""
-        if not np.issubdtype(numbers.dtype, np.integer):
-            raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
-        numbers = numbers.reshape(-1)
+        numbers = _as_row(ids)
         bad = (numbers < 0) | (numbers >= self.size)
         if bad.any():
             position = int(bad.argmax())
@@ -199,7 +203,7 @@ class Vocabulary:
                 f"{self.size} tokens: was the text tokenized with another one?"
             )
         blocks = range(0, len(numbers), _DECODE_BLOCK)
-        return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK]) for i in blocks)
+        return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK], i) for i in blocks)
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the vocabulary file: the same for the same vocabulary."""
@@ -220,7 +224,8 @@ class Vocabulary:
                 UNRECORDED_VERSION if _has_classes(content.fields["pattern"]) else DEFAULT_VERSION
             )
             unicode = content.fields["training"].pop(_UNICODE, absent)
-            vocabulary = cls(**content.fields, unicode=unicode)
+            late = _parse_ids(content.fields["training"].pop(_NORMALIZED_TOKENS, None))
+            vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
             validate_trie(content.trie, vocabulary._ordinary_tokens, vocabulary.ordinary_ids)
@@ -251,9 +256,15 @@ class Vocabulary:
         with atomic_output(path) as stream:
             stream.write(data)
 
-    def _spell(self, ids: NDArray[np.integer]) -> bytes:
-        """Return the bytes of a block of valid ids (n,), end to end."""
+    def _spell(self, ids: NDArray[np.integer], begin: int) -> bytes:
+        """Return the bytes of ids (n,) below `size`, which begin at position `begin`."""
         lengths = self.token_lengths[ids]
+        if not lengths.all():
+            position = int(np.argmin(lengths))
+            raise InputError(
+                f"id {ids[position]} at position {begin + position} stands for nothing in the "
+                f"vocabulary of {self.size} ids: was the text tokenized with another one?"
+            )
         ends = np.cumsum(lengths)
         if ends[-1] > _LONG_TOKEN * len(ids):
             return b"".join([self.tokens[i] for i in ids.tolist()])
@@ -273,6 +284,28 @@ def _has_classes(pattern: str) -> bool:
     return pattern in PATTERNS and PATTERNS[pattern].unicode is not None
 
 
+def _parse_ids(text: object) -> tuple[int, ...]:
+    """Return the ids that a file lists with commas between them; VocabularyError if it does not."""
+    if text is None:
+        return ()
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{1,10}(,[0-9]{1,10})*", text):
+        raise VocabularyError("damaged: normalized_tokens are not ids with commas between them")
+    return tuple(map(int, text.split(",")))
+
+
+def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
+    """Return ids as integers (n,); InputError for anything else."""
+    try:
+        numbers = np.asarray(ids)
+    except ValueError as error:
+        raise InputError("ids must be one row, not rows of several lengths") from error
+    if numbers.ndim > 1:
+        raise InputError(f"ids must be one row, not {numbers.shape}: decode one row at a time")
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
+    return numbers.reshape(-1)
+
+
 def _check(vocabulary: Vocabulary) -> None:
     """Raise VocabularyError for the first thing that is wrong with a vocabulary.
 
@@ -285,7 +318,7 @@ def _check(vocabulary: Vocabulary) -> None:
     _check_pattern(vocabulary.pattern, vocabulary.expression)
     _check_special_tokens(vocabulary)
     _check_merges(vocabulary)
-    _check_training(vocabulary.training)
+    _check_training(vocabulary)
 
 
 def _check_rules(vocabulary: Vocabulary) -> None:
@@ -319,6 +352,9 @@ def _check_special_tokens(vocabulary: Vocabulary) -> None:
             raise VocabularyError(f"special token {text!r} has id {token} of {vocabulary.size}")
         if not text or vocabulary.tokens[token] != text.encode(errors="replace"):
             raise VocabularyError(f"special token {text!r} is not what id {token} spells")
+    late = vocabulary.normalized_tokens
+    if len(set(late)) < len(late) or not set(late) <= set(vocabulary.special_tokens.values()):
+        raise VocabularyError("normalized_tokens are not different ids of special tokens")
 
 
 def _check_merges(vocabulary: Vocabulary) -> None:
@@ -344,13 +380,16 @@ def _spell_results(vocabulary: Vocabulary) -> bool:
     return all(map(operator.eq, map(operator.add, left, right), results))
 
 
-def _check_training(training: dict[str, int | float | str]) -> None:
+def _check_training(vocabulary: Vocabulary) -> None:
+    training = vocabulary.training
     if len(training) > MAX_TRAINING_ENTRIES:
         raise VocabularyError(
             f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
         )
-    if _UNICODE in training:
-        raise VocabularyError(f"training data {_UNICODE!r}: give the version of Unicode by itself")
+    for rule in (_UNICODE, _NORMALIZED_TOKENS):
+        if rule in training:
+            raise VocabularyError(f"training data {rule!r}: this is a rule, give it by itself")
+    _check_text("the list of normalized_tokens", vocabulary._recorded.get(_NORMALIZED_TOKENS, ""))
     for key, value in training.items():
         _check_text("a key of the training data", key)
         if isinstance(value, str):

@@ -101,13 +101,16 @@ class TestFiles:
         assert read.merges.tolist() == [[257, 258, 256]]
 
     def test_another_pattern(self, tmp_path: Path) -> None:
-        notes: list[str] = []
-        vocabulary = trained("class")
-        gpt2.write(vocabulary, tmp_path, note=notes.append)
-        assert "class" in notes[0]
+        gpt2.write(trained(), tmp_path)
         read = read_folder(tmp_path, pattern="class")
+        expected = dataclasses.replace(trained(), pattern=read.pattern, expression=read.expression)
         for text in texts(1, 50):
-            assert bpe_encode(read, text.encode()) == bpe_encode(vocabulary, text.encode())
+            assert bpe_encode(read, text.encode()) == bpe_encode(expected, text.encode())
+        for vocabulary in (read, trained("none")):
+            message = rf"cut by pattern gpt2 .* vocabulary's is '{vocabulary.pattern}'"
+            with pytest.raises(VocabularyError, match=message):
+                gpt2.write(vocabulary, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
     def test_special_tokens_that_are_given(self, tmp_path: Path) -> None:
         gpt2.write(trained(), tmp_path)
@@ -152,6 +155,7 @@ class TestRefused:
             ({"match": "greedy"}, "greedily"),
             ({"normalizer": "NFC"}, "NFC"),
             ({"ignore_merges": True}, "ignore_merges"),
+            ({"normalized_tokens": (399,)}, "no normalized special tokens"),
         ],
     )
     def test_not_exported(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:

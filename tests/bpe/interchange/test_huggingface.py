@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,17 @@ from tokenizers import (
     trainers,
 )
 
+from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.open import open_matching_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
-from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, name_of_huggingface
+from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, name_of_huggingface, to_text
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary import recovery
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import OutputError, VocabularyError
+from llmgpu.errors import InputError, OutputError, VocabularyError
+from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.tokenizer import Tokenizer as LlmgpuTokenizer
 from tests.bpe.interchange.samples import (
     cl100k_path,
     random_ranks,
@@ -484,3 +491,96 @@ class TestRefused:
             (tmp_path / "t.json").write_bytes(data[:end])
             with pytest.raises(VocabularyError):
                 huggingface.read(tmp_path / "t.json")
+
+
+class TestNormalizedAddedTokens:
+    """Added tokens in any combination of flags, against the library."""
+
+    TEXTS = ("<a>", "<a>b", "a>b", "\u2126", "\u03a9", "e\u0301", "\u00e9", ">", "\u0338x", "ab<")
+    PARTS = (*TEXTS, "a", "b", "<", "\u0301", "\u0338", "e", " ", "\u1100", "\u1161")
+
+    def describe(self, rng: random.Random) -> dict[str, Any]:
+        """Return a tokenizer.json of the bytes, a few merges and random added tokens."""
+        alphabet = {to_text(bytes([value])): value for value in range(256)}
+        merges = rng.sample([("a", "b"), (">", "b"), ("<", "a"), ("Ã", "©"), ("Ġ", "a")], 3)
+        ids = {**alphabet, **{left + right: 256 + k for k, (left, right) in enumerate(merges)}}
+        added: list[dict[str, Any]] = []
+        normal: set[str] = set()
+        for text in rng.sample(self.TEXTS, rng.randint(1, 6)):
+            same = normalizers.NFC().normalize_str(text)
+            if text in alphabet or same in normal:
+                continue  # a byte of the model, or the text of another one
+            normal.add(same)
+            flags = {"special": rng.random() < 0.5, "normalized": rng.random() < 0.6}
+            flags |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+            added.append({"id": len(ids) + len(added), "content": text, **flags})
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        return {
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": rng.choice([None, {"type": "NFC"}]),
+            "pre_tokenizer": byte_level | {"use_regex": rng.random() < 0.5},
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": ids, "merges": [" ".join(pair) for pair in merges]},
+        }
+
+    def check(self, path: Path, rng: random.Random, count: int) -> None:
+        path.write_text(json.dumps(self.describe(rng)))
+        peer, read = Tokenizer.from_file(str(path)), huggingface.read(path)
+        huggingface.write(read, path)
+        back, again = Tokenizer.from_file(str(path)), huggingface.read(path)
+        assert (again.fingerprint, again.special_tokens) == (read.fingerprint, read.special_tokens)
+        assert Vocabulary.from_bytes(read.to_bytes()).normalized_tokens == read.normalized_tokens
+        inner = open_matching_encoder(read, NUMPY, rng.choice([1, 5, 1000]))
+        cut = rng.choice([1, 2, 7, 100])
+        encoder = with_special_tokens(inner, read, SpecialOptions(["all"]), cut)
+        texts = ["".join(rng.choices(self.PARTS, k=rng.randrange(9))) for _ in range(count)]
+        starts, ids = [0], []
+        for piece in encoder.encode(corpus_from_bytes([text.encode() for text in texts])):
+            starts += (piece.document_starts + len(ids)).tolist()
+            ids += piece.ids.tolist()
+        ours = [ids[start:end] for start, end in pairwise([*starts[1:], len(ids)])]
+        assert ours == [peer.encode(text, add_special_tokens=False).ids for text in texts]
+        assert ours == [back.encode(text, add_special_tokens=False).ids for text in texts]
+
+    def test_ids_are_those_of_the_library(self, tmp_path: Path) -> None:
+        rng = random.Random(15)
+        for _ in range(60):
+            self.check(tmp_path / "t.json", rng, 30)
+
+    @pytest.mark.slow
+    def test_many_combinations(self, tmp_path: Path) -> None:
+        rng = random.Random(16)
+        for _ in range(400):
+            self.check(tmp_path / "t.json", rng, 40)
+
+    @pytest.mark.parametrize(
+        ("added", "message"),
+        [
+            (["\u00e9"], "the added token 'é' is also the byte 0xe9 of the model"),
+            (["<a>", "c"], "the added token 'c' is also the byte 0x63 of the model"),
+            (["\u2126", "\u03a9"], "the same text once it is normalized"),
+        ],
+    )
+    def test_refused(self, tmp_path: Path, added: list[str], message: str) -> None:
+        content = self.describe(random.Random(1)) | {"normalizer": {"type": "NFC"}}
+        ids = content["model"]["vocab"]
+        content["added_tokens"] = [
+            {"id": ids.get(text, len(ids) + k), "content": text, "normalized": True}
+            for k, text in enumerate(added)
+        ]
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        with pytest.raises(VocabularyError, match=message):
+            huggingface.read(tmp_path / "t.json")
+
+    def test_disallowed_in_normalized_text(self, tmp_path: Path) -> None:
+        content = self.describe(random.Random(1)) | {"normalizer": {"type": "NFC"}}
+        flags = {"special": True, "normalized": True}
+        content["added_tokens"] = [{"id": 259, "content": "\u2126", **flags}]
+        (tmp_path / "t.json").write_text(json.dumps(content))
+        tokenizer = LlmgpuTokenizer(huggingface.read(tmp_path / "t.json"), device="cpu")
+        for text in ("a\u2126", "a\u03a9"):
+            assert tokenizer.encode(text, allowed_special="all").tolist() == [97, 259]
+            assert tokenizer.encode(text).tolist() == [97, 206, 169]
+            with pytest.raises(InputError, match=r"special token .* is disallowed"):
+                tokenizer.encode(text, disallowed_special="all")

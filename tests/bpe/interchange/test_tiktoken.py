@@ -13,9 +13,10 @@ import tiktoken as peer
 from tiktoken.load import load_tiktoken_bpe
 
 from llmgpu.bpe.interchange import tiktoken
+from llmgpu.bpe.interchange.token_tables import TIKTOKEN
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
-from llmgpu.errors import LlmgpuError, OutputError, VocabularyError
+from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
 from llmgpu.input_files import MAX_FILE_BYTES
 from tests.bpe.interchange.samples import (
     cl100k_path,
@@ -116,6 +117,34 @@ class TestFiles:
         assert read.pattern == "none"
         assert read.special_tokens == {"<|endoftext|>": 399, "<x>": 500}
 
+    def test_one_text_for_each_id(self, tmp_path: Path) -> None:
+        tiktoken.write(trained(), tmp_path / "r")
+        notes: list[str] = []
+        read = tiktoken.read(tmp_path / "r", special_tokens={"<x>": 399}, note=notes.append)
+        assert read.special_tokens == {"<x>": 399}
+        assert (
+            notes[-1] == "special token '<|endoftext|>' is left out: its id 399 is given to another"
+        )
+
+    def test_an_empty_token(self, tmp_path: Path) -> None:
+        (tmp_path / "r").write_bytes(rank_file(BYTES | {b"ab": 256}) + b"= 257\n")
+        encoding = peer.Encoding(
+            "r",
+            pat_str=TIKTOKEN["gpt2"],
+            mergeable_ranks=load_tiktoken_bpe(str(tmp_path / "r")),
+            special_tokens={"<x>": 258},
+        )
+        notes: list[str] = []
+        read = tiktoken.read(
+            tmp_path / "r", pattern="gpt2", special_tokens={"<x>": 258}, note=notes.append
+        )
+        assert notes == ["id 257 is that of the empty token: it stands for nothing"]
+        assert read.size == encoding.n_vocab == 259
+        for text in texts(6, 100):
+            assert bpe_encode(read, text.encode()) == encoding.encode_ordinary(text)
+        with pytest.raises(InputError, match="id 257 at position 1 stands for nothing"):
+            read.decode([97, 257])
+
     def test_a_file_that_cannot_be_written(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="missing"):
             tiktoken.write(trained(), tmp_path / "missing" / "r")
@@ -149,6 +178,7 @@ class TestRefused:
             (b"\nY!== 1", "line 2: .* not base64"),
             (b"YQ 1", "line 1: .* not base64"),
             (b"== 1", "line 1: .* not base64"),
+            (b"= 1\n= 2", "line 2: token b'' has the rank 1"),
             (b"YQ== 1\nYg== 2\nYQ== 3", "line 3: token b'a' has the rank 1"),
             (b"YQ== 1\nYg== 1", "line 2: rank 1 is that of line 1"),
             (b"", "it has no tokens"),
@@ -166,7 +196,7 @@ class TestRefused:
         ("special", "message"),
         [
             ({"x": 97}, "has the id 97 of b'a'"),
-            ({"x": 300, "y": 300}, "has the id 300 of 'x'"),
+            ({"x": 300, "y": 300}, "has the id 300 of 'x': an id has one text here, leave out"),
             ({"x": -1}, "id -1"),
             ({"x": 2**40}, "below"),
             ({"": 300}, "special token ''"),

@@ -58,7 +58,10 @@ def test_cuts_are_where_matches_begin_and_end(documents: list[bytes], expression
 
 def test_a_published_expression_is_its_pattern() -> None:
     for pattern in PATTERNS.values():
+        name = REGEX_PREFIX + pattern.expression
         assert pattern_of_expression(pattern.expression) == pattern.name
+        assert get_pattern(name) is pattern
+        assert TrainingOptions(300, pattern=name) == TrainingOptions(300, pattern=pattern.name)
 
 
 @pytest.mark.parametrize("expression", ["(", "[", "*", r"\p{Nothing}"])

@@ -177,10 +177,18 @@ class TestDecode:
         vocabulary = small_vocabulary(merges=merges, pattern="none")
         assert vocabulary.decode([271, 98, 271]) == b"a" * 65536 + b"b" + b"a" * 65536
 
-    def test_empty_tokens(self) -> None:
-        assert imported_vocabulary().decode([2, 2]) == b""
-        assert imported_vocabulary().decode([2, 1, 2]) == b"abc"
+    def test_ids_that_stand_for_nothing(self) -> None:
         assert imported_vocabulary().decode([]) == b""
+        for ids, position in (([2], 0), ([1, 2, 1], 1), ([1] * 70_000 + [2], 70_000)):
+            with pytest.raises(InputError, match=rf"^id 2 at position {position} stands for noth"):
+                imported_vocabulary().decode(ids)
+
+    @pytest.mark.parametrize(
+        "ids", [[[1, 1], [1, 1]], [[1]], [[]], [[1], [1, 1]], np.ones((2, 3), int)]
+    )
+    def test_rows(self, ids: Any) -> None:
+        with pytest.raises(InputError, match=r"^ids must be one row, not"):
+            small_vocabulary().decode(ids)
 
     @pytest.mark.parametrize(
         ("bad", "dtype"),
@@ -291,7 +299,7 @@ class TestFile:
         assert byte_vocabulary("class", "hf").classes_version is None
         with pytest.raises(VocabularyError, match=r"unknown Unicode version '17.0'"):
             dataclasses.replace(one, unicode="17.0")
-        with pytest.raises(VocabularyError, match="give the version of Unicode by itself"):
+        with pytest.raises(VocabularyError, match="this is a rule, give it by itself"):
             dataclasses.replace(one, training={"unicode": "16.0"})
 
     def test_order_of_dictionaries_does_not_matter(self) -> None:
