@@ -12,6 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmgpu.backend import NUMPY
+from llmgpu.bpe.training.checkpoint import Checkpoint
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import count_corpus, make_plan, train_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.counts_file import save_counts
+from llmgpu.resume_key import FILES, file_facts
+from llmgpu.text.corpus import corpus_from_bytes
 from tests.cli.conftest import Run, environment, fails
 
 OPTIONS = ("--device", "cpu", "--vocab-size", "700,6000", "--special-token", "<|end|>")
@@ -97,3 +105,38 @@ def test_options_of_checkpoints(llmgpu: Run, corpus: Path) -> None:
     done = llmgpu("bpe-train", "corpus.txt", "--checkpoint", "kept", "--engine", "recount")
     fails(done, 2, "--checkpoint can't be combined with --engine recount")
     assert [path.name for path in corpus.parent.iterdir()] == ["corpus.txt"]
+
+
+def test_what_began_with_another_version_of_unicode_keeps_it(llmgpu: Run, tmp_path: Path) -> None:
+    """A checkpoint and word counts as they were before the version was recorded."""
+    text = "x\u0558y \u0295Ali \u0295Umar ".encode() * 30
+    (tmp_path / "t.txt").write_bytes(text)
+    options = TrainingOptions(275, "o200k", unicode="18.0")
+    run = options.facts() | {FILES: [["t.txt", *file_facts(str(tmp_path / "t.txt"))[1:]]]}
+    run |= {"text_field": "text", "encoding_errors": "raw", "doc_separators": [], "limit": None}
+    del run["Unicode version"]
+    counts = count_corpus(corpus_from_bytes(text), make_plan(options, NUMPY))
+    save_counts(Checkpoint.begin(tmp_path / "kept", run).counts_path, counts)
+    save_counts(tmp_path / "c", counts)
+    expected = train_vocabulary(counts, options, NUMPY).vocabulary
+    common = ("--device", "cpu", "-q", "--vocab-size", "275")
+    resume = ("t.txt", "--pattern", "o200k", "--checkpoint", "kept", "--resume")
+    for source, output in ((resume, "resumed.bin"), (("--from-counts", "c"), "counted.bin")):
+        assert llmgpu("bpe-train", *source, *common, "-o", output).returncode == 0
+        assert (tmp_path / output).read_bytes() == expected.to_bytes()
+    more = ("t.txt", "--seed-vocab", "counted.bin", "-q", "--vocab-size", "280", "-o", "more.bin")
+    assert llmgpu("bpe-train", *more, "--device", "cpu").returncode == 0
+    assert Vocabulary.load(tmp_path / "more.bin").unicode == "18.0"
+    newer = ("t.txt", "--pattern", "o200k", "--save-counts", "d", "-o", "w.bin")
+    assert llmgpu("bpe-train", *newer, *common).returncode == 0
+    assert Vocabulary.load(tmp_path / "w.bin").unicode == "16.0"
+    mixed = llmgpu("bpe-train", "--from-counts", "c", "--from-counts", "d", *common)
+    fails(mixed, 1, "c and d can't be added up: Unicode version '18.0' and '16.0'")
+    other = llmgpu("bpe-train", "--from-counts", "d", "--seed-vocab", "counted.bin", *common)
+    fails(other, 1, "d: the words were cut by Unicode version '16.0', not by '18.0'")
+    facts = llmgpu("info", "w.bin").stdout.decode()
+    assert "Unicode version: 16.0\n" in facts
+    exported = llmgpu("export", "counted.bin", "--to", "huggingface", "-o", "t.json")
+    assert exported.returncode == 0
+    assert b"note: the pattern has the character classes of Unicode 18.0" in exported.stderr
+    assert b"Unicode" not in llmgpu("export", "w.bin", "--to", "tiktoken", "-o", "r").stderr

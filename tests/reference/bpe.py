@@ -227,7 +227,11 @@ def spell(merges: Iterable[tuple[int, int]]) -> list[bytes]:
 
 
 def greedy(
-    data: bytes, tokens: dict[bytes, int], pattern: str, unknown: int | None = None
+    data: bytes,
+    tokens: dict[bytes, int],
+    pattern: str,
+    unknown: int | None = None,
+    unicode: str = "16.0",
 ) -> list[int]:
     """Tokenize one document: the longest token first, inside each pre-token.
 
@@ -235,7 +239,7 @@ def greedy(
     """
     longest = max(map(len, tokens), default=0)
     ids: list[int] = []
-    for piece in pre_tokens(data, pattern):
+    for piece in pre_tokens(data, pattern, unicode):
         i = 0
         while i < len(piece):
             for length in range(min(longest, len(piece) - i), 0, -1):

@@ -1,8 +1,7 @@
 """Ids against tiktoken's and Hugging Face's own, with their vocabularies and with one of ours.
 
 LLMGPU_TEST_STRINGS sets how many random strings there are; with 10000 and more all code points are
-tried as well. Those that Python's Unicode does not know yet are left out between letters: peers of
-different age class them differently.
+tried as well.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +30,7 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.interchange.samples import cl100k_path
 from tests.reference import encoding as reference
+from tests.reference.bpe import greedy as greedy_reference
 
 STRINGS = int(os.environ.get("LLMGPU_TEST_STRINGS", "400"))
 STEP = 1 if STRINGS >= 10_000 else 29
@@ -69,21 +69,20 @@ def random_texts(seed: int) -> list[str]:
     for _ in range(STRINGS):
         alphabet = rng.choice((*ALPHABETS, "".join(ALPHABETS)))
         if rng.random() < 0.2:
-            alphabet = "".join(map(chr, rng.sample(assigned(), 30)))
+            alphabet = "".join(map(chr, rng.sample(code_points(), 30)))
         texts.append("".join(rng.choice(alphabet) for _ in range(rng.randrange(60))))
     return texts
 
 
 @cache
-def assigned() -> list[int]:
-    """Code points that Python's Unicode has, surrogates left out."""
-    points = range(sys.maxunicode + 1)
-    return [c for c in points if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+def code_points() -> list[int]:
+    """All but the surrogates."""
+    return [c for c in range(sys.maxunicode + 1) if not 0xD800 <= c < 0xE000]
 
 
 def every_code_point() -> list[str]:
-    alone = [chr(c) for c in range(0, sys.maxunicode + 1, STEP) if not 0xD800 <= c < 0xE000]
-    return alone + [f"a{chr(c)}b {chr(c)}1{chr(c)}" for c in assigned()[::STEP]]
+    points = code_points()[::STEP]
+    return [*map(chr, points), *(f"a{chr(c)}b {chr(c)}1{chr(c)}" for c in points)]
 
 
 def encode(encoder: Encoder, documents: list[bytes]) -> list[list[int]]:
@@ -165,6 +164,40 @@ def test_a_vocabulary_trained_here_in_tokenizers(
     options = TrainingOptions(700, pattern)
     vocabulary = train_vocabulary(corpus_from_bytes(text), options, NUMPY).vocabulary
     compare(vocabulary, backend, by_tokenizers(vocabulary, tmp_path), random_texts(4))
+
+
+# Characters that newer versions of Unicode class otherwise: U+0295 was a small letter, the others
+# were not assigned.
+CHANGED = (
+    "\u0295Ali \u0295Umar \u0295Abd \u0295Ayn \u0295Iraq x\u0558y b\u0c5cb "
+    "\u4e2d\U000323b0 \U00012550 "
+)
+TEXTS_OF_CHANGED = [CHANGED, *CHANGED.split(), *(f" {word}" for word in CHANGED.split())]
+
+
+@pytest.mark.parametrize("pattern", ["o200k", "cl100k", "llama3", "gpt2"])
+def test_characters_that_unicode_changed(backend: Backend, pattern: str, tmp_path: Path) -> None:
+    corpus = corpus_from_bytes((CHANGED * 20).encode())
+    vocabulary = train_vocabulary(corpus, TrainingOptions(290, pattern), backend).vocabulary
+    compare(vocabulary, backend, by_tiktoken(vocabulary), TEXTS_OF_CHANGED)
+    compare(vocabulary, backend, by_tokenizers(vocabulary, tmp_path), TEXTS_OF_CHANGED)
+
+
+@pytest.mark.parametrize("pattern", ["o200k", "cl100k", "gpt2"])
+def test_vocabularies_with_the_classes_of_another_version(backend: Backend, pattern: str) -> None:
+    corpus = corpus_from_bytes((CHANGED * 20).encode())
+    options = TrainingOptions(290, pattern, unicode="18.0")
+    vocabulary = train_vocabulary(corpus, options, backend).vocabulary
+    documents = [text.encode() for text in TEXTS_OF_CHANGED]
+    found = encode(open_encoder(vocabulary, backend), documents)
+    assert found == [reference.bpe_encode(vocabulary, document) for document in documents]
+    older = replace(vocabulary, unicode="16.0")
+    assert found != encode(open_encoder(older, backend), documents)
+    greedy = encode(open_encoder(vocabulary.with_match("greedy"), backend), documents)
+    ids = {token: number for number, token in enumerate(vocabulary.tokens)}
+    assert greedy == [
+        greedy_reference(document, ids, pattern, unicode="18.0") for document in documents
+    ]
 
 
 def test_bytes_of_any_kind_as_in_the_reference(backend: Backend) -> None:

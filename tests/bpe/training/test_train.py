@@ -42,6 +42,22 @@ def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie
     assert len(files) == 1
 
 
+def test_every_engine_takes_the_version_of_unicode(device: Device) -> None:
+    text = "\u0295Ali \u0295Umar x\u0558y \u4e2d\U000323b0 ".encode() * 20
+    made: dict[str, set[bytes]] = {"16.0": set(), "18.0": set()}
+    adapter = Backend(device, "the adapter")
+    for unicode, files in made.items():
+        for backend, engine in ((NUMPY, "batched"), (adapter, "batched"), (adapter, "recount")):
+            options = TrainingOptions(280, "o200k", engine=engine, unicode=unicode)
+            vocabulary = train_vocabulary(corpus_from_bytes(text), options, backend).vocabulary
+            assert vocabulary.unicode == unicode
+            files.add(vocabulary.to_bytes())
+    (older,), (newer,) = made.values()
+    crossing = "x\u0558y".encode()
+    assert any(crossing in token for token in Vocabulary.from_bytes(newer).tokens)
+    assert not any(crossing in token for token in Vocabulary.from_bytes(older).tokens)
+
+
 def test_training_facts(device: Device) -> None:
     text = words(3, 1_000, 200)
     result = train_vocabulary(
