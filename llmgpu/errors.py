@@ -6,9 +6,23 @@ after ``error:`` and exits with code 1.
 
 from __future__ import annotations
 
+_MOST_CHARACTERS = 700  # of a message: more is quoted input, of which both ends are kept
+_FIRST, _LAST = 200, 100
+
 
 class LlmgpuError(Exception):
     """Base of all errors that llmgpu raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message, cut in the middle if it quotes a long input."""
+        return shorten(super().__str__())
+
+
+def shorten(message: str) -> str:
+    """Return a message with at most 300 characters of the input that makes it too long."""
+    if len(message) <= _MOST_CHARACTERS:
+        return message
+    return f"{message[:_FIRST]} ... {message[-_LAST:]}"
 
 
 class InputError(LlmgpuError):

@@ -58,6 +58,12 @@ def writes_directly(path: str) -> bool:
         return False
 
 
+def require_name(path: str | Path) -> None:
+    """Raise an OutputError for an empty name, which would mean the current folder."""
+    if not str(path):
+        raise OutputError("can't write '': an output needs a name")
+
+
 @contextmanager
 def output_errors(path: str) -> Iterator[None]:
     """Turn an OSError of the block into an OutputError about `path`; a broken pipe passes."""
@@ -80,6 +86,7 @@ class OutputFile:
 
     def __init__(self, path: str | Path) -> None:
         """Open `path` ("-": standard output); OutputError if that fails."""
+        require_name(path)
         self.path = str(path)
         self._temporary: str | None = None
         self._target = ""

@@ -1,8 +1,16 @@
-"""Reading files that other tools made, within limits, and telling people what was in them."""
+"""Reading files that others made, within limits, and telling people what was in them.
+
+A file is looked at before it is read whole: one that is longer than any of its kind is refused by
+its size, and one that is not text by its first bytes, so that a device that never ends is, too.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +18,29 @@ from typing import Any, NoReturn
 
 from llmgpu.errors import VocabularyError
 
-MAX_FILE_BYTES = 1 << 26  # the largest tokenizer.json in use has half of that
+# The most bytes of a file that is read whole, by its kind. (Word counts say themselves how long
+# they are, and weights are mapped.)
+MAX_BYTES = {
+    "vocabulary": 1 << 30,
+    "vocabulary of another tool": 1 << 26,  # the largest tokenizer.json in use has half of that
+    "model description": 1 << 26,
+    "record of measurements": 1 << 26,
+    "description of a run": 1 << 30,  # it lists the corpus files
+    "list of shards": 1 << 30,
+    "side file": 1 << 32,  # it lists the documents
+    "training log": 1 << 30,
+    "log of merges": 1 << 30,
+}
+_LONG_TEXT = ("description of a run", "list of shards", "side file", "training log")
 
+_HEAD_BYTES = 64
 _SHOWN = 60  # characters of a text in a message
 _LISTED = 3  # texts in a note
+
+# What a terminal acts on instead of showing it, and lone surrogates, which it can't be sent.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 # Takes what a reader or writer has to say that is not an error: a line for people.
 Note = Callable[[str], None]
@@ -21,6 +48,16 @@ Note = Callable[[str], None]
 
 def no_notes(text: str) -> None:
     """Take a note and drop it."""
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with escapes for what a terminal would act on, except characters in `keep`."""
+
+    def escape(found: re.Match[str]) -> str:
+        character = found[0]
+        return character if character in keep else f"\\u{ord(character):04x}"
+
+    return _UNPRINTABLE.sub(escape, text)
 
 
 def listed(texts: Sequence[str]) -> str:
@@ -45,16 +82,41 @@ def naming(path: str | Path) -> Iterator[None]:
         raise VocabularyError(f"{path}: {error}") from error
 
 
-def read_limited(path: str | Path) -> bytes:
+def read_whole(
+    path: str | Path, kind: str, check_head: Callable[[bytes], None] | None = None
+) -> bytes:
+    """Return the bytes of a file of a kind in MAX_BYTES.
+
+    check_head: takes the first bytes, and raises if they are not those of such a file.
+
+    Raises OSError, with a reason in `strerror`, if it can't be read, is too long or is not text.
+    """
+    most = MAX_BYTES[kind]
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 (closed below)
+    except ValueError as error:  # a zero byte in the name
+        raise OSError(errno.EINVAL, str(error)) from error
+    with stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size <= most:
+            head = stream.read(_HEAD_BYTES)
+            if check_head is not None:
+                check_head(head)
+            if kind in _LONG_TEXT and b"\0" in head:
+                raise OSError(errno.EINVAL, f"a {kind} is text, and this has zero bytes")
+            data = head + stream.read(most + 1 - len(head))
+            if len(data) <= most:
+                return data
+    raise OSError(errno.EFBIG, f"longer than {most >> 20} MiB: no {kind} is")
+
+
+def read_limited(path: str | Path, kind: str = "vocabulary of another tool") -> bytes:
     """Return the bytes of a file; VocabularyError if it can't be read or is too long."""
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise VocabularyError(f"can't read it: {getattr(error, 'strerror', error)}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise VocabularyError(f"longer than {MAX_FILE_BYTES >> 20} MiB: no vocabulary is")
-    return data
+        return read_whole(path, kind)
+    except OSError as error:
+        prefix = "" if error.errno == errno.EFBIG else "can't read it: "
+        raise VocabularyError(f"{prefix}{error.strerror or error}") from error
 
 
 def decode_text(data: bytes) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
-from llmgpu.files import STANDARD_OUTPUT, is_descriptor
+from llmgpu.files import STANDARD_OUTPUT, is_descriptor, require_name
 
 VOCABULARY = "a vocabulary"
 COUNTS = "a file of word counts"
@@ -94,6 +94,7 @@ def check_outputs(
     known = {_identity(path, is_input=True): path for path in inputs}
     taken: dict[object, Output] = {}
     for output in outputs:
+        require_name(output.path)
         identity = _identity(output.path, is_input=False)
         if identity is not None and identity in known:
             raise OutputError(

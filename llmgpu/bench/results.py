@@ -12,11 +12,11 @@ import statistics
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from llmgpu.bench.units import quantity
 from llmgpu.errors import InputError
+from llmgpu.input_files import read_whole
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
@@ -271,7 +271,7 @@ def load_record(path: str) -> Record:
             damaged.
     """
     try:
-        plain = json.loads(Path(path).read_bytes())
+        plain = json.loads(read_whole(path, "record of measurements"))
     except OSError as error:
         raise InputError(f"can't read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,8 @@ import sys
 
 import click
 
-from llmgpu.errors import LlmgpuError
+from llmgpu.errors import LlmgpuError, shorten
+from llmgpu.input_files import printable
 from llmgpu.version import __version__
 
 COMMANDS = {
@@ -80,14 +81,19 @@ def main() -> None:
     except (LlmgpuError, OSError) as error:  # OSError: the summary can't be printed
         if debug:
             raise
-        code = _fail(f"error: {' '.join(str(error).split())}", 1)
+        code = _fail(f"error: {shorten(printable(' '.join(str(error).split())))}", 1)
     except click.ClickException as error:
+        vars(error)["message"] = shorten(printable(error.message))
         error.show()
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = _fail("interrupted", 130)
     except MemoryError:
         code = _fail("error: out of memory; use less text (--limit)", 1)
+    except RuntimeError as error:
+        if debug or "new thread" not in str(error):
+            raise
+        code = _fail("error: can't start another thread; use fewer --threads", 1)
     _close_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -37,6 +37,8 @@ from llmgpu.cli.console import (
     print_json,
 )
 from llmgpu.cli.options import (
+    TEXT,
+    THREADS,
     VocabularySizes,
     chosen_pattern,
     corpus_options,
@@ -98,6 +100,7 @@ READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 @click.option(
     "--special-token",
     "special_tokens",
+    type=TEXT,
     multiple=True,
     metavar="TEXT",
     help="Reserve an id for this token. In the corpus it separates documents and is not counted. "
@@ -138,7 +141,7 @@ READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=THREADS,
     metavar="N",
     show_default="number of processors, up to 4",
     help="Count words with this many threads if there is no GPU.",
@@ -258,10 +261,10 @@ def _train(
     def save(counts: WordCounts) -> None:
         if kept and not kept.has_counts:
             save_counts(kept.counts_path, counts)
-        if counts_output:
+        if counts_output is not None:
             save_counts(counts_output, counts)
 
-    on_counted = save if counts_output or kept else None
+    on_counted = save if counts_output is not None or kept else None
     with ExitStack() as stack:
         # All files get their names at the end, or none does.
         files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
@@ -346,6 +349,8 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
     if output == STANDARD_OUTPUT:
         raise click.UsageError("several vocabulary sizes don't go to standard output: use -o FILE")
     path = Path(output)
+    if path.exists() and not path.is_file():
+        raise click.UsageError(f"several vocabulary sizes don't go to {output}: use -o FILE")
     return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
 
 
@@ -395,9 +400,9 @@ def _open_checkpoint(
     try:
         yield checkpoint
     except BaseException:
-        checkpoint.close()
         if checkpoint.is_empty:
             checkpoint.remove()
+        checkpoint.close()
         raise
     checkpoint.remove()
 

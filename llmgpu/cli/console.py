@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmgpu.errors import OutputError
+from llmgpu.input_files import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -46,6 +49,7 @@ class Reporter:
         """Print a line, above the bars if there are any."""
         if self._quiet:
             return
+        text = printable(text)
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -117,7 +121,18 @@ def left_out_of(text: Corpus | None) -> dict[str, int]:
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
     """Print a command's summary as one line of JSON."""
-    click.echo(json.dumps(summary, ensure_ascii=False), err=to_stderr)
+    text = printable(json.dumps(summary, ensure_ascii=False))  # its escapes are those of JSON
+    if to_stderr:
+        click.echo(text, err=True)
+    else:
+        print_result(text)
+
+
+def print_result(text: object, *, end: str = "\n") -> None:
+    """Print what a command was asked for; OutputError if standard output is closed."""
+    if sys.stdout is None:
+        raise OutputError("can't write to standard output: it is closed")
+    click.echo(f"{text}{end}", nl=False)
 
 
 def human_bytes(count: float) -> str:

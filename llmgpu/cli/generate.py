@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -12,9 +13,10 @@ import click
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import Decorated, add_options, device_option, output_options
+from llmgpu.cli.console import Reporter, print_json, print_result
+from llmgpu.cli.options import TEXT, Decorated, add_options, device_option, output_options
 from llmgpu.errors import InputError
+from llmgpu.input_files import printable
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
@@ -46,7 +48,9 @@ def _sampling_options(command: Decorated) -> Decorated:
 
 @click.command()
 @click.argument("run", metavar="FOLDER")
-@click.option("--prompt", metavar="TEXT", help="Text to continue.  [default: start a new document]")
+@click.option(
+    "--prompt", type=TEXT, metavar="TEXT", help="Text to continue.  [default: start a new document]"
+)
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
@@ -89,13 +93,14 @@ def generate(
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
     model = Model(open_operations(backend.device), checkpoint.config)
     model.load(checkpoint.weights.__getitem__)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
     start = time.perf_counter()
     new: list[int] = []
     stop = None if ignore_eos else checkpoint.eos_id
     continued = _until(stop, Generator(model).generate(ids, max_new_tokens, sampler), new)
     for text in _characters(prompt or "", _token_bytes(continued, vocabulary)):
-        click.echo(text, nl=False)
-    click.echo()
+        print_result(printable(text, keep="\n\t") if is_terminal else text, end="")
+    print_result("")
     seconds = time.perf_counter() - start
     report.line(f"{len(new)} tokens in {seconds:.2f} s, {len(new) / seconds:.1f} tokens/s")
     if as_json:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.backend import auto_adapter, list_adapters
-from llmgpu.cli.console import print_json
-from llmgpu.cli.options import output_options
+from llmgpu.cli.console import print_json, print_result
+from llmgpu.cli.options import TEXT, output_options
 from llmgpu.cpu.library import describe as describe_engine
+from llmgpu.input_files import printable
 from llmgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query")
 @click.argument("vocab", required=False)
 @click.option("--tokens", is_flag=True, help="List the tokens: id and bytes.")
 @click.option("--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens.")
-@click.option("--search", metavar="TEXT", help="List only tokens that contain TEXT.")
+@click.option("--search", type=TEXT, metavar="TEXT", help="List only tokens that contain TEXT.")
 @output_options
 def info(
     vocab: str | None,
@@ -68,11 +69,11 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in facts.items():
         if isinstance(value, dict):
-            click.echo(f"{name}:")
+            print_result(f"{name}:")
             for key, item in value.items():
-                click.echo(f"  {key}: {item}")
+                print_result(printable(f"  {key}: {item}"))
         else:
-            click.echo(f"{name}: {value}")
+            print_result(printable(f"{name}: {value}"))
 
 
 def _adapter_facts() -> dict[str, Any]:
@@ -126,4 +127,4 @@ def _list_tokens(
         if as_json:
             print_json({"id": token_id, "bytes": text}, to_stderr=False)
         else:
-            click.echo(f"{token_id}\t{text}")
+            print_result(f"{token_id}\t{text}")

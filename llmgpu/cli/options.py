@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from llmgpu.input_files import quote
+
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
     from llmgpu.text.corpus import CorpusOptions
@@ -32,6 +34,28 @@ _UNITS = {
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
+_MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
+
+
+class Text(click.ParamType[str]):
+    """A text; the system may pass bytes that are none."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; refuse bytes that are not UTF-8."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{quote(text)} is not valid UTF-8", param, ctx)
+        return text
+
+
+TEXT = Text()
+THREADS = click.IntRange(min=1, max=1024)
+
+
 class Amount(click.ParamType[int]):
     """A number with a unit, rounded down."""
 
@@ -43,12 +67,14 @@ class Amount(click.ParamType[int]):
         """Parse an amount."""
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value), re.ASCII)
+        number = rf"(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
+        match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", str(value), re.ASCII)
         if match is None or match[2].upper() not in self.units:
-            self.fail(f"{value!r} is not a {self.name}; write {self.examples}", param, ctx)
+            shown = quote(str(value))
+            self.fail(f"{shown} is not a {self.name}; write {self.examples}", param, ctx)
         amount = int(Fraction(match[1]) * self.units[match[2].upper()])
         if amount < 1:
-            self.fail(f"{value!r} is less than one {self.one}", param, ctx)
+            self.fail(f"{quote(str(value))} is less than one {self.one}", param, ctx)
         return amount
 
 
@@ -82,7 +108,8 @@ class Percentage(click.ParamType[float]):
         except ValueError:
             percent = math.nan
         if not 0 <= percent < math.inf:
-            self.fail(f"{value!r} is not a percentage of 0 or more; write 10%", param, ctx)
+            shown = quote(str(value))
+            self.fail(f"{shown} is not a percentage of 0 or more; write 10%", param, ctx)
         return percent / 100
 
 
@@ -111,7 +138,7 @@ class PatternExpression(click.ParamType[str]):
         """Return the pattern's name."""
         from llmgpu.bpe.pretokens.pattern import pattern_of_expression
 
-        return pattern_of_expression(str(value))
+        return pattern_of_expression(TEXT.convert(value, param, ctx))
 
 
 def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
@@ -148,8 +175,9 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(re.fullmatch(r"\s*[0-9]+\s*", part) for part in parts):
-            self.fail(f"{value!r} is not a vocabulary size; write 32768, or 8192,32768", param, ctx)
+        if not all(re.fullmatch(r"\s*[0-9]{1,10}\s*", part) for part in parts):
+            shown = quote(str(value))
+            self.fail(f"{shown} is not a vocabulary size; write 32768, or 8192,32768", param, ctx)
         return tuple(sorted({int(part) for part in parts}))
 
 
@@ -164,9 +192,10 @@ class SpecialToken(click.ParamType[tuple[str, int]]):
         """Parse the text and the id."""
         if isinstance(value, tuple):
             return value
-        text, _, number = str(value).rpartition("=")
+        text, _, number = TEXT.convert(value, param, ctx).rpartition("=")
         if not text or not re.fullmatch(r"[0-9]{1,10}", number):
-            self.fail(f"{value!r} is not a text and an id; write '<|end|>=50256'", param, ctx)
+            shown = quote(str(value))
+            self.fail(f"{shown} is not a text and an id; write '<|end|>=50256'", param, ctx)
         return text, int(number)
 
 
@@ -227,6 +256,13 @@ def force_option(command: Decorated) -> Decorated:
     )(command)
 
 
+def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
+    """Set the time limit of custom patterns."""
+    from llmgpu.bpe.pretokens.custom_regex import DEFAULT_MATCH_SECONDS, limit_match_seconds
+
+    limit_match_seconds(DEFAULT_MATCH_SECONDS if seconds is None else seconds)
+
+
 def corpus_options(command: Decorated) -> Decorated:
     """Add the options that say how text is read; `make_corpus_options` takes them."""
     options = (
@@ -239,6 +275,7 @@ def corpus_options(command: Decorated) -> Decorated:
         click.option(
             "--doc-separator",
             "doc_separators",
+            type=TEXT,
             multiple=True,
             metavar="TEXT",
             help="Split documents at this text, which is dropped. Repeatable.",
@@ -253,10 +290,19 @@ def corpus_options(command: Decorated) -> Decorated:
         ),
         click.option(
             "--text-field",
+            type=TEXT,
             default="text",
             show_default=True,
             metavar="NAME",
             help="Take the text from this field of a .jsonl line or column of a .parquet.",
+        ),
+        click.option(
+            "--regex-seconds",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            expose_value=False,
+            callback=_limit_regex,
+            help="CPU time that a custom pattern may take for each megabyte.  [default: 30]",
         ),
     )
     return add_options(command, options)
@@ -288,6 +334,7 @@ def special_options(command: Decorated) -> Decorated:
     options = (
         click.option(
             "--allowed-special",
+            type=TEXT,
             multiple=True,
             metavar="TEXT|all",
             help="Encode this special token to its id where the text contains it; by default it is "
@@ -295,6 +342,7 @@ def special_options(command: Decorated) -> Decorated:
         ),
         click.option(
             "--disallow-special",
+            type=TEXT,
             multiple=True,
             metavar="TEXT|all",
             help="Fail if the text contains this special token (all: any that is not allowed). "
@@ -302,11 +350,13 @@ def special_options(command: Decorated) -> Decorated:
         ),
         click.option(
             "--bos",
+            type=TEXT,
             metavar="ID|TEXT",
             help="Prepend this token to each document: an id, or a text that is one token.",
         ),
         click.option(
             "--eos",
+            type=TEXT,
             metavar="ID|TEXT",
             help="Append this token to each document: an id, or a text that is one token.",
         ),

@@ -14,8 +14,9 @@ from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
-from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
+from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.options import (
+    THREADS,
     TokenCount,
     corpus_options,
     device_option,
@@ -91,7 +92,7 @@ class _Output:
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=THREADS,
     show_default="number of processors, up to 4",
     help="Number of threads that encode without a GPU.",
 )
@@ -198,7 +199,7 @@ def tokenize(
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
-        click.echo(summary["tokens"])
+        print_result(summary["tokens"])
 
 
 def _check_output(output: _Output, is_encoding: bool) -> None:

@@ -15,6 +15,7 @@ from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_count, human_time, memory_line, print_json
 from llmgpu.cli.options import (
+    TEXT,
     Decorated,
     add_options,
     corpus_options,
@@ -147,6 +148,7 @@ def _interval_options(command: Decorated) -> Decorated:
 @click.option("--force", is_flag=True, help="Replace the run in --output.")
 @click.option(
     "--eos",
+    type=TEXT,
     metavar="ID|TEXT",
     help="Token to put after each document.  [default: <|endoftext|> or similar, if present]",
 )

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import atomic_output, writes_directly
+from llmgpu.input_files import read_whole
 from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, Output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
@@ -140,7 +141,7 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     """
     name = side_path(path)
     try:
-        data = Path(name).read_bytes()
+        data = read_whole(name, "side file")
     except OSError as error:
         raise InputError(
             f"can't read {name}, the side file of {path}: {error.strerror}; without it the "

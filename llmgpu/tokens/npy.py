@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from tokenize import TokenError
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
 from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, id_dtype, not_an_id, open_stream
+
+_MAX_HEADER_BYTES = 1 << 16
 
 # What NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
@@ -34,12 +36,14 @@ def read_npy(name: str, vocabulary_size: int | None, layout: str) -> Iterator[ND
         yield from read_numbers(buffered, name, dtype, count)
 
 
-def _npy_layout(stream: io.BufferedIOBase, name: str) -> tuple[np.dtype[np.integer], int]:
+def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.integer], int]:
     try:
         version = npy_format.read_magic(stream)
         if version == (1, 0):
             shape, _, dtype = npy_format.read_array_header_1_0(stream)
         elif version == (2, 0):
+            if int.from_bytes(stream.peek(4)[:4], "little") > _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
             shape, _, dtype = npy_format.read_array_header_2_0(stream)
         else:
             raise ValueError(f"version {version[0]}.{version[1]} of the format is not read")

@@ -32,6 +32,7 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors, sync
+from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.tokens.bin import (
@@ -345,12 +346,16 @@ def _read_json(path: str | Path, format: str, failure: str) -> tuple[dict[str, A
     failure: the beginning of the message if it is damaged.
     """
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(read_whole(path, "list of shards"))
         found = content["format"], content["version"]
         shards = [Shard(**entry) for entry in content["shards"]]
-        if not all(isinstance(shard.file, str) for shard in shards):
-            raise TypeError("a file's name is not a text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for shard in shards:
+            if not isinstance(shard.file, str) or os.path.basename(shard.file) != shard.file:
+                raise ValueError(
+                    f"{quote(str(shard.file))} is not a file of its folder: name token files of "
+                    "other folders themselves"
+                )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} {failure} ({error})") from error
     if found != (format, VERSION):
         raise InputError(f"{path}: {found[0]!r} version {found[1]!r}, not {format} {VERSION}")

@@ -32,7 +32,7 @@ from llmgpu.bpe.interchange.token_tables import (
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.files import atomic_output, output_errors
+from llmgpu.files import atomic_output, output_errors, require_name
 from llmgpu.input_files import (
     Note,
     decode_text,
@@ -112,6 +112,7 @@ def write(
     merges = exportable_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
     lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]
+    require_name(path)
     check_outputs(outputs(path), force=force)
     folder = Path(path)
     with output_errors(str(path)):

@@ -3,11 +3,16 @@
 - What an expression does not match is a pre-token, too: nothing is lost.
 - An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
+- An expression may come with somebody else's vocabulary. One that would take long to compile is
+  refused by its length, nesting and repetitions; matching may take a certain CPU time for each
+  megabyte of text, a hundred times what usual expressions take.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+import time
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -17,13 +22,33 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text
 from llmgpu.errors import LlmgpuError
+from llmgpu.input_files import quote
 
 REGEX_PREFIX = "regex:"
+MAX_EXPRESSION_BYTES = 1 << 16  # as in a vocabulary file
+MAX_NESTING = 50  # groups and sets in one another
+MAX_REPEATED = 1 << 16  # items that are left when counted repetitions of groups are written out
+DEFAULT_MATCH_SECONDS = 30.0
+
+_PART = r"\\.|\(\?\#[^)]*\)|\{(\d*)(?:,(\d*))?\}|."
+_PARTS = re.compile(rf"\[\^?\]?(?:\\.|[^\]\\])*\]|{_PART}", re.DOTALL)
+_PARTS_V1 = re.compile(_PART, re.DOTALL)  # where sets may be nested
+_match_seconds = DEFAULT_MATCH_SECONDS
+
+
+def limit_match_seconds(seconds: float) -> None:
+    """Let matching take `seconds` of this process's CPU time for each megabyte of text begun.
+
+    It holds for all custom patterns of the process.
+    """
+    global _match_seconds
+    _match_seconds = seconds
 
 
 @lru_cache(maxsize=8)
 def compile_expression(expression: str) -> Any:
-    """Compile an expression; LlmgpuError if it is wrong or the module is not there."""
+    """Compile an expression; LlmgpuError if it is wrong or too large, or without the module."""
+    _check_cost(expression)
     try:
         regex = importlib.import_module("regex")
     except ImportError as error:
@@ -32,8 +57,50 @@ def compile_expression(expression: str) -> Any:
         ) from error
     try:
         return regex.compile(expression)
-    except regex.error as error:
-        raise LlmgpuError(f"{expression!r} is not a regular expression: {error}") from error
+    except (regex.error, RecursionError, OverflowError, ValueError, KeyError) as error:
+        raise LlmgpuError(
+            f"{quote(expression)} is not a regular expression: {quote(str(error))}"
+        ) from error
+
+
+def _check_cost(expression: str) -> None:
+    """Raise LlmgpuError for an expression that may take long to compile, or much memory."""
+    length = len(expression.encode(errors="surrogatepass"))
+    if length > MAX_EXPRESSION_BYTES:
+        raise LlmgpuError(
+            f"the regular expression has {length} bytes, the limit is {MAX_EXPRESSION_BYTES}"
+        )
+    sizes = [0]  # items written out so far in each open group
+    last = sets = 0  # items of the last part; sets that are open
+    parts = _PARTS_V1 if "V1" in expression else _PARTS
+    for part in parts.finditer(expression):
+        text = part[0]
+        if sets or text == "[":
+            sets += (text == "[") - (text == "]")
+            last = 1
+            sizes[-1] += not sets
+        elif text == "(":
+            sizes.append(0)
+        elif text == ")" and len(sizes) > 1:
+            last = max(sizes.pop(), 1)
+            sizes[-1] += last
+        elif text[0] == "{" and len(text) > 1 and last > 1:  # a single item isn't written out
+            count = max(int(number[:9] or 0) for number in (part[1], part[2] or ""))
+            sizes[-1] += last * max(count - 1, 0)
+            last *= max(count, 1)
+        elif text not in "*+?":
+            last = 1
+            sizes[-1] += 1
+        if len(sizes) + sets - 1 > MAX_NESTING:
+            raise LlmgpuError(
+                f"the regular expression {quote(expression)} nests more than {MAX_NESTING} groups "
+                "or sets"
+            )
+        if max(sizes[-1], last) > MAX_REPEATED:
+            raise LlmgpuError(
+                f"the regular expression {quote(expression)} repeats groups to more than "
+                f"{MAX_REPEATED} items: use smaller counts, or * and +"
+            )
 
 
 class RegexPattern(DocumentPattern):
@@ -51,14 +118,26 @@ class RegexPattern(DocumentPattern):
         """Mark starts in whole documents; see `Pattern.mark`."""
         compiled = compile_expression(self.expression)
         mask = np.zeros(len(text), np.bool_)
+        last_moment = time.process_time() + _match_seconds * (1 + len(text) // 10**6)
         for begin, end in pairwise([0, *np.unique(inner).tolist(), len(text)]):
             characters = text[begin:end].tobytes().decode("utf-8", "surrogateescape")
-            spans = [match.span() for match in compiled.finditer(characters)]
+            seconds = max(last_moment - time.process_time(), 1e-3)
+            try:  # the module measures CPU time, too
+                spans = [match.span() for match in compiled.finditer(characters, timeout=seconds)]
+            except TimeoutError as error:
+                raise self._too_slow(len(characters)) from error
             bounds = np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1)
             mask[begin] = True
             places = begin + _byte_offsets(characters)[bounds]
             mask[places[places < end]] = True
         return mask
+
+    def _too_slow(self, length: int) -> LlmgpuError:
+        return LlmgpuError(
+            f"matching the regular expression {quote(self.expression)} took more than "
+            f"{_match_seconds:g} s of CPU time a megabyte, in a document of {length:,} characters: "
+            "use another expression, or allow more time"
+        )
 
 
 def _byte_offsets(characters: str) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@
   of the rest) and the rest: the pairs as symbols, then their counts. What a kill or a full disk
   left after the last whole block is cut off.
 - Appended blocks reach the disk about once a second, so losing power costs little more than that.
+- ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
 - The folder is made by a run, belongs to it, and is removed when its results are written.
 """
 
@@ -16,7 +17,8 @@ import os
 import re
 import time
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,15 +28,17 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
 from llmgpu.bpe.training.options import UNICODE_FACT
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import atomic_output, output_errors
+from llmgpu.files import atomic_output, output_errors, require_name
+from llmgpu.input_files import read_whole
+from llmgpu.locks import FileLock
 from llmgpu.resume_key import Run, check_same_run
 
 FORMAT_NAME = "llmgpu training checkpoint"
 FORMAT_VERSION = 1
 SYNC_SECONDS = 1.0
 
-_RUN, _COUNTS, _MERGES = "run.json", "counts", "merges"
-_OWN_FILES = re.compile(rf"{_RUN}|{_COUNTS}|{_MERGES}|\.({_RUN}|{_COUNTS})\.[0-9a-f]+\.tmp")
+_RUN, _COUNTS, _MERGES, _LOCK = "run.json", "counts", "merges", "lock"
+_OWN_FILES = re.compile(rf"{_RUN}|{_COUNTS}|{_MERGES}|{_LOCK}|\.({_RUN}|{_COUNTS})\.[0-9a-f]+\.tmp")
 _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 _PAIR_BYTES, _COUNT_BYTES = 8, 8
 
@@ -51,8 +55,9 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Take a folder that `begin` or `resume` has made sure of."""
+        """Take a folder that `begin` or `resume` has made sure of and locked."""
         self.folder = folder
+        self._lock: FileLock | None = None
         self.counts_path = folder / _COUNTS
         self._log: BinaryIO | None = None
         self._synced = 0.0
@@ -63,6 +68,7 @@ class Checkpoint:
 
         Raises OutputError if `path` exists already, or can't be made.
         """
+        require_name(path)
         folder = Path(path)
         if os.path.lexists(folder):
             raise OutputError(
@@ -71,7 +77,12 @@ class Checkpoint:
         with output_errors(str(folder)):
             folder.mkdir()
         checkpoint = cls(folder)
-        checkpoint._write_run(run)
+        checkpoint._lock = FileLock(folder / _LOCK, str(folder))
+        try:
+            checkpoint._write_run(run)
+        except BaseException:
+            checkpoint.remove()
+            raise
         return checkpoint
 
     @classmethod
@@ -82,16 +93,22 @@ class Checkpoint:
         differs.
         """
         folder = Path(path)
-        if not os.path.lexists(folder):
+        if not str(path) or not os.path.lexists(folder):
             return None
+        is_unused = _is_unused(folder)
+        if not is_unused:  # nothing is written to a folder that belongs to something else
+            begun = _read_run(folder / _RUN)
+            if UNICODE_FACT in run:
+                begun.setdefault(UNICODE_FACT, UNRECORDED_VERSION)
+            check_same_run(f"{folder} is the checkpoint of another run", begun, run)
         checkpoint = cls(folder)
-        if checkpoint._is_unused():
-            checkpoint._write_run(run)
-            return checkpoint
-        begun = _read_run(folder / _RUN)
-        if UNICODE_FACT in run:
-            begun.setdefault(UNICODE_FACT, UNRECORDED_VERSION)
-        check_same_run(f"{folder} is the checkpoint of another run", begun, run)
+        checkpoint._lock = FileLock(folder / _LOCK, str(folder))
+        try:
+            if is_unused:
+                checkpoint._write_run(run)
+        except BaseException:
+            checkpoint.close()
+            raise
         return checkpoint
 
     @classmethod
@@ -101,7 +118,7 @@ class Checkpoint:
         Raises InputError if it is not a checkpoint.
         """
         folder = Path(path)
-        if not os.path.lexists(folder) or cls(folder)._is_unused():
+        if not os.path.lexists(folder) or _is_unused(folder):
             return None
         return str(_read_run(folder / _RUN).get(UNICODE_FACT, UNRECORDED_VERSION))
 
@@ -123,11 +140,18 @@ class Checkpoint:
         path = self.folder / _MERGES
         if not path.exists():
             return np.empty((0, 2), np.uint32), np.empty(0, np.int64)
-        with output_errors(str(path)), open(path, "r+b") as log:
-            data = log.read()
-            pairs, counts, length = _parse_log(data)
-            log.truncate(length)
+        with output_errors(str(path)):
+            pairs, counts, length = _parse_log(read_whole(path, "log of merges"))
+            os.truncate(path, length)
         return pairs, counts
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Put the folder's name before an InputError of the block."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{self.folder}: {error}") from error
 
     def add_merges(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
         """Append merges to the log: pairs of symbols (k, 2), and counts (k,)."""
@@ -144,37 +168,46 @@ class Checkpoint:
                 self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close the log; what is in the folder stays."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        """Close the log and unlock the folder; what is in it stays."""
+        self._close_log()
+        if self._lock is not None:
+            self._lock.close()
 
     def remove(self) -> None:
         """Remove the folder, except for files in it that do not belong to a checkpoint."""
-        self.close()
-        for name in os.listdir(self.folder):
-            if _OWN_FILES.fullmatch(name):
-                (self.folder / name).unlink()
+        self._close_log()
+        with output_errors(str(self.folder)):
+            for name in os.listdir(self.folder):
+                if name != _LOCK and _OWN_FILES.fullmatch(name):
+                    (self.folder / name).unlink()
+        if self._lock is not None:
+            self._lock.remove()
         with suppress(OSError):
             self.folder.rmdir()
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def _write_run(self, run: Run) -> None:
         content = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "run": run}
         with atomic_output(self.folder / _RUN) as stream:
             stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
-    def _is_unused(self) -> bool:
-        """Whether the run was killed before it said what it is."""
-        if not self.folder.is_dir():
-            return False
-        names = os.listdir(self.folder)
-        return _RUN not in names and all(map(_OWN_FILES.fullmatch, names))
+
+def _is_unused(folder: Path) -> bool:
+    """Whether a run was killed before it said what it is."""
+    if not folder.is_dir():
+        return False
+    names = os.listdir(folder)
+    return _RUN not in names and all(map(_OWN_FILES.fullmatch, names))
 
 
 def _read_run(path: Path) -> Run:
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(read_whole(path, "description of a run"))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path.parent} is not a checkpoint of training: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
         raise InputError(f"{path.parent} is not a checkpoint of training")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +76,15 @@ class Spellings:
         return symbol
 
     def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return what each of the merges, uint32 (M, 2) in their order, makes: uint32 (M,)."""
-        made = (self.merge(left, right) for left, right in pairs.tolist())
-        return np.fromiter(made, np.uint32, len(pairs))
+        """Return what each of the merges, uint32 (M, 2) in their order, makes: uint32 (M,).
+
+        Raises InputError for a symbol that does not exist yet.
+        """
+        try:
+            made = [self.merge(left, right) for left, right in pairs.tolist()]
+        except IndexError as error:
+            raise InputError("a merge has a symbol that no merge before it makes") from error
+        return np.array(made, np.uint32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +185,46 @@ class Merges:
     counts: NDArray[np.int64]
     symbols: int
     batches: int | None = None
+
+
+def check_logged(
+    pairs: NDArray[np.uint32], counts: NDArray[np.int64], seed: SeedSymbols, min_frequency: int
+) -> None:
+    """Raise InputError for merges that no training can have logged.
+
+    pairs, counts: as in `Merges`. Each pair is of symbols that exist by then; no pair occurs more
+    often than one before it, and of equally frequent ones the lower comes first, unless the merge
+    before has made it.
+    """
+    new = len(seed.tokens) + np.arange(len(pairs))  # the symbol that each merge makes
+    order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]
+    made_before = np.asarray((pairs >= new[:, None] - 1).any(axis=1))
+    sound = (
+        not (pairs >= new[:, None]).any()
+        and bool((counts >= max(min_frequency, 1)).all())
+        and bool((np.diff(counts) <= 0).all())
+        # (A merge may make an unreached symbol of the seed instead of a new one.)
+        and (
+            bool(seed.unreached)
+            or bool(((np.diff(counts) < 0) | (np.diff(order) > 0) | made_before[1:]).all())
+        )
+    )
+    if not sound:
+        raise InputError("its log holds merges that this training can't have made: remove it")
+
+
+def check_replayed(
+    pairs: NDArray[np.uint32], counts: NDArray[np.int64], before: int, after: int
+) -> None:
+    """Raise InputError unless merges leave as many symbols of the text as their counts say.
+
+    before, after: symbols. An occurrence is one symbol less; those of a pair (a, a) may overlap.
+    """
+    overlap = pairs[:, 0] == pairs[:, 1]
+    most = sum(counts.tolist())  # of any size
+    least = most - sum((counts[overlap] // 2).tolist())
+    if not least <= before - after <= most:
+        raise InputError("its log holds merges that are not those of its word counts: remove it")
 
 
 def translate(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,14 @@ from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.linked_words import apply_merges
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, translate
+from llmgpu.bpe.training.symbols import (
+    Merges,
+    Spellings,
+    SymbolWords,
+    check_logged,
+    check_replayed,
+    translate,
+)
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_numpy import count_words
@@ -231,12 +238,18 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
     pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
     if checkpoint:
         pairs, pair_counts = checkpoint.read_merges()
+        with checkpoint.naming():
+            check_logged(pairs, pair_counts, seed, run.options.min_frequency)
     spellings = seed.spellings()
     with run.phase("make symbols"):
         words = seed.words(counts.words, byte_ranks(run.options.tie))
         words = apply_merges(words, seed.merges, run.progress)
-        merges = np.column_stack([pairs, spellings.results(pairs)])
+        with checkpoint.naming() if checkpoint else nullcontext():
+            merges = np.column_stack([pairs, spellings.results(pairs)])
         rest = apply_merges(words, merges, run.progress)
+        if checkpoint:
+            with checkpoint.naming():
+                check_replayed(pairs, pair_counts, words.total, rest.total)
     with run.phase("merge"):
         learned = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
     pairs = np.concatenate([pairs, learned.pairs])

@@ -119,7 +119,7 @@ def unpack(data: bytes) -> FileContent:
 
     Whether the parts are consistent is for Vocabulary and `validate_trie` to check.
     """
-    _check_header(data)
+    check_header(data)
     content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data))
     _check_fields("the file", content, _FIELDS)
     _check_fields("the trie", content["trie"], _TRIE_FIELDS)
@@ -131,8 +131,8 @@ def unpack(data: bytes) -> FileContent:
     return FileContent(fields, _unpack_trie(content["trie"]), content["fingerprint"])
 
 
-def _check_header(data: bytes) -> None:
-    """Raise VocabularyError unless this is a vocabulary file of the version that is read here."""
+def check_header(data: bytes) -> None:
+    """Raise VocabularyError unless a file of the version that is read here begins like this."""
 
     def read(limits: dict[str, Any]) -> list[Any]:
         unpacker = msgpack.Unpacker(**limits)

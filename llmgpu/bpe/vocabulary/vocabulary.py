@@ -35,6 +35,7 @@ from llmgpu.bpe.vocabulary.file import (
     MAX_TEXT_BYTES,
     MAX_TRAINING_ENTRIES,
     FileContent,
+    check_header,
     pack,
     pack_ids,
     unpack,
@@ -43,6 +44,7 @@ from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
+from llmgpu.input_files import read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 MATCH_RULES = ("greedy", "bpe")
@@ -238,10 +240,12 @@ class Vocabulary:
     def load(cls, path: str | Path) -> Vocabulary:
         """Read a vocabulary file; VocabularyError if it can't be read or is damaged."""
         try:
-            data = Path(path).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
+            data = read_whole(path, "vocabulary", check_header)
+        except OSError as error:
+            reason = error.strerror or error
             raise VocabularyError(f"can't read the vocabulary {path}: {reason}") from error
+        except VocabularyError as error:
+            raise VocabularyError(f"{path}: {error}") from error
         return cls.from_bytes(data, str(path))
 
     def save(self, path: str | Path, *, force: bool = False) -> None:

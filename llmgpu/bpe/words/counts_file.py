@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,11 +97,24 @@ def load_counts(path: str | Path) -> WordCounts:
     counted by a pattern that this llmgpu does not know.
     """
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+        with open(path, "rb") as stream:
+            status = os.fstat(stream.fileno())
+            most = status.st_size + 1 if stat.S_ISREG(status.st_mode) else _MAX_HEADER_BYTES
+            block_bytes = min(most, _MAX_HEADER_BYTES)  # reading allocates as much
+            blocks = [stream.read(block_bytes)]
+            header, length = _read_header(blocks[0])
+            left = length + _content_bytes(header) - len(blocks[0])
+            while left >= 0 and (block := stream.read(block_bytes)):
+                blocks.append(block)  # at most one too many: a device would never end
+                left -= len(block)
+            data = b"".join(blocks)
+            del blocks
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"can't read {path}: {reason}") from error
+    except _UnfitError as error:
+        raise InputError(f"{path}: {error}") from error
     try:
-        header, length = _read_header(data)
         words = _read_words(memoryview(data)[length:-_HASH_BYTES], header)
         if hashlib.sha256(memoryview(data)[:-_HASH_BYTES]).digest() != data[-_HASH_BYTES:]:
             raise _UnfitError("damaged: its SHA-256 is not that of its content")
@@ -215,6 +230,12 @@ def _check_header(header: dict[str, Any]) -> None:
         )
     if ("unicode" in header) != bool(_recorded(pattern)):
         raise _UnfitError("damaged: its header is not in canonical form")
+
+
+def _content_bytes(header: dict[str, Any]) -> int:
+    """Return how many bytes follow the header."""
+    numbers = header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
+    return int(numbers + header["data_bytes"] + _HASH_BYTES)
 
 
 def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:

@@ -264,6 +264,7 @@ def _load(folder: Path) -> Checkpoint:
             f"{model.path}: {len(model.tensors)} tensors are too few for {config.layers} layers"
         )
     model.require({weight.name: (np.float32, weight.shape) for weight in config.weights()})
+    model.require_finite()
     optimizer = read_tensors(folder / OPTIMIZER)
     return Checkpoint(
         folder, config, vocabulary, model.tensors, optimizer, state, bos_id=bos_id, eos_id=eos_id
@@ -309,7 +310,7 @@ def _check_file(path: Path, written: object) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content = parse_json(read_limited(path))
+    content = parse_json(read_limited(path, "model description"))
     if not isinstance(content, dict):
         raise CheckpointError("damaged: not a JSON object")
     return content

@@ -22,6 +22,7 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
+from llmgpu.input_files import read_whole
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
@@ -159,8 +160,8 @@ class _Texts:
 
     def _read_made_from(self) -> Run:
         try:
-            facts = json.loads(self._made_from.read_bytes())
-        except (OSError, ValueError) as error:
+            facts = json.loads(read_whole(self._made_from, "description of a run"))
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"can't read {self._made_from}: {error}") from error
         if not isinstance(facts, dict):
             raise InputError(f"{self._made_from} does not say what the tokens were made from")

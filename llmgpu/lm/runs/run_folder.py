@@ -1,8 +1,7 @@
 """The folder of a training run, which only one run at a time may write.
 
-- The file ``run.lock`` marks a run folder. A run that writes the folder has this file locked, with
-  its process id in it. The operating system frees the lock when the process ends in any way.
-- The file stays after the run: if it were removed, two runs could lock two files of that name.
+- The file ``run.lock`` marks a run folder. A run that writes the folder has this file locked, see
+  `llmgpu.locks`. It stays after the run, as the mark.
 - Nothing is ever removed from a folder that is not a run folder.
 """
 
@@ -10,20 +9,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import output_errors
+from llmgpu.files import output_errors, require_name
+from llmgpu.locks import FileLock
 
 LOCK_NAME = "run.lock"
 TOKENS_NAME = "tokens"
-
-_LOCKED_BYTE = 1 << 30  # after the process id: on Windows a locked byte can't be read
-_MAX_DIGITS = 20
 
 
 class RunFolder(Closing):
@@ -33,8 +28,8 @@ class RunFolder(Closing):
     tokens: the folder with the tokens of texts, see `llmgpu.lm.data.inputs`.
     """
 
-    def __init__(self, path: Path, lock: BinaryIO) -> None:
-        """Take a folder and its locked file from `open_run_folder`."""
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        """Take a folder and its lock from `open_run_folder`."""
         self.path = path
         self.log = path / "log.jsonl"
         self.loss_curve = path / "loss.svg"
@@ -43,10 +38,7 @@ class RunFolder(Closing):
 
     def close(self) -> None:
         """Unlock the folder."""
-        if not self._lock.closed:
-            with output_errors(self._lock.name):
-                self._lock.truncate(0)
-                self._lock.close()  # frees the lock
+        self._lock.close()
 
 
 def open_run_folder(
@@ -62,6 +54,7 @@ def open_run_folder(
     `resume` nor `force`) or anything else, if another process has it locked, or if it can't be
     written.
     """
+    require_name(path)
     folder = Path(path)
     if resume and not (folder / LOCK_NAME).is_file():
         raise InputError(f"{folder} has no run to resume")
@@ -72,7 +65,7 @@ def open_run_folder(
         raise OutputError(
             f"{folder} is not empty and is not a run folder: choose a new or an empty folder"
         )
-    run = RunFolder(folder, _lock(folder))
+    run = RunFolder(folder, FileLock(folder / LOCK_NAME, str(folder)))
     try:
         _prepare(folder, resume, force, replaced)
     except BaseException:
@@ -100,54 +93,3 @@ def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -
                     shutil.rmtree(found)
                 else:
                     found.unlink()
-
-
-def _lock(folder: Path) -> BinaryIO:
-    """Lock a folder; OutputError, with the process that has the lock, if that fails."""
-    path = folder / LOCK_NAME
-    with output_errors(str(path)):
-        # Unbuffered: the process id is written at once, and closing has nothing left to write.
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed with the run folder)
-        try:
-            if not _try_lock(file):
-                raise OutputError(
-                    f"{folder} is in use by {_holder(file)}: wait until it ends, or choose another "
-                    "folder"
-                )
-            file.truncate(0)
-            file.write(str(os.getpid()).encode())
-        except BaseException:
-            file.close()
-            raise
-    return file
-
-
-def _holder(file: BinaryIO) -> str:
-    """Return which process has the lock."""
-    file.seek(0)
-    text = file.read(_MAX_DIGITS)
-    return f"process {text.decode()}" if text.isdigit() else "another process"
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: BinaryIO) -> bool:
-        """Lock a file until it is closed; False if another process has it."""
-        file.seek(_LOCKED_BYTE)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except PermissionError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(file: BinaryIO) -> bool:
-        """Lock a file until it is closed; False if another process has it."""
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True

@@ -17,7 +17,7 @@ from llmgpu.bpe.interchange.token_tables import TIKTOKEN
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
-from llmgpu.input_files import MAX_FILE_BYTES
+from llmgpu.input_files import MAX_BYTES
 from tests.bpe.interchange.samples import (
     cl100k_path,
     random_ranks,
@@ -227,7 +227,7 @@ class TestRefused:
 
     def test_a_file_that_is_too_long(self, tmp_path: Path) -> None:
         with open(tmp_path / "r", "wb") as stream:
-            stream.truncate(MAX_FILE_BYTES + 1)
+            stream.truncate(MAX_BYTES["vocabulary of another tool"] + 1)
         with pytest.raises(VocabularyError, match="/r: longer than 64 MiB"):
             tiktoken.read(tmp_path / "r")
 

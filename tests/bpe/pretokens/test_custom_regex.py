@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
+from llmgpu.bpe.pretokens.custom_regex import (
+    DEFAULT_MATCH_SECONDS,
+    REGEX_PREFIX,
+    limit_match_seconds,
+)
 from llmgpu.bpe.pretokens.pattern import (
     PATTERNS,
     get_pattern,
@@ -124,3 +128,44 @@ def test_recounting_marks_long_runs_on_the_host(device: Device) -> None:
                 )
             ]
             assert ids[0].tolist() == ids[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("(" * 60 + "a" + ")" * 60, "nests more than 50 groups or sets"),
+        ("(?V1)" + "[" * 60 + "a" + "]" * 60, "nests more than 50 groups or sets"),
+        ("(" * 2000, "nests more than 50 groups or sets"),
+        ("(?:" * 40 + "a" + "){2,3}" * 40, "repeats groups to more than 65536 items"),
+        ("[[](?:(?:ab){999}){99}", "repeats groups to more than 65536 items"),
+        ("(?V1)[[a]](?:(?:ab){999}){99}", "repeats groups to more than 65536 items"),
+        ("x" * 70_000, "has 70000 bytes, the limit is 65536"),
+        ("a{99999999999999}", "repeat count too big"),
+        ("(?<n>a)\\g<zz>", "unknown group"),
+        ("(" + "x" * 5000, "^'x{0}\\(x{1,60}'"),
+    ],
+)
+def test_expressions_that_would_take_long_to_compile(expression: str, message: str) -> None:
+    with pytest.raises(LlmgpuError, match=message) as caught:
+        pattern_of_expression(expression)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(?:[^\\n]{1,80}\\n){1,1000}", "(?#(((((" + ")a", "[((((]{3}", "\\({9}", "a{1,60000}"],
+)
+def test_expressions_that_are_not_too_large(expression: str) -> None:
+    assert pattern_of_expression(expression) == REGEX_PREFIX + expression
+
+
+@pytest.mark.parametrize("expression", ["(?:a|a)*$", "a*b|a", "(?:a|(?R)b)"])
+def test_matching_takes_limited_time(expression: str) -> None:
+    name = pattern_of_expression(expression)
+    text = np.frombuffer(b"a" * 50_000 + b"c", np.uint8)
+    limit_match_seconds(0.05)
+    try:
+        with pytest.raises(LlmgpuError, match=r"took more than 0\.05 s of CPU time a megabyte"):
+            start_mask(text, name, np.zeros(1, np.int64))
+    finally:
+        limit_match_seconds(DEFAULT_MATCH_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.training.test_batched_numpy import make_text
 
+FORGERIES = int(os.environ.get("LLMGPU_TEST_EXAMPLES", "30"))
 RUN = {"vocabulary sizes": [300], "corpus files": [["a.txt", 10, 123456789]], "limit": None}
 
 
@@ -106,11 +108,22 @@ def test_appending_reaches_the_disk_now_and_then(
 
 
 def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
-    Checkpoint.begin(tmp_path / "run", RUN)
+    Checkpoint.begin(tmp_path / "run", RUN).close()
     with pytest.raises(OutputError, match=r"run exists already: use --resume"):
-        Checkpoint.begin(tmp_path / "run", RUN)
+        Checkpoint.begin(tmp_path / "run", RUN).close()
     with pytest.raises(OutputError, match="no/such"):
         Checkpoint.begin(tmp_path / "no" / "such" / "run", RUN)
+
+
+def test_only_one_process_writes_a_checkpoint(tmp_path: Path) -> None:
+    begun = Checkpoint.begin(tmp_path / "run", RUN)
+    with pytest.raises(OutputError, match=rf"run is in use by process {os.getpid()}: wait"):
+        Checkpoint.resume(tmp_path / "run", RUN)
+    begun.close()
+    resumed = Checkpoint.resume(tmp_path / "run", RUN)
+    assert resumed is not None
+    resumed.remove()
+    assert os.listdir(tmp_path) == []
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
@@ -139,7 +152,7 @@ def test_a_folder_of_a_run_that_had_not_begun(tmp_path: Path) -> None:
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    Checkpoint.begin(tmp_path / "run", RUN)
+    Checkpoint.begin(tmp_path / "run", RUN).close()
     with pytest.raises(InputError, match=message):
         Checkpoint.resume(tmp_path / "run", RUN | changes)
 
@@ -246,3 +259,59 @@ def test_a_run_goes_on_where_it_ended(
         assert again.vocabularies[size].to_bytes() == vocabulary.to_bytes()
     if seeded:
         assert any(result == 257 for *_, result in whole.vocabulary.merges.tolist())
+
+
+def forged(
+    rng: np.random.Generator, pairs: list[list[int]], counts: list[int]
+) -> tuple[list[list[int]], list[int]]:
+    """A log with one change of a kind that a checksum would not tell."""
+    pairs, counts = [list(pair) for pair in pairs], list(counts)
+    k, other = rng.integers(len(pairs), size=2).tolist()
+    match rng.integers(6):
+        case 0:
+            pairs[k][rng.integers(2)] = int(rng.integers(0, 600))
+        case 1:
+            pairs[k][rng.integers(2)] = int(rng.integers(0, 1 << 32))
+        case 2:
+            counts[k] += int(rng.integers(-3, 4))
+        case 3:
+            counts[k] = int(rng.integers(-(2**63), 2**63))
+        case 4:
+            pairs[k], pairs[other] = pairs[other], pairs[k]
+        case 5:
+            del pairs[k], counts[k]
+    return pairs, counts
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_forged_logs_are_refused_or_harmless(tmp_path: Path, seeded: bool) -> None:
+    text = make_text(11, 4000)
+    start = byte_vocabulary("gpt2", "hf")
+    triple = np.array([[32, 97, 256]])
+    longer = extend_vocabulary(start, triple, special_tokens=(), training={})
+    seed = longer if seeded else None
+    options = TrainingOptions(320, pattern="gpt2", seed=seed)
+
+    def train(checkpoint: Checkpoint | None) -> bytes:
+        with corpus_from_bytes(text) as corpus:
+            result = train_vocabulary(corpus, options, NUMPY, checkpoint=checkpoint)
+        return result.vocabulary.to_bytes()
+
+    begun = Checkpoint.begin(tmp_path / "run", RUN)
+    expected = train(begun)
+    begun.close()
+    pairs, counts = log_of(tmp_path / "run")
+    log, rng, refused = tmp_path / "run" / "merges", np.random.default_rng(5), 0
+    for _ in range(FORGERIES):
+        log.unlink()
+        checkpoint = Checkpoint(tmp_path / "run")
+        changed = forged(rng, pairs[:30], counts[:30])
+        checkpoint.add_merges(np.array(changed[0], np.uint32), np.array(changed[1], np.int64))
+        checkpoint.close()
+        try:
+            assert train(checkpoint) == expected, changed
+        except InputError as error:
+            assert str(error).startswith(str(tmp_path / "run"))
+            refused += 1
+        checkpoint.close()
+    assert refused > 0.7 * FORGERIES

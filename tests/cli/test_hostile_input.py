@@ -1,0 +1,187 @@
+"""Values and files that nobody means well: one clear line, nothing hangs, nothing odd is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary, extend_vocabulary
+from tests.cli.conftest import COMMAND, Run, environment, fails
+
+DIGITS = "9" * 5000
+SPARSE_BYTES = 5 << 30
+NO_TEXT = "\udcff"  # a byte that is not UTF-8, as the system passes it
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bpe-train", "corpus.txt", "--limit", DIGITS),
+        ("bpe-train", "corpus.txt", "--limit", f"1.{DIGITS}MB"),
+        ("bpe-train", "corpus.txt", "--vocab-size", DIGITS),
+        ("bpe-train", "corpus.txt", "--vocab-size", f"300,{DIGITS}"),
+        ("bpe-train", "corpus.txt", "--min-frequency", DIGITS),
+        ("bpe-train", "corpus.txt", "--threads", "100000"),
+        ("tokenize", "corpus.txt", "--vocab", "v.bin", "--threads", "100000"),
+        ("tokenize", "corpus.txt", "--vocab", "v.bin", "--shard-tokens", DIGITS),
+        ("import", "v.bin", "--special-token", f"a={DIGITS}"),
+        ("import", "v.bin", "--pattern-regex", "(" * 5000),
+        ("bench", "--from", "v.bin", "--threshold", DIGITS),
+        (DIGITS,),
+        (f"--{DIGITS}",),
+        ("train", "corpus.txt", "--vocab", "v.bin", "-o", "run", "--preset", DIGITS),
+    ],
+)
+def test_long_values_are_wrong_usage_in_one_line(
+    llmgpu: Run, vocab: Path, arguments: tuple[str, ...]
+) -> None:
+    done = llmgpu(*arguments)
+    last = done.stderr.decode().splitlines()[-1]
+    assert done.returncode in (1, 2) and last.lower().startswith("error: "), done.stderr
+    assert b"Traceback" not in done.stderr and len(done.stderr) < 900
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bpe-train", "corpus.txt", "--special-token", NO_TEXT),
+        ("bpe-train", "corpus.txt", "--doc-separator", NO_TEXT),
+        ("bpe-train", "corpus.txt", "--pattern-regex", NO_TEXT),
+        ("tokenize", "corpus.txt", "--vocab", "v.bin", "--allowed-special", NO_TEXT),
+        ("tokenize", "corpus.txt", "--vocab", "v.bin", "--eos", NO_TEXT),
+        ("info", "v.bin", "--search", NO_TEXT),
+        ("generate", "run", "--prompt", NO_TEXT),
+        ("import", "t.json", "--special-token", f"{NO_TEXT}=3"),
+    ],
+)
+def test_bytes_that_are_no_text_are_wrong_usage(
+    llmgpu: Run, vocab: Path, arguments: tuple[str, ...]
+) -> None:
+    fails(llmgpu(*arguments), 2, "is not valid UTF-8")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bpe-train", "corpus.txt", "-o", ""),
+        ("bpe-train", "corpus.txt", "--save-counts", ""),
+        ("bpe-train", "corpus.txt", "--checkpoint", ""),
+        ("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", ""),
+        ("train", "corpus.txt", "--vocab", "v.bin", "-o", ""),
+        ("export", "v.bin", "--to", "gpt2", "-o", ""),
+        ("export", "v.bin", "--to", "huggingface", "-o", ""),
+        ("export", "v.bin", "--to", "tiktoken", "-o", ""),
+    ],
+)
+def test_outputs_need_a_name(llmgpu: Run, vocab: Path, arguments: tuple[str, ...]) -> None:
+    before = sorted(os.listdir(vocab.parent))
+    fails(llmgpu(*arguments), 1, "can't write '': an output needs a name")
+    assert sorted(os.listdir(vocab.parent)) == before
+
+
+def test_several_sizes_do_not_go_to_a_device(llmgpu: Run, corpus: Path) -> None:
+    done = llmgpu("bpe-train", "corpus.txt", "--vocab-size", "300,400", "-o", "/dev/null")
+    fails(done, 2, "several vocabulary sizes don't go to /dev/null")
+
+
+READING = [
+    ("info", "{}"),
+    ("tokenize", "corpus.txt", "--vocab", "{}"),
+    ("tokenize", "ids.bin", "--vocab", "v.bin", "--decode", "--format", "bin"),  # its side file
+    ("bpe-train", "--from-counts", "{}"),
+    ("bpe-train", "corpus.txt", "--seed-vocab", "{}"),
+    ("bench", "--from", "{}"),
+    ("bench", "--compare", "{}"),
+    ("import", "{}"),
+    ("import", "{}", "{}"),
+    ("generate", "{}"),
+]
+
+
+@pytest.mark.parametrize("arguments", READING)
+@pytest.mark.parametrize("what", ["device", "sparse"])
+def test_files_without_end_are_not_read_whole(
+    vocab: Path, arguments: tuple[str, ...], what: str
+) -> None:
+    bad = vocab.parent / "ids.bin.json"
+    if what == "device":
+        bad.symlink_to("/dev/zero")
+    else:
+        with open(bad, "wb") as stream:
+            stream.truncate(SPARSE_BYTES)
+    (vocab.parent / "ids.bin").write_bytes(b"")
+    done = subprocess.run(
+        [
+            *("sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh"),
+            *COMMAND,
+            *(argument.format(bad) for argument in arguments),
+        ],
+        cwd=vocab.parent,
+        env=environment() | {"LLMGPU_DEVICE": "cpu", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=100,
+    )
+    fails(done, 1, "error: ")
+    assert b"out of memory" not in done.stderr
+
+
+def test_what_a_terminal_would_act_on_is_escaped(llmgpu: Run, tmp_path: Path) -> None:
+    acted_on = {"\x1b", "\x07", "\x9b", "\u202e"}
+    odd = "2J".join(sorted(acted_on))
+    vocabulary = extend_vocabulary(
+        byte_vocabulary("gpt2", "hf"),
+        [],
+        special_tokens=[odd],
+        training={"by": odd},
+    )
+    (tmp_path / f"{odd}.bin").write_bytes(vocabulary.to_bytes())
+    for arguments in (("info", f"{odd}.bin"), ("info", f"{odd}.bin", "--json"), ("info", odd)):
+        done = llmgpu(*arguments)
+        shown = (done.stdout + done.stderr).decode()
+        assert not acted_on & set(shown) and "2J" in shown
+    exported = llmgpu("export", f"{odd}.bin", "--to", "huggingface", "-o", f"{odd}.json")
+    assert exported.returncode == 0 and not acted_on & set(exported.stderr.decode())
+    facts = json.loads(llmgpu("info", f"{odd}.bin", "--json").stdout)
+    assert facts["training"] == {"by": odd}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("info", "v.bin"), ("info", "v.bin", "--json"), ("tokenize", "--vocab", "v.bin", "--count")],
+)
+def test_a_closed_standard_output_is_an_error(vocab: Path, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments],
+        cwd=vocab.parent,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    done.stdout = b""
+    fails(done, 1, "can't write to standard output: it is closed")
+
+
+def test_an_expression_of_somebody_else_does_not_hang_tokenize(llmgpu: Run, tmp_path: Path) -> None:
+    vocabulary = byte_vocabulary("regex:(?:a|a)*$", "hf")
+    (tmp_path / "v.bin").write_bytes(vocabulary.to_bytes())
+    (tmp_path / "text").write_bytes(b"a" * 50_000 + b"c")
+    options = ("--vocab", "v.bin", "--regex-seconds", "0.1", "--device", "cpu")
+    fails(llmgpu("tokenize", "text", *options), 1, "took more than 0.1 s of CPU time")
+    fails(llmgpu("tokenize", "text", *options, "--regex-seconds", "0"), 2, "0")
+
+
+def test_a_manifest_lists_files_of_its_folder_only(llmgpu: Run, vocab: Path) -> None:
+    options = ("--vocab", "v.bin", "--format", "bin", "--device", "cpu")
+    done = llmgpu("tokenize", "corpus.txt", "-o", "t.bin", "--shard-tokens", "9K", *options)
+    assert done.returncode == 0, done.stderr
+    manifest = vocab.parent / "t.json"
+    listed = json.loads(manifest.read_bytes())
+    for name in ("../x.bin", "/etc/passwd", "sub/t-000000.bin"):
+        listed["shards"][0]["file"] = name
+        manifest.write_text(json.dumps(listed))
+        done = llmgpu("train", "t.json", "--vocab", "v.bin", "-o", "run", "--device", "cpu")
+        fails(done, 1, "is not a file of its folder: name token files of other folders")
