@@ -64,7 +64,7 @@ def test_counts_say_which_pattern(llmgpu: Run, corpus: Path) -> None:
         (["--from-counts", "missing"], 1, "can't read missing"),
         (["--from-counts", "c", *SPECIAL], 1, "c: special token '<|end|>' was not left out"),
         (["--from-counts", "c", "--from-counts", "d"], 1, "c and d can't be added up: pattern"),
-        (["corpus.txt", "--threads", "0"], 2, "0 is not in the range x>=1"),
+        (["corpus.txt", "--threads", "0"], 2, "0 is not in the range 1<=x<=1024"),
         (["corpus.txt", "--save-counts", "missing/c"], 1, "can't write missing/c"),
         (
             ["corpus.txt", "--save-counts", "e", "--counts-only", "--checkpoint", "k"],

@@ -31,6 +31,13 @@ def log_of(folder: Path) -> tuple[list[list[int]], list[int]]:
     return pairs.tolist(), counts.tolist()
 
 
+def resumes(folder: Path, run: dict[str, object]) -> bool:
+    checkpoint = Checkpoint.resume(folder, run)
+    if checkpoint is not None:
+        checkpoint.close()
+    return checkpoint is not None
+
+
 def add(checkpoint: Checkpoint, first: int, last: int) -> None:
     numbers = np.arange(first, last)
     pairs = np.column_stack([numbers, numbers + 1]).astype(np.uint32)
@@ -160,17 +167,17 @@ def test_another_run_is_refused(tmp_path: Path, changes: dict[str, object], mess
 def test_a_run_from_before_the_version_of_unicode_was_recorded(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert Checkpoint.unicode_of(folder) is None
-    Checkpoint.begin(folder, RUN)
+    Checkpoint.begin(folder, RUN).close()
     assert Checkpoint.unicode_of(folder) == "18.0"
-    assert Checkpoint.resume(folder, RUN | {"Unicode version": "18.0"})
+    assert resumes(folder, RUN | {"Unicode version": "18.0"})
     with pytest.raises(InputError, match=r'Unicode version was "18.0" and is "16.0" now'):
         Checkpoint.resume(folder, RUN | {"Unicode version": "16.0"})
-    assert Checkpoint.resume(folder, RUN)  # of a pattern without character classes
+    assert resumes(folder, RUN)  # of a pattern without character classes
 
 
 def test_the_version_of_unicode_is_recorded(tmp_path: Path) -> None:
     facts = TrainingOptions(300).facts()
-    Checkpoint.begin(tmp_path / "run", facts)
+    Checkpoint.begin(tmp_path / "run", facts).close()
     assert Checkpoint.unicode_of(tmp_path / "run") == facts["Unicode version"] == "16.0"
     newer = TrainingOptions(300, unicode="18.0").facts()
     with pytest.raises(InputError, match=r'Unicode version was "16.0" and is "18.0" now'):
