@@ -68,8 +68,8 @@ def test_bytes_that_are_no_text_are_wrong_usage(
     "arguments",
     [
         ("bpe-train", "corpus.txt", "-o", ""),
-        ("bpe-train", "corpus.txt", "--save-counts", ""),
-        ("bpe-train", "corpus.txt", "--checkpoint", ""),
+        ("bpe-train", "corpus.txt", "-o", "new.bin", "--save-counts", ""),
+        ("bpe-train", "corpus.txt", "-o", "new.bin", "--checkpoint", ""),
         ("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", ""),
         ("train", "corpus.txt", "--vocab", "v.bin", "-o", ""),
         ("export", "v.bin", "--to", "gpt2", "-o", ""),
