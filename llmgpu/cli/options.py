@@ -373,7 +373,9 @@ def make_special_options(
     """Turn the values of `special_options` into the library's."""
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 
-    def token(text: str | None) -> int | str | None:
-        return int(text) if text and re.fullmatch(r"[0-9]{1,10}", text) else text
+    return SpecialOptions(allowed_special, disallow_special, id_or_text(bos), id_or_text(eos))
 
-    return SpecialOptions(allowed_special, disallow_special, token(bos), token(eos))
+
+def id_or_text(token: str | None) -> int | str | None:
+    """Return what names a token on the command line: an id if it is a number."""
+    return int(token) if token and re.fullmatch(r"[0-9]{1,10}", token) else token

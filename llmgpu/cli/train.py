@@ -20,9 +20,11 @@ from llmgpu.cli.options import (
     add_options,
     corpus_options,
     device_option,
+    id_or_text,
     make_corpus_options,
     output_options,
 )
+from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.data.inputs import default_separator, open_tokens
@@ -191,7 +193,10 @@ def train(
     reading = {name: settings.pop(name) for name in _READING}
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
     vocabulary = Vocabulary.load(vocab)
-    asked = new_settings(settings, vocabulary.size)
+    named = id_or_text(eos)
+    separator = default_separator(vocabulary) if named is None else token_id(vocabulary, named)
+    if not resume:  # what can't work is refused before there is a folder
+        new_settings(settings, vocabulary.size)
     backend = select_backend(device)
     read = [source.path for source in resolve_sources(corpus).files]
     check_outputs(_written(output, force), [vocab, *read])
@@ -200,16 +205,18 @@ def train(
         if checkpoint is not None:
             checkpoint.require_vocabulary(vocabulary.fingerprint, vocab)
             asked = resumed_settings(checkpoint, _explicit(context, settings))
+            separator = _same_separator(checkpoint, eos, separator)
             report.line(f"resuming from {checkpoint.folder}")
-        elif resume:
-            report.line(f"{output} has no checkpoint yet: starting at the first step")
+        else:
+            asked = new_settings(settings, vocabulary.size)
+            if resume:
+                report.line(f"{output} has no checkpoint yet: starting at the first step")
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         host_bytes = host_memory(asked, backend, needed_bytes)
         if backend.is_software:
             require_free(host_bytes, free_memory())
         report.line(_description(asked, backend))
         report.line(memory_line(host_bytes, 0 if backend.device is None else needed_bytes))
-        separator = default_separator(vocabulary) if eos is None else eos
         try:
             source = open_tokens(
                 corpus,
@@ -233,7 +240,7 @@ def train(
             intervals,
             checkpoint,
             needed_bytes,
-            eos_id=None if separator is None else token_id(vocabulary, separator),
+            eos_id=separator,
             on_record=partial(_print_record, report, asked.options.steps),
             note=report.line,
         )
@@ -259,6 +266,16 @@ def _explicit(context: click.Context, settings: dict[str, Any]) -> dict[str, Any
         for name, value in settings.items()
         if context.get_parameter_source(name) in given
     }
+
+
+def _same_separator(checkpoint: Checkpoint, eos: str | None, given: int | None) -> int | None:
+    """Return the token between documents of a run that is resumed, which --eos may only repeat."""
+    if eos is not None and given != checkpoint.eos_id:
+        raise InputError(
+            f"--eos is id {given}, but the run in {checkpoint.folder.parent} has "
+            f"{checkpoint.eos_id}: leave it out to resume that run, or start a new one"
+        )
+    return checkpoint.eos_id
 
 
 def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:

@@ -26,17 +26,24 @@ class Weight:
 
     deviation: standard deviation of its random initial values; None: all ones.
     decays: whether weight decay applies (matrices yes, norms no).
+    unused_rows: the last ones of a table, which stand for no token; zeros at first.
     """
 
     name: str
     shape: tuple[int, ...]
     deviation: float | None
     decays: bool
+    unused_rows: int = 0
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def used_shape(self) -> tuple[int, ...]:
+        """The shape without the rows that stand for no token."""
+        return (self.shape[0] - self.unused_rows, *self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -104,12 +111,13 @@ class ModelConfig:
         variance does not grow with depth (GPT-2, section 2.3); norms start as ones.
         """
         table = (self.padded_vocab_size, self.dim)
-        yield Weight("model.embed_tokens.weight", table, 0.02, True)
+        unused = self.padded_vocab_size - self.vocab_size
+        yield Weight("model.embed_tokens.weight", table, 0.02, True, unused)
         for layer in range(self.layers):
             yield from self._layer_weights(f"model.layers.{layer}")
         yield Weight("model.norm.weight", (self.dim,), None, False)
         if not self.tied:
-            yield Weight("lm_head.weight", table, 0.02, True)
+            yield Weight("lm_head.weight", table, 0.02, True, unused)
 
     def _layer_weights(self, prefix: str) -> Iterator[Weight]:
         small = 0.02 / math.sqrt(2 * self.layers)

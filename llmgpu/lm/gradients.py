@@ -18,6 +18,7 @@ from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionTensors,
     Groups,
+    Losses,
     Norm,
     Operations,
 )
@@ -55,14 +56,23 @@ class LossGraph:
     """The loss of a batch of B sequences of T tokens.
 
     With `gradients` (by weight name) it can also add the loss's gradients to them. The host writes
-    each batch by `write_batch`, and `loss_params` before each step.
+    each batch by `write_batch`, and `write_loss_params` before each step.
+
+    padded: see `TrainOptions.padded_loss`. losses: of the last run, (N,) each.
     """
 
     def __init__(
-        self, model: Model, batch: int, seq: int, gradients: dict[str, Tensor] | None = None
+        self,
+        model: Model,
+        batch: int,
+        seq: int,
+        gradients: dict[str, Tensor] | None = None,
+        *,
+        padded: bool = False,
     ) -> None:
         """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
+        self._padded = padded
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)
@@ -77,8 +87,9 @@ class LossGraph:
         ops.write_computed(
             (self.positions,), lambda: [np.tile(np.arange(seq, dtype=np.uint32), batch)]
         )
-        self.loss_params = ops.parameters("loss parameters", (4,))
-        self.losses = ops.tensor("losses", (self.rows,))
+        self._loss_params = ops.parameters("loss parameters", (4,))
+        names = ("losses", "label smoothing", "z-losses")
+        self.losses = Losses(*(ops.tensor(name, (self.rows,)) for name in names))
         self.embedded = self._activation("embedded", config.dim)
         self.final_normed = self._activation("final norm", config.dim)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
@@ -116,6 +127,18 @@ class LossGraph:
             tensors = (self.groups.order, self.groups.starts, self.groups.rows)
             for tensor, array in zip(tensors, group_tokens(tokens.reshape(-1)), strict=True):
                 ops.write(tensor, array)
+
+    @property
+    def logits_of_tokens(self) -> int:
+        """How many logits of a row the softmax is taken over."""
+        config = self.model.config
+        return config.padded_vocab_size if self._padded else config.vocab_size
+
+    def write_loss_params(self, count: int, label_smoothing: float, z_loss: float) -> None:
+        """Write the weights of the loss's parts for a step of `count` targets that count."""
+        share = 1 / count if count else 0.0
+        params = [share, label_smoothing, z_loss, 1 / self.logits_of_tokens]
+        self.model.operations.write(self._loss_params, np.array(params, np.float32))
 
     def record_losses(self) -> None:
         """Record the forward pass up to `losses` (N,)."""
@@ -173,8 +196,14 @@ class LossGraph:
         ops = self.model.operations
         logits = self.logits.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
-        targets, losses = (t.rows(start, stop) for t in (self.targets, self.losses))
-        ops.cross_entropy(logits, targets, losses, self.loss_params)
+        ops.cross_entropy(
+            logits,
+            self.targets.rows(start, stop),
+            self.losses.rows(start, stop),
+            self._loss_params,
+            tokens=self.logits_of_tokens,
+            joint=self._padded,
+        )
         return logits
 
     def _record_ffn_backward(self, layer: int) -> None:

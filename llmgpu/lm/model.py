@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import ModelConfig, Weight
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import (
     AttentionShape,
@@ -155,17 +155,19 @@ class Model:
     def initialise(self, seed: int) -> None:
         """Draw the weights: the same on every backend, each weight from its own random stream."""
         numbered = {weight.name: (k, weight) for k, weight in enumerate(self.config.weights())}
-
-        def draw(name: str) -> AnyArray:
-            index, weight = numbered[name]
-            return initial_values(seed, index, weight.shape, weight.deviation)
-
-        self.load(draw)
+        self.load(lambda name: initial_values(seed, *numbered[name]))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
-        """Write all weights, each as `values` gives it by name, and their copies."""
+        """Write all weights, each as `values` gives it by name, and their copies.
+
+        Tables may lack the rows that stand for no token, which then are zeros.
+        """
         for name, tensor in self.weights.items():
-            self.operations.write(tensor, values(name))
+            array = values(name)
+            lacking = tensor.shape[0] - len(array)
+            if lacking:
+                array = np.pad(array, ((0, lacking), (0, 0)))
+            self.operations.write(tensor, array)
         with self.operations.record("half copies") as program:
             for name, half_copy in self.half_copies.items():
                 self.operations.cast_f32_to_f16(self.weights[name], half_copy)
@@ -216,13 +218,12 @@ class Model:
         return AttentionShape(batch, seq, config.heads, config.kv_heads, config.head_dim)
 
 
-def initial_values(
-    seed: int, index: int, shape: tuple[int, ...], deviation: float | None
-) -> NDArray[np.float32]:
-    """Return the first values of weight number `index`: normal with this deviation, or all ones."""
-    if deviation is None:
-        return np.ones(shape, np.float32)
+def initial_values(seed: int, index: int, weight: Weight) -> NDArray[np.float32]:
+    """Return the first values of weight number `index`: normal, or all ones; unused rows are 0."""
+    if weight.deviation is None:
+        return np.ones(weight.shape, np.float32)
     generator = np.random.Generator(np.random.Philox(key=[seed, index]))
-    values = generator.standard_normal(shape, np.float32)
-    values *= np.float32(deviation)
+    values = generator.standard_normal(weight.shape, np.float32)
+    values *= np.float32(weight.deviation)
+    values[weight.used_shape[0] :] = 0
     return values

@@ -24,6 +24,10 @@ class TrainOptions:
     name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that came up (not
     with a tied table). evaluation_fraction: of the text, held out of training.
     evaluation_batches: the most that an evaluation takes.
+
+    padded_loss: as in runs of earlier versions, the softmax runs over all rows of the table, those
+    that stand for no token included, the training loss has label smoothing and z-loss in it, and
+    checkpoints have all rows.
     """
 
     batch_size: int = 8
@@ -45,6 +49,7 @@ class TrainOptions:
     sparse_embedding: bool = False
     evaluation_fraction: float = 0.01
     evaluation_batches: int = 20
+    padded_loss: bool = False
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""

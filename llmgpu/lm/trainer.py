@@ -28,9 +28,16 @@ QUEUED_STEPS = 2  # steps that the device may have in hand while the host prepar
 
 @dataclass(frozen=True)
 class StepResult:
-    """Results of a step: mean loss of its targets, norm of the gradients before clipping."""
+    """Results of a step.
+
+    loss, smoothing_loss, z_loss: means of the parts of the loss over its targets; with
+    `TrainOptions.padded_loss` the first is that of all parts together. grad_norm: norm of the
+    gradients before clipping.
+    """
 
     loss: float
+    smoothing_loss: float
+    z_loss: float
     grad_norm: float
     clip_scale: float
     is_bad: bool
@@ -57,7 +64,11 @@ class Trainer:
         self.model = Model(operations, config, half=options.precision == "f16")
         self.updates = Updates(self.model, options, slots)
         self.graph = LossGraph(
-            self.model, options.batch_size, config.seq_len, self.updates.gradients
+            self.model,
+            options.batch_size,
+            config.seq_len,
+            self.updates.gradients,
+            padded=options.padded_loss,
         )
         self._record_programs()
 
@@ -68,9 +79,10 @@ class Trainer:
             self.graph.record_gradients()
         self._sums = []
         for index in range(self.options.grad_accum):
-            with self._ops.record("sum of losses") as program:
-                row = self.updates.loss_sums.rows(index, index + 1)
-                self._ops.sum_losses(self.graph.losses, row)
+            with self._ops.record("sums of losses") as program:
+                for part, losses in enumerate(self.graph.losses.parts):
+                    row = part * self.options.grad_accum + index
+                    self._ops.sum_losses(losses, self.updates.loss_sums.rows(row, row + 1))
             self._sums.append(program)
         with self._ops.record("update") as self._update:
             self.updates.record_update()
@@ -80,9 +92,9 @@ class Trainer:
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches; `results` returns what it found."""
         # The loss is the mean over the targets of all batches of the step.
-        vocabulary = self.model.config.padded_vocab_size
-        count = sum(int(np.count_nonzero(targets < vocabulary)) for _, targets in batches)
-        self._write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
+        limit = self.graph.logits_of_tokens
+        count = sum(int(np.count_nonzero(targets < limit)) for _, targets in batches)
+        self.graph.write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
         self.updates.write_step(self.step, learning_rate, count)
         self._ops.run(self._clear)
         self.updates.write_rows(batches)
@@ -98,22 +110,26 @@ class Trainer:
     def losses(
         self, batches: Iterable[Batch]
     ) -> Iterator[tuple[NDArray[np.uint32], NDArray[np.float32]]]:
-        """Yield each batch's targets and their losses, both (B, T), without smoothing and z-loss.
+        """Yield each batch's targets and their cross-entropies, both (B, T).
 
         Ignored targets have loss 0.
         """
-        self._write_loss_params(0, 0.0, 0.0)
+        self.graph.write_loss_params(0, 0.0, 0.0)
         for tokens, targets in batches:
             self.graph.write_batch(tokens, targets)
             self._ops.run(self._losses)
-            yield targets, self._ops.read(self.graph.losses).reshape(targets.shape)
+            losses = self._ops.read(self.graph.losses.cross_entropy)
+            yield targets, losses.reshape(targets.shape)
 
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the last `count` steps, at most `slots`, in order."""
         history = self._ops.read(self.updates.history)
         steps = range(max(0, self.step - min(count, self.slots)), self.step)
         rows = [history[step % self.slots].tolist() for step in steps]
-        return [StepResult(loss, norm, scale, bool(bad)) for loss, norm, scale, bad in rows]
+        return [
+            StepResult(loss, smoothing, z_loss, norm, scale, bool(bad))
+            for loss, norm, scale, bad, smoothing, z_loss, *_ in rows
+        ]
 
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
         """Repeat a bad step, and return an error that names what was not finite.
@@ -137,8 +153,3 @@ class Trainer:
     def source(self, tensor: Tensor) -> TensorSource:
         """Return a tensor as `write_tensors` takes it."""
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
-
-    def _write_loss_params(self, count: int, label_smoothing: float, z_loss: float) -> None:
-        vocabulary = self.model.config.padded_vocab_size
-        params = [1 / count if count else 0.0, label_smoothing, z_loss, 1 / vocabulary]
-        self._ops.write(self.graph.loss_params, np.array(params, np.float32))

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.model import EMBEDDING, Model
-from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers import OPTIMIZERS
@@ -27,8 +27,9 @@ class Updates:
 
     gradients, states: by weight name. stats: results of the last step, see `finalize_grad_stats`.
     rows: with sparse updates, the rows of the embedding table that a step updates.
-    history: (slots, 4) loss, norm, clip scale and whether the step was bad; row step % slots.
-    loss_sums: (grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses.
+    history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
+    loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then those
+    of label smoothing and of z-losses.
     """
 
     def __init__(self, model: Model, options: TrainOptions, slots: int) -> None:
@@ -49,8 +50,8 @@ class Updates:
         }
         self.partials = ops.tensor("partial norms", (len(self.gradients), NORM_PARTIALS))
         self.stats = ops.tensor("gradient statistics", (4,))
-        self.history = ops.tensor("history", (slots, 4))
-        self.loss_sums = ops.tensor("loss sums", (options.grad_accum, SUM_WIDTH))
+        self.history = ops.tensor("history", (slots, 8))
+        self.loss_sums = ops.tensor("loss sums", (LOSS_PARTS * options.grad_accum, SUM_WIDTH))
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
 
     def _make_state(self, name: str, weight: Tensor) -> WeightState:

@@ -8,14 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run_folder import open_run_folder
+from llmgpu.lm.runs.settings import FORMER_OPTIONS
 from tests.cli.conftest import Run, environment, fails, killed_before
 
 SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--ffn-dim", "48", "--seq-len", "16")
@@ -41,9 +44,15 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     run = corpus.parent / "run"
+    facts = read_log(run / "log.jsonl").facts
+    assert facts["options"]["warmup_steps"] == 0 and facts["options"]["padded_loss"] is False
+    assert facts["intervals"] == {"log": 2, "evaluation": 4, "save": 100, "keep": 2}
+    assert "eos_id" in facts
     log = read_log(run / "log.jsonl")
     assert [record.step for record in log.records] == [2, 4, 6, 8]
     assert log.records[-1].loss < log.records[0].loss
+    assert {record.smoothing_loss for record in log.records} == {0.0}
+    assert all(0 < (record.z_loss or 0) < 0.01 for record in log.records)
     assert summary["validation_loss"] == log.records[-1].validation_loss
     assert summary["tokens"] == 8 * 4 * 16
     assert 0 < summary["bits_per_byte"] < 8
@@ -99,6 +108,53 @@ def test_being_asked_to_stop_saves_what_is_done(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [(), ("--untied", "--sparse-embedding", "--grad-clip", "0.3")])
+def test_a_run_of_an_earlier_version_stays_as_it_was(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str, asked: tuple[str, ...]
+) -> None:
+    """Such runs have a softmax over padded rows, which their checkpoints hold, too."""
+    # Within the warm-up, the learning rate does not depend on the number of steps.
+    common = ("--device", device_name, "--warmup-steps", "50", *asked)
+    assert llmgpu(*TRAIN, *common, "--steps", "1").returncode == 0
+    folder = corpus.parent
+    make_former(folder / "run" / "step-00000001")
+    shutil.copytree(folder / "run", folder / "parts")
+    for name, steps in (("run", "7"), ("parts", "4"), ("parts", "7")):
+        command = (*TRAIN[:4], "-o", name, *TRAIN[6:], *common)
+        done = llmgpu(*command, "--steps", steps, "--resume")
+        assert done.returncode == 0, done.stderr
+    assert_same_weights(folder / "run", folder / "parts")
+    checkpoint = load_checkpoint(folder / "run")
+    assert checkpoint.state.options["padded_loss"]
+    table = checkpoint.weights["lm_head.weight" if asked else "model.embed_tokens.weight"]
+    assert table[checkpoint.config.vocab_size :].any()
+    config = json.loads((checkpoint.folder / "config.json").read_bytes())
+    assert config["vocab_size"] == checkpoint.config.padded_vocab_size
+    records = read_log(folder / "run" / "log.jsonl").records
+    assert records[0].z_loss is not None and records[-1].z_loss is None
+    made = llmgpu("generate", "run", "--prompt", "the", "--max-new-tokens", "5", "--ignore-eos")
+    assert made.returncode == 0, made.stderr
+
+
+def make_former(folder: Path) -> None:
+    """Make a checkpoint one of an earlier version: all rows of the tables, fewer options."""
+    found = load_checkpoint(folder)
+    options = {
+        name: value for name, value in found.state.options.items() if name not in FORMER_OPTIONS
+    }
+    weights = {}
+    for weight in found.config.weights():
+        whole = np.full(weight.shape, 0.01, np.float32)
+        whole[: weight.used_shape[0]] = found.weights[weight.name]
+        weights[weight.name] = TensorSource.of(whole)
+    moments = {name: TensorSource.of(np.array(v)) for name, v in found.optimizer.tensors.items()}
+    shutil.rmtree(folder)
+    state = replace(found.state, options=options)
+    given = (found.config, found.vocabulary, weights, moments, state)
+    save_checkpoint(folder.parent, *given, padded=True, eos_id=found.eos_id)
+
+
 def wait_for_line(child: subprocess.Popen[bytes], text: bytes) -> None:
     assert child.stderr is not None
     for line in child.stderr:
@@ -142,6 +198,23 @@ def test_a_run_goes_on_with_its_own_tokens_only(llmgpu: Run, corpus: Path, vocab
     gone_on = llmgpu(*command, "other.bin", "--steps", "4", "--resume")
     fails(gone_on, 1, "run was started with other tokens: tokens")
     assert llmgpu(*command, "corpus.txt", "--steps", "4", "--resume").returncode == 0
+
+
+def test_a_resumed_run_does_not_resolve_its_options_again(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    common = (*TRAIN, "--device", "cpu")
+    begun = (*common, "--untied", "--sparse-embedding", "--eos", "a", "--warmup-steps", "1")
+    assert llmgpu(*begun, "--steps", "2").returncode == 0
+    # --sparse-embedding alone would not go with a tied table, which a new run would have.
+    done = llmgpu(*common, "--sparse-embedding", "--steps", "3", "--resume")
+    assert done.returncode == 0, done.stderr
+    checkpoint = load_checkpoint(corpus.parent / "run")
+    assert checkpoint.vocabulary.tokens[checkpoint.eos_id or 0] == b"a"
+    assert checkpoint.state.options["warmup_steps"] == 1
+    fails(llmgpu(*common, "--eos", "b", "--resume"), 1, "--eos is id")
+    same = str(checkpoint.eos_id)  # a number is an id
+    assert llmgpu(*common, "--eos", same, "--steps", "3", "--resume").returncode == 0
 
 
 def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, vocab: Path) -> None:

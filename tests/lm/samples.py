@@ -31,13 +31,22 @@ def small_config(vocabulary: Vocabulary, **sizes: Any) -> ModelConfig:
 
 
 def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Weights large enough that no part of the model is without effect."""
+    """Weights large enough that no part of the model is without effect; unused rows are 0."""
     generator = np.random.default_rng(seed)
+    weights = {}
+    for weight in config.weights():
+        values = generator.standard_normal(weight.shape) * 0.2 + (weight.deviation is None)
+        values[weight.used_shape[0] :] = 0
+        weights[weight.name] = values.astype(np.float32)
+    return weights
+
+
+def used_rows(
+    config: ModelConfig, weights: dict[str, NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    """Return weights without the rows that stand for no token, as checkpoints have them."""
     return {
-        weight.name: (
-            generator.standard_normal(weight.shape) * 0.2 + (weight.deviation is None)
-        ).astype(np.float32)
-        for weight in config.weights()
+        weight.name: weights[weight.name][: weight.used_shape[0]] for weight in config.weights()
     }
 
 

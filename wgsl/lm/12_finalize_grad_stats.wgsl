@@ -3,13 +3,13 @@
 //   norm = sqrt(sum over all gradients of g^2)
 //   clip_scale = min(1, max_norm / (norm + 1e-6)), 0 from the first bad step on
 //
-// A step is bad when its norm or its loss is not finite. All steps after a bad one are bad, too,
-// until the host clears the mark, and none changes anything.
+// A step is bad when its norm or a part of its loss is not finite. All steps after a bad one are bad,
+// too, until the host clears the mark, and none changes anything.
 //
 // binding 0  partials   read        (tensors, NORM_PARTIALS)
-// binding 1  loss_sums  read        (A,)
+// binding 1  loss_sums  read        (3, A) sums of losses, of label smoothing and of z-losses
 // binding 2  stats      read_write  (4,) clip_scale, norm, bad, loss
-// binding 3  history    read_write  (S, 4) loss, norm, clip_scale, bad of step `slot`
+// binding 3  history    read_write  (S, 8) of step `slot`: loss, norm, clip_scale, bad; smoothing, z-loss
 // binding 4  hyper      uniform     Hyper
 // binding 5  dims       uniform     partials, A
 // dispatch: one workgroup
@@ -32,19 +32,28 @@ fn finalize_grad_stats(@builtin(local_invocation_index) local_index: u32) {
     for (var i = local_index; i < dims.x; i += WORKGROUP_SIZE) {
         squares += partials[i];
     }
-    var losses = 0.0;
-    for (var i = local_index; i < dims.y; i += WORKGROUP_SIZE) {
-        losses += loss_sums[i];
-    }
     let norm = sqrt(workgroup_sum(squares, local_index));
-    let loss = workgroup_sum(losses, local_index) * hyper.inverse_count;
+    let loss = mean_of_part(0u, local_index);
+    let smoothing = mean_of_part(1u, local_index);
+    let z_loss = mean_of_part(2u, local_index);
     if (local_index == 0u) {
-        let is_bad = stats.z != 0.0 || !is_finite(norm) || !is_finite(loss);
+        let is_known = is_finite(loss) && is_finite(smoothing) && is_finite(z_loss);
+        let is_bad = stats.z != 0.0 || !is_finite(norm) || !is_known;
         let clips = hyper.max_norm > 0.0;
         let wanted_scale = select(1.0, min(1.0, hyper.max_norm / (norm + CLIP_EPSILON)), clips);
         let clip_scale = select(wanted_scale, 0.0, is_bad);
         let bad = select(0.0, 1.0, is_bad);
         stats = vec4<f32>(clip_scale, norm, bad, loss);
-        history[hyper.slot] = vec4<f32>(loss, norm, clip_scale, bad);
+        history[2u * hyper.slot] = vec4<f32>(loss, norm, clip_scale, bad);
+        history[2u * hyper.slot + 1u] = vec4<f32>(smoothing, z_loss, 0.0, 0.0);
     }
+}
+
+// The mean over all targets of a part of the loss.
+fn mean_of_part(part: u32, local_index: u32) -> f32 {
+    var sum = 0.0;
+    for (var i = local_index; i < dims.y; i += WORKGROUP_SIZE) {
+        sum += loss_sums[part * dims.y + i];
+    }
+    return workgroup_sum(sum, local_index) * hyper.inverse_count;
 }

@@ -17,6 +17,7 @@ from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
+    Losses,
     Norm,
     Rotation,
 )
@@ -200,10 +201,17 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     params = np.array([1 / rows, 0.1, 1e-4, 1 / width], np.float32)
     yield s.case(
         "cross_entropy",
-        "*logits:NV targets +losses:N params",  # gradients take the place of the logits
+        # Gradients take the place of the logits.
+        "*logits:NV targets +losses:N +smoothing:N +z_losses:N params",
         7 * rows * width,
         lambda: {"targets": s.tokens(), "params": params},
         uniforms=("params",),
+        record=lambda ops, t: ops.cross_entropy(
+            t["logits"],
+            t["targets"],
+            Losses(t["losses"], t["smoothing"], t["z_losses"]),
+            t["params"],
+        ),
     )
     losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
     yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors, by, empty
-from llmgpu.lm.ops.optimizer import NORM_PARTIALS
+from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
@@ -39,9 +39,9 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
         lambda: {
             **step_parameters(),
             "partials": np.abs(s.normal(TENSORS, NORM_PARTIALS)),
-            "loss_sums": np.ones(1, np.float32),
+            "loss_sums": np.ones(LOSS_PARTS, np.float32),
             "stats": np.zeros(4, np.float32),
-            "history": empty(1, 4),
+            "history": empty(1, 8),
         },
         sizes=f"{TENSORS} tensors",
         uniforms=("hyper",),

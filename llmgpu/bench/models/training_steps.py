@@ -70,7 +70,7 @@ class StepJob:
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Return the first weights, those of `Model.initialise`."""
         return {
-            weight.name: initial_values(SEED, index, weight.shape, weight.deviation)
+            weight.name: initial_values(SEED, index, weight)
             for index, weight in enumerate(self.config.weights())
         }
 

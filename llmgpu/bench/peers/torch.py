@@ -139,7 +139,7 @@ class TorchLlama:
         self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
 
     def logits(self, tokens: Any) -> Any:
-        """Return the logits (B, T, V) of ids (B, T)."""
+        """Return the logits of all tokens, (B, T, vocabulary size), for ids (B, T)."""
         functional, w = self._functional, self.parameters
         x = functional.embedding(tokens, w["model.embed_tokens.weight"])
         for layer in range(self.config.layers):
@@ -148,7 +148,8 @@ class TorchLlama:
             normed = self._norm(x, f"{prefix}.post_attention_layernorm.weight")
             x = x + self._feed_forward(f"{prefix}.mlp", normed)
         head = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
-        return functional.linear(self._norm(x, "model.norm.weight"), w[head])
+        table = w[head][: self.config.vocab_size]
+        return functional.linear(self._norm(x, "model.norm.weight"), table)
 
     def _norm(self, x: Any, name: str) -> Any:
         epsilon = self.config.norm_epsilon
@@ -223,15 +224,14 @@ class TorchSteps:
         return timed(lambda: self._torch.finish(take_all))[0] / count
 
     def _take(self) -> Any:
-        """Take a step on the next batch; return its mean loss."""
+        """Take a step on the next batch; return its mean cross-entropy."""
         module = self._torch.module
         tokens, targets = self._batches[self._step % len(self._batches)]
         self._step += 1
         logits = self._model.logits(tokens).flatten(0, 1)
         loss = module.nn.functional.cross_entropy(logits, targets.flatten())
         log_sum_exp = module.logsumexp(logits, dim=-1)
-        loss = loss + self._options.z_loss * (log_sum_exp**2).mean()
-        loss.backward()
+        (loss + self._options.z_loss * (log_sum_exp**2).mean()).backward()
         if self._options.grad_clip:
             parameters = self._model.parameters.values()
             module.nn.utils.clip_grad_norm_(parameters, self._options.grad_clip)

@@ -21,7 +21,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
+    has_padded_tables,
     is_llama,
     read_model,
     read_token_id,
@@ -97,7 +98,8 @@ class TrainingState:
 class Checkpoint:
     """A checkpoint as `load_checkpoint` returns it.
 
-    weights: float32 by name, mapped from the file, read-only. optimizer: as they were saved.
+    weights: float32 by name, mapped from the file, read-only; tables without unused rows, unless an
+    earlier version padded them. optimizer: as they were saved.
     bos_id, eos_id: tokens at the beginning and the end of a text, if any.
     """
 
@@ -131,6 +133,7 @@ def save_checkpoint(
     optimizer: Mapping[str, TensorSource],
     state: TrainingState,
     *,
+    padded: bool = False,
     bos_id: int | None = None,
     eos_id: int | None = None,
     keep: int = 2,
@@ -139,7 +142,9 @@ def save_checkpoint(
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
-    comes, so that one at a time is in memory. note: called with what other tools can't use.
+    comes, so that one at a time is in memory. padded: write all rows of the tables, those that
+    stand for no token included; without it those are zeros, and left out. note: called with what
+    other tools can't use.
 
     Raises OutputError if it can't be written, or the step already has a checkpoint; nothing
     has changed then. ValueError for weights, or a vocabulary, that are not those of `config`.
@@ -148,12 +153,14 @@ def save_checkpoint(
     if not is_llama(config):
         note("a model without gate is not a Llama: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
-        write_tensors(folder / MODEL, weights, {"format": "pt"})
+        stored = weights if padded else _without_unused_rows(config, weights)
+        write_tensors(folder / MODEL, stored, {"format": "pt"})
         write_tensors(folder / OPTIMIZER, optimizer)
         vocabulary.save(folder / VOCABULARY)
         ids = {"bos_id": bos_id, "eos_id": eos_id}
-        _write_json(folder / CONFIG, describe_model(config, **ids))
-        _write_json(folder / GENERATION_CONFIG, describe_generation(config, **ids))
+        _write_json(folder / CONFIG, describe_model(config, padded=padded, **ids))
+        described = describe_generation(config, padded=padded, **ids)
+        _write_json(folder / GENERATION_CONFIG, described)
         if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
             described = describe_tokenizer(config, vocabulary, **ids)
             _write_json(folder / TOKENIZER_CONFIG, described)
@@ -174,6 +181,17 @@ def _check_arguments(
         raise ValueError(f"{vocabulary.size} tokens, the model has {config.vocab_size}")
     if keep < 1:
         raise ValueError("keep must be at least 1")
+
+
+def _without_unused_rows(
+    config: ModelConfig, weights: Mapping[str, TensorSource]
+) -> dict[str, TensorSource]:
+    """Return the weights as files have them: tables with a row for each token."""
+
+    def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
+        return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])
+
+    return {w.name: without(weights[w.name], w.used_shape) for w in config.weights()}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -258,17 +276,26 @@ def _load(folder: Path) -> Checkpoint:
             )
         bos_id = read_token_id(described, "bos_token_id", vocabulary)
         eos_id = read_token_id(described, "eos_token_id", vocabulary)
+    weights = _read_weights(folder, config, padded=has_padded_tables(described, config))
+    optimizer = read_tensors(folder / OPTIMIZER)
+    return Checkpoint(
+        folder, config, vocabulary, weights, optimizer, state, bos_id=bos_id, eos_id=eos_id
+    )
+
+
+def _read_weights(
+    folder: Path, config: ModelConfig, *, padded: bool
+) -> dict[str, NDArray[np.float32]]:
+    """Return all weights, the tables with unused rows if they are padded."""
     model = read_tensors(folder / MODEL)
     if config.layers > len(model.tensors):  # before a name is made for each
         raise CheckpointError(
             f"{model.path}: {len(model.tensors)} tensors are too few for {config.layers} layers"
         )
-    model.require({weight.name: (np.float32, weight.shape) for weight in config.weights()})
+    shapes = {w.name: w.shape if padded else w.used_shape for w in config.weights()}
+    model.require({name: (np.float32, shape) for name, shape in shapes.items()})
     model.require_finite()
-    optimizer = read_tensors(folder / OPTIMIZER)
-    return Checkpoint(
-        folder, config, vocabulary, model.tensors, optimizer, state, bos_id=bos_id, eos_id=eos_id
-    )
+    return model.tensors
 
 
 def _read_training(folder: Path) -> tuple[TrainingState, str]:

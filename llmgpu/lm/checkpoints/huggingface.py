@@ -2,8 +2,9 @@
 
 - A model with a SwiGLU network is a Llama, and opens there as one. Those libraries have no Llama
   without gate, so a model with GeLU gets the type "llmgpu".
-- The tables of a checkpoint have rows for ids that the tokenizer does not have; `vocab_size` counts
-  them, because there it is the size of the tables; the number of ids is stated beside it.
+- `vocab_size` is the number of rows of the tables, as it is there; the number of ids is stated
+  beside it. Tables of earlier versions are padded: they have rows for ids that the tokenizer does
+  not have, which were trained as others are.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ def is_llama(config: ModelConfig) -> bool:
 
 
 def describe_model(
-    config: ModelConfig, *, bos_id: int | None = None, eos_id: int | None = None
+    config: ModelConfig,
+    *,
+    padded: bool = False,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
 ) -> dict[str, Any]:
-    """Return the content of config.json."""
+    """Return the content of config.json; padded: whether the tables are."""
     llama = is_llama(config)
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     return {
@@ -47,7 +52,7 @@ def describe_model(
         "model_type": "llama" if llama else OWN_KEY,
         **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "head_dim": config.head_dim,
-        "vocab_size": config.padded_vocab_size,
+        "vocab_size": config.padded_vocab_size if padded else config.vocab_size,
         "tie_word_embeddings": config.tied,
         "hidden_act": _ACTIVATIONS[config.activation],
         "rms_norm_eps": config.norm_epsilon,
@@ -89,13 +94,20 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         )
     except InputError as error:
         raise CheckpointError(str(error)) from error
-    for name, expected in (("vocab_size", config.padded_vocab_size), ("head_dim", config.head_dim)):
-        found = content.get(name, expected)
-        if found != expected:
+    heights = tuple(dict.fromkeys((config.vocab_size, config.padded_vocab_size)))
+    for name, allowed in (("vocab_size", heights), ("head_dim", (config.head_dim,))):
+        found = content.get(name, allowed[0])
+        if found not in allowed:
             raise CheckpointError(
-                f"{name} is {_show(found)}, with the other sizes it must be {expected}"
+                f"{name} is {_show(found)}, with the other sizes it must be "
+                f"{' or '.join(map(str, allowed))}"
             )
     return config
+
+
+def has_padded_tables(content: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Whether the tables of the model that a config.json describes have rows without a token."""
+    return bool(content.get("vocab_size", config.padded_vocab_size) != config.vocab_size)
 
 
 def _read_activation(content: Mapping[str, Any]) -> str:
@@ -147,11 +159,15 @@ def read_token_id(content: Mapping[str, Any], name: str, vocabulary: Vocabulary)
 
 
 def describe_generation(
-    config: ModelConfig, *, bos_id: int | None = None, eos_id: int | None = None
+    config: ModelConfig,
+    *,
+    padded: bool = False,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
 ) -> dict[str, Any]:
     """Return the content of generation_config.json, which suppresses rows without a token."""
     content: dict[str, Any] = {"bos_token_id": bos_id, "eos_token_id": eos_id, "do_sample": True}
-    no_tokens = list(range(config.vocab_size, config.padded_vocab_size))
+    no_tokens = list(range(config.vocab_size, config.padded_vocab_size)) if padded else []
     return content | ({"suppress_tokens": no_tokens} if no_tokens else {})
 
 

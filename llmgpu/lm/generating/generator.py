@@ -67,10 +67,10 @@ class CachedRows:
         self._ops.run(self._layers)
 
     def read_logits(self) -> NDArray[np.float32]:
-        """Return the logits after the first row, (V,)."""
+        """Return the logits of all tokens after the first row, (vocabulary size,)."""
         self._ops.run(self._output)
         logits: NDArray[np.float32] = self._ops.read(self.logits.rows(0, 1))[0]
-        return logits
+        return logits[: self._model.config.vocab_size]
 
 
 class Generator:
@@ -106,7 +106,7 @@ class Generator:
             if len(ids) > length:
                 ids, done = ids[-max(1, length // 2) :], 0
             done = self._take_in(ids, done)
-            ids.append(sampler.draw(self._single.read_logits()[: self._model.config.vocab_size]))
+            ids.append(sampler.draw(self._single.read_logits()))
             yield ids[-1]
 
     def _take_in(self, ids: list[int], done: int) -> int:
@@ -121,7 +121,11 @@ class Generator:
         return len(ids)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits (V,) of what follows `ids`, of which there may be `seq_len`."""
+        """Return the logits of what follows `ids`: (vocabulary size,).
+
+        Raises:
+            InputError: there are no ids, more than `seq_len`, or some beyond the vocabulary.
+        """
         self._check(ids)
         if len(ids) > self._model.config.seq_len:
             raise InputError(

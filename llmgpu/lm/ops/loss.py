@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.lm.ops.operations import Losses
 from llmgpu.lm.ops.recording import (
     GpuRecorder,
     NumpyRecorder,
@@ -28,12 +29,23 @@ class NumpyLoss(NumpyRecorder):
 
     @recorded
     def cross_entropy(
-        self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        losses: Losses,
+        params: Tensor,
+        *,
+        tokens: int | None = None,
+        joint: bool = False,
     ) -> None:
         for rows in row_blocks(*logits.shape):
-            losses.array[rows] = _cross_entropy(
-                logits.array[rows], targets.array[rows], params.array
+            if tokens is not None:
+                logits.array[rows, tokens:] = 0
+            found = _cross_entropy(
+                logits.array[rows, :tokens], targets.array[rows], params.array, joint=joint
             )
+            for part, values in zip(losses.parts, found, strict=True):
+                part.array[rows] = values
 
     @recorded
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
@@ -44,18 +56,28 @@ class GpuLoss(GpuRecorder):
     """The operations as kernels."""
 
     def cross_entropy(
-        self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        losses: Losses,
+        params: Tensor,
+        *,
+        tokens: int | None = None,
+        joint: bool = False,
     ) -> None:
         rows, width = logits.shape
+        threads = thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)
         self.dispatch(
             "lm/07_cross_entropy.wgsl",
             rows,
-            {"WORKGROUP_SIZE": thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)},
+            {"WORKGROUP_SIZE": threads, "JOINT": int(joint)},
             logits=logits,
             tgts=targets,
-            losses=losses,
-            dims=dims(rows, width),
+            losses=losses.cross_entropy,
+            dims=dims(rows, width, width if tokens is None else tokens),
             params=params,
+            smoothing=losses.smoothing,
+            z_losses=losses.z_loss,
         )
 
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
@@ -65,24 +87,32 @@ class GpuLoss(GpuRecorder):
 
 
 def _cross_entropy(
-    logits: NDArray[np.float32], targets: NDArray[np.uint32], params: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return the losses of a block of rows; overwrite its logits with their gradient."""
+    logits: NDArray[np.float32],
+    targets: NDArray[np.uint32],
+    params: NDArray[np.float32],
+    *,
+    joint: bool,
+) -> tuple[NDArray[np.float32], ...]:
+    """Return the parts of the losses of a block of rows; overwrite its logits by their gradient."""
     counted = targets < logits.shape[1]
     is_bad = counted & ~np.isfinite(logits).all(axis=1)
     logits[is_bad | ~counted] = 0
-    losses = _loss_and_gradient(logits, np.where(counted, targets, 0), params)
-    for array in (losses, logits):
+    parts = _loss_and_gradient(logits, np.where(counted, targets, 0), params, joint=joint)
+    for array in (*parts, logits):
         array[~counted] = 0
         array[is_bad] = np.nan
-    return losses
+    return parts
 
 
 @np.errstate(over="ignore")  # the distance of two logits may be infinite, and its exponential 0
 def _loss_and_gradient(
-    logits: NDArray[np.float32], index: NDArray[np.uint32], params: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Do the same for rows of finite logits whose targets, `index`, are in the vocabulary.
+    logits: NDArray[np.float32],
+    index: NDArray[np.uint32],
+    params: NDArray[np.float32],
+    *,
+    joint: bool,
+) -> tuple[NDArray[np.float32], ...]:
+    """Do the same for rows of finite logits whose targets, `index`, are tokens.
 
     The formulas are those of the kernel: terms that do not cancel where logits are large, and
     1 - p of the target as the rest of the sum.
@@ -92,9 +122,14 @@ def _loss_and_gradient(
     largest = logits.max(axis=1)
     # Exponentials of distances to the largest logit can't overflow.
     logits -= largest[:, None]
-    losses: NDArray[np.float32] = (alpha - 1) * logits[target]
+    kept = 1 - alpha if joint else 1
+    losses: NDArray[np.float32] = -kept * logits[target]
+    smoothing = np.zeros_like(losses)
     if alpha > 0:
-        losses -= alpha * logits.mean(axis=1, dtype=np.float64).astype(np.float32)
+        mean = logits.mean(axis=1, dtype=np.float64).astype(np.float32)
+        smoothing = alpha * (logits[target] - mean)
+        if joint:
+            losses -= alpha * mean
     np.exp(logits, out=logits)
     # Keep the target apart from the rest, whose share 1 - p is exact even if p is nearly 1.
     target_part = logits[target]
@@ -102,14 +137,16 @@ def _loss_and_gradient(
     rest = logits.sum(axis=1)
     total = rest + target_part
     lse = largest + np.log(total)
+    z_losses = beta * lse * lse
     # Where the target is the largest, the others' sum may be too small for 1 + rest.
-    losses += np.where(target_part == 1, np.log1p(rest), np.log(total)) + beta * lse * lse
+    log_total = np.where(target_part == 1, np.log1p(rest), np.log(total))
+    losses += log_total + z_losses if joint else log_total
 
     # The gradient: p - q, plus the z-loss, everywhere; then the exact form at the target.
     pull = 2 * beta * lse
-    smoothing = alpha * inv_vocabulary
+    spread = alpha * inv_vocabulary
     logits *= ((1 + pull) / total)[:, None]
-    logits -= smoothing
-    logits[target] = (pull * target_part - rest) / total + alpha - smoothing
+    logits -= spread
+    logits[target] = (pull * target_part - rest) / total + alpha - spread
     logits *= inv_norm
-    return losses
+    return losses, smoothing, z_losses

@@ -119,6 +119,28 @@ class Groups:
     rows: Tensor
 
 
+@dataclass(frozen=True)
+class Losses:
+    """The parts of the loss of each row, all (N,).
+
+    cross_entropy: of the target alone. smoothing: what label smoothing adds. z_loss: what the
+    penalty on the log-sum-exp adds.
+    """
+
+    cross_entropy: Tensor
+    smoothing: Tensor
+    z_loss: Tensor
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All parts, in the order in which they are summed up."""
+        return self.cross_entropy, self.smoothing, self.z_loss
+
+    def rows(self, start: int, stop: int) -> Losses:
+        """Return rows start to stop - 1 of all parts; see `Tensor.rows`."""
+        return Losses(*(part.rows(start, stop) for part in self.parts))
+
+
 KeyValues = tuple[Tensor, Tensor]  # caches of keys and of values, each (L, K * D)
 
 
@@ -371,16 +393,25 @@ class Operations(ABC):
 
     @abstractmethod
     def cross_entropy(
-        self, logits: Tensor, targets: Tensor, losses: Tensor, params: Tensor
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        losses: Losses,
+        params: Tensor,
+        *,
+        tokens: int | None = None,
+        joint: bool = False,
     ) -> None:
         """Write the loss of each row, and the gradient of the logits in their place.
 
         A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
 
-        logits: (N, V), dLogits afterwards. losses: (N,).
-        targets: uint32 (N,); the loss and the gradient of a row whose target is V or more are 0.
+        logits: (N, V), dLogits afterwards. tokens: how many columns stand for tokens, the first
+            ones (W); the others are not read, and their gradient is 0. All of them by default.
+        targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
         params: (4,), from `parameters`: factor of the gradients (1 / number of targets that count,
-            0 where there are none), label smoothing, weight of the z-loss, 1 / V.
+            0 where there are none), label smoothing, weight of the z-loss, 1 / W.
+        joint: write the sum of all parts to `losses.cross_entropy`.
         """
 
     @abstractmethod
@@ -395,12 +426,13 @@ class Operations(ABC):
     def finalize_grad_stats(
         self, partials: Tensor, loss_sums: Tensor, stats: Tensor, history: Tensor, hyper: Tensor
     ) -> None:
-        """Write stats (4,) = clip_scale, norm, bad, loss, and a row of history (S, 4).
+        """Write stats (4,) = clip_scale, norm, bad, loss, and a row of history (S, 8).
 
-        A norm or a loss that is not finite marks the step as bad. Every later step is bad, too,
-        until the host clears the mark.
+        A norm or a part of the loss that is not finite marks the step as bad. Every later step is
+        bad, too, until the host clears the mark.
 
-        loss_sums: (A,), added up. The history's row is loss, norm, clip_scale, bad.
+        loss_sums: (3 * A, columns), sums of the parts of `Losses`, A rows each, added up.
+        The history's row is loss, norm, clip_scale, bad, label smoothing, z-loss, 0, 0.
         """
 
     @abstractmethod

@@ -14,6 +14,8 @@ from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import BAD, WeightState, WeightUpdate
 
+LOSS_PARTS = 3  # those of `Losses`
+
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
 MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
 CLIP_EPSILON = 1e-6
@@ -38,14 +40,16 @@ class NumpyOptimizer(NumpyRecorder):
     ) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.sqrt(partials.array.sum())
-            loss = loss_sums.array.sum() * hyper.array["inverse_count"]
+            sums = [part.sum() for part in np.split(loss_sums.array, LOSS_PARTS)]
+            loss, smoothing, z_loss = (part * hyper.array["inverse_count"] for part in sums)
             max_norm = float(hyper.array["max_norm"])
             scale = min(1.0, max_norm / (float(norm) + CLIP_EPSILON)) if max_norm > 0 else 1.0
         # A bad step stays bad: everything after it was computed from its weights.
-        bad = stats.array[BAD] != 0 or not np.isfinite(norm) or not np.isfinite(loss)
+        bad = stats.array[BAD] != 0 or not np.isfinite([norm, loss, smoothing, z_loss]).all()
         clip_scale = 0 if bad else scale
         stats.array[...] = clip_scale, norm, bad, loss
-        history.array[hyper.array["slot"]] = loss, norm, clip_scale, bad
+        row = loss, norm, clip_scale, bad, smoothing, z_loss, 0, 0
+        history.array[hyper.array["slot"]] = row
 
     @recorded
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
@@ -77,7 +81,7 @@ class GpuOptimizer(GpuRecorder):
             stats=stats,
             history=history,
             hyper=hyper,
-            dims=dims(partials.size, loss_sums.size),
+            dims=dims(partials.size, loss_sums.size // LOSS_PARTS),
         )
 
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:

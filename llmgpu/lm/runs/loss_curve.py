@@ -1,6 +1,8 @@
 """The losses of a training run as a chart: a self-contained SVG, for light and dark backgrounds.
 
 - Training losses as a thin line, with their moving average over it; validation losses as points.
+  Both are cross-entropies. Where the log of an earlier version has the sum with label smoothing and
+  z-loss instead, the line is called "objective".
 - The axis is logarithmic where losses are far apart. Losses that are NaN or too large to draw are
   left out.
 - In a long run each point of a line is the mean of several records.
@@ -66,12 +68,14 @@ def write_loss_curve(path: str | Path, records: Sequence[StepRecord], title: str
 def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     """Return the losses of `records` as the text of an SVG; title: any text."""
     training = _points([(record.step, record.loss) for record in records])
+    name = "objective" if any(record.z_loss is None for record in records) else "training"
     validation = _points([(record.step, record.validation_loss) for record in records])
     everything = np.concatenate([training, validation])
     parts = [f'<text class="title" x="{_LEFT}" y="34">{escape_text(title)}</text>']
     if len(everything):
-        parts += _chart(_thin(training), _thin(validation), everything)
-        parts.append(f'<text x="{_LEFT}" y="56">{_summary(training, validation)}</text>')
+        parts += _chart(_thin(training), _thin(validation), everything, name)
+        summary = _summary({name: training, "validation": validation})
+        parts.append(f'<text x="{_LEFT}" y="56">{summary}</text>')
     else:
         parts.append(f'<text x="{_LEFT}" y="56">no losses yet</text>')
     return "\n".join(
@@ -120,18 +124,18 @@ def _smooth(points: Points) -> Points:
     return smoothed
 
 
-def _chart(training: Points, validation: Points, everything: Points) -> list[str]:
-    """Return the axes, the lines and the legend."""
+def _chart(training: Points, validation: Points, everything: Points, name: str) -> list[str]:
+    """Return the axes, the lines and the legend; name: of the training losses."""
     x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
     y = value_axis(everything[:, 1], _BOTTOM, _TOP)
     parts = [*_horizontal_axis(x), *_vertical_axis(y)]
     names = {}  # by the look of what is drawn
     if len(training) >= _LEAST_SMOOTHED:
-        names = {"thin": "training", "strong": "smoothed"}
+        names = {"thin": name, "strong": "smoothed"}
         parts.append(_line("thin", training, x, y))
         parts.append(_line("strong", _smooth(training), x, y))
     elif len(training):
-        names = {"strong": "training"}
+        names = {"strong": name}
         parts += [_line("strong", training, x, y), _dots("strong-dot", training, x, y)]
     if len(validation):
         names["dot"] = "validation"
@@ -193,10 +197,10 @@ def _legend(names: Mapping[str, str]) -> list[str]:
     return parts
 
 
-def _summary(training: Points, validation: Points) -> str:
-    """Say where the losses were last."""
+def _summary(losses: Mapping[str, Points]) -> str:
+    """Say where the losses of each name were last."""
     said = []
-    for name, points in (("training", training), ("validation", validation)):
+    for name, points in losses.items():
         if len(points):
             step, loss = points[-1]
             said.append(f"{name} loss {loss:,.4g} at step {step:,.0f}")

@@ -29,7 +29,7 @@ FORMAT = "llmgpu-training-log"
 VERSION = 1
 
 _WHOLE_NUMBERS = frozenset({"step", "tokens"})
-_OPTIONAL = frozenset({"validation_loss", "bits_per_byte"})
+_OPTIONAL = frozenset({"smoothing_loss", "z_loss", "validation_loss", "bits_per_byte"})
 
 
 class EvaluationTotals:
@@ -74,9 +74,11 @@ def perplexity(loss: float) -> float:
 class StepRecord:
     """The state of a run at a step.
 
-    step: steps done. loss: mean of the training losses since the last record, in nats a token.
-    learning_rate, grad_norm: of this step. tokens: trained on so far. tokens_per_second: since the
-    last record. seconds: of training so far. validation_loss, bits_per_byte: where evaluated.
+    step: steps done. loss: mean cross-entropy of the training since the last record, in nats a
+    token. smoothing_loss, z_loss: what label smoothing and z-loss add to it; None in runs with
+    `TrainOptions.padded_loss`, whose loss they are part of. learning_rate, grad_norm: of this
+    step. tokens: trained on so far. tokens_per_second: since the last record. seconds: of training
+    so far. validation_loss, bits_per_byte: where evaluated.
     """
 
     step: int
@@ -88,6 +90,8 @@ class StepRecord:
     seconds: float
     validation_loss: float | None = None
     bits_per_byte: float | None = None
+    smoothing_loss: float | None = None
+    z_loss: float | None = None
 
     @property
     def perplexity(self) -> float | None:

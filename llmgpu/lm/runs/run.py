@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
-from llmgpu.lm.trainer import Trainer
+from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
@@ -165,6 +165,8 @@ class TrainingRun:
             "evaluation_sequences": self._batches.evaluation_sequences,
             "model": asdict(config),
             "options": asdict(self._options),
+            "intervals": asdict(self._intervals),
+            "eos_id": self._eos_id,
         }
 
     def _resume(self, checkpoint: Checkpoint) -> RunLog:
@@ -245,8 +247,8 @@ class TrainingRun:
         if step % self._intervals.save == 0:
             self._save()
 
-    def _check_steps(self) -> list[float]:
-        """Return the losses since the last record; a bad step is repeated to explain it."""
+    def _check_steps(self) -> list[StepResult]:
+        """Return the results since the last record; a bad step is repeated to explain it."""
         trainer = self._trainer
         count = trainer.step - self._logged_step
         results = trainer.results(count)
@@ -254,11 +256,10 @@ class TrainingRun:
             if result.is_bad:
                 step = trainer.step - count + offset
                 raise trainer.explain_bad_step(step, self._step_batches(step))
-        self._grad_norm = results[-1].grad_norm if results else 0.0
-        return [result.loss for result in results]
+        return results
 
     def _write_record(self, *, evaluate: bool) -> None:
-        losses = self._check_steps()
+        results = self._check_steps()
         trainer = self._trainer
         now = time.perf_counter()
         elapsed, self._measured = now - self._measured, now
@@ -266,14 +267,15 @@ class TrainingRun:
         totals = self._evaluate() if evaluate else None
         record = StepRecord(
             step=trainer.step,
-            loss=float(np.mean(losses)),
+            loss=float(np.mean([result.loss for result in results])),
             learning_rate=self._options.rate(trainer.step - 1),
-            grad_norm=self._grad_norm,
+            grad_norm=results[-1].grad_norm if results else 0.0,
             tokens=self._tokens(trainer.step),
             tokens_per_second=self._tokens(steps) / elapsed,
             seconds=self._seconds + now - self._started,
             validation_loss=totals.loss if totals else None,
             bits_per_byte=totals.bits_per_byte if totals else None,
+            **self._penalties(results),
         )
         self._logged_step = trainer.step
         self._log.append(record)
@@ -285,6 +287,15 @@ class TrainingRun:
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
             self._measured = time.perf_counter()  # do not count the evaluation as training
         self._last = record
+
+    def _penalties(self, results: Sequence[StepResult]) -> dict[str, float]:
+        """Return the means of the parts of the loss that are logged beside the cross-entropy."""
+        if self._options.padded_loss:
+            return {}
+        return {
+            name: float(np.mean([getattr(result, name) for result in results]))
+            for name in ("smoothing_loss", "z_loss")
+        }
 
     def _evaluate(self) -> EvaluationTotals:
         limit = self._options.evaluation_batches * self._options.batch_size
@@ -316,6 +327,7 @@ class TrainingRun:
                 random_state={},  # the seed alone decides order and initial weights
                 options=asdict(self._options),
             ),
+            padded=self._options.padded_loss,
             eos_id=self._eos_id,
             keep=self._intervals.keep,
             note=self._note,

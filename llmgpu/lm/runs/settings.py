@@ -11,6 +11,9 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.options import TrainOptions
 
+# Options that runs of earlier versions do not have, and what these runs did.
+FORMER_OPTIONS: dict[str, Any] = {"padded_loss": True}
+
 MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed
 PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
 
@@ -63,15 +66,14 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
     """Return the settings with which a checkpoint's run is resumed.
 
     asked: the options given explicitly. The number of steps and of evaluation batches may change;
-    everything else must be as it was, so that the run stays the same.
+    everything else must be as it was, so that the run stays the same: an option that the checkpoint
+    lacks is that of earlier versions, not today's default.
 
     Raises:
-        InputError: another option differs. CheckpointError: options that are not known here.
+        InputError: another option differs. CheckpointError: options that are missing, or not known
+            here.
     """
-    try:
-        options = TrainOptions(**checkpoint.state.options)
-    except (TypeError, InputError) as error:
-        raise CheckpointError(f"{checkpoint.folder}: its options don't fit: {error}") from error
+    options = _stored_options(checkpoint)
     wanted, config = dict(asked), checkpoint.config
     name = wanted.pop("preset", None)
     if name is not None:  # its sizes, besides those given, must be those of the run, too
@@ -92,3 +94,14 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
             f"{checkpoint.state.step}"
         )
     return RunSettings(checkpoint.config, options)
+
+
+def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
+    stored = FORMER_OPTIONS | checkpoint.state.options
+    missing = [name for name in sorted(_OPTION_NAMES) if name not in stored]
+    if missing:
+        raise CheckpointError(f"{checkpoint.folder}: its options lack {', '.join(missing)}")
+    try:
+        return TrainOptions(**stored)
+    except (TypeError, InputError) as error:
+        raise CheckpointError(f"{checkpoint.folder}: its options don't fit: {error}") from error

@@ -170,11 +170,17 @@ def test_outputs_are_written(variant: str) -> None:
 
 
 def test_costs_are_those_of_a_recorded_run() -> None:
-    """Bytes and operations, which a formula for each gave when the run was recorded."""
+    """Bytes and operations, which a formula for each gave when the run was recorded.
+
+    Parts of the loss are written one by one since.
+    """
+    since = ("cross_entropy", "finalize_grad_stats")
     recorded = {
         (result.variant, result.job): (result.bytes, result.operations)
         for result in load_record(str(RECORDED / "two-cpu-cores.json")).results
-        if result.what == "kernels" and result.bytes is not None
+        if result.what == "kernels"
+        and result.bytes is not None
+        and not (result.variant or "").startswith(since)
     }
     sizes, _ = choose_sizes(engine_of(None), quick=False)
     found = {}

@@ -7,20 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmgpu.errors import CheckpointError
-from llmgpu.lm.checkpoints.checkpoint import save_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from llmgpu.lm.checkpoints.huggingface import (
     describe_generation,
     describe_model,
     describe_tokenizer,
+    has_padded_tables,
     is_llama,
     read_model,
     read_token_id,
 )
+from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.config import PRESETS, ModelConfig
-from tests.lm.samples import END, random_weights, small_config, small_vocabulary, sources, state_of
+from tests.lm.samples import (
+    END,
+    random_weights,
+    small_config,
+    small_vocabulary,
+    sources,
+    state_of,
+    used_rows,
+)
 
 CONFIGS = [
     *PRESETS.values(),
@@ -75,7 +86,10 @@ def test_a_config_of_others() -> None:
         ({"hidden_size": 64.0}, r"hidden_size is 64\.0, it must be of type int"),
         ({"num_attention_heads": 5}, "dim 64 is not a multiple of heads 5"),
         ({"num_hidden_layers": 0}, "layers is 0, it must be at least 1"),
-        ({"vocab_size": 300}, "vocab_size is 300, with the other sizes it must be 320"),
+        (
+            {"vocab_size": 300, "llmgpu": {"vocab_size": 270}},
+            "vocab_size is 300, with the other sizes it must be 270 or 320",
+        ),
         ({"head_dim": 32}, "head_dim is 32, with the other sizes it must be 16"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, it must be of type bool"),
         ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0\.0, it must be above 0"),
@@ -87,7 +101,7 @@ def test_a_config_of_others() -> None:
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
         ({"rope_parameters": []}, r"rope_parameters is \[\], it must be of type dict"),
         ({"llmgpu": {}}, "vocab_size is missing"),
-        ({"llmgpu": {"vocab_size": 200}}, "vocab_size is 320, .* must be 256"),
+        ({"llmgpu": {"vocab_size": 200}}, "vocab_size is 320, .* must be 200 or 256"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -109,8 +123,28 @@ def test_begin_and_end() -> None:
 
 
 def test_rows_that_are_no_tokens_are_not_sampled() -> None:
-    assert describe_generation(ModelConfig(126))["suppress_tokens"] == [126, 127]
-    assert "suppress_tokens" not in describe_generation(ModelConfig(128))
+    assert describe_generation(ModelConfig(126), padded=True)["suppress_tokens"] == [126, 127]
+    assert "suppress_tokens" not in describe_generation(ModelConfig(126))
+    assert "suppress_tokens" not in describe_generation(ModelConfig(128), padded=True)
+
+
+def test_tables_have_a_row_for_each_token_unless_padded(tmp_path: Path) -> None:
+    vocabulary = small_vocabulary()
+    config = small_config(vocabulary, tied=False)
+    weights = random_weights(config, 1)
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    for padded, height in ((False, 263), (True, 320)):
+        if padded:  # earlier versions trained all rows
+            weights |= {name: weights[name] + np.float32(1) for name in tables}
+        given = (sources(weights), {}, state_of(1 + padded))
+        folder = save_checkpoint(tmp_path, config, vocabulary, *given, padded=padded)
+        content = json.loads((folder / "config.json").read_bytes())
+        assert (content["vocab_size"], content["llmgpu"]) == (height, {"vocab_size": 263})
+        assert read_model(content) == config and has_padded_tables(content, config) == padded
+        stored = read_tensors(folder / "model.safetensors").tensors
+        assert {stored[name].shape for name in tables} == {(height, config.dim)}
+        for name, values in (weights if padded else used_rows(config, weights)).items():
+            np.testing.assert_array_equal(load_checkpoint(folder).weights[name], values)
 
 
 def saved(folder: Path, note: Callable[[str], None], **sizes: Any) -> Path:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Losses, Operations
 from llmgpu.lm.ops.tensor import Tensor
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.reference.lm import loss as reference
@@ -19,11 +19,15 @@ Array = NDArray[np.float64]
 
 
 def parameters(
-    operations: Operations, vocabulary: int, inv_norm: float, alpha: float, beta: float
+    operations: Operations, tokens: int, inv_norm: float, alpha: float, beta: float
 ) -> Tensor:
     params = operations.parameters("loss", (4,))
-    operations.write(params, np.array([inv_norm, alpha, beta, 1 / vocabulary]))
+    operations.write(params, np.array([inv_norm, alpha, beta, 1 / tokens]))
     return params
+
+
+def losses_of(operations: Operations, rows: int) -> Losses:
+    return Losses(*(poisoned(operations, "losses", (rows,)) for _ in range(3)))
 
 
 def cross_entropy(
@@ -33,17 +37,23 @@ def cross_entropy(
     inv_norm: float = 1.0,
     alpha: float = 0.0,
     beta: float = 0.0,
+    *,
+    tokens: int | None = None,
+    joint: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return (losses, gradient)."""
-    params = parameters(operations, logits.shape[1], inv_norm, alpha, beta)
+    """Return (parts of the losses (3, N), gradient)."""
+    params = parameters(operations, tokens or logits.shape[1], inv_norm, alpha, beta)
     logits_tensor = tensor_of(operations, "logits", logits.astype(np.float32))
     targets_tensor = tensor_of(operations, "targets", targets.astype(np.uint32))
-    losses = poisoned(operations, "losses", targets.shape)
+    losses = losses_of(operations, len(targets))
     run(
         operations,
-        lambda: operations.cross_entropy(logits_tensor, targets_tensor, losses, params),
+        lambda: operations.cross_entropy(
+            logits_tensor, targets_tensor, losses, params, tokens=tokens, joint=joint
+        ),
     )
-    return operations.read(losses), operations.read(logits_tensor)
+    parts = np.array([operations.read(part) for part in losses.parts])
+    return parts, operations.read(logits_tensor)
 
 
 def check(
@@ -53,10 +63,19 @@ def check(
     settings: tuple[float, float] = (0.0, 0.0),
     inv_norm: float = 0.25,
 ) -> None:
-    losses, gradient = cross_entropy(operations, logits, targets, inv_norm, *settings)
-    expected, expected_gradient = reference.cross_entropy(logits, targets, inv_norm, *settings)
-    assert_close(losses[:, None], expected[:, None])
-    assert_close(gradient, expected_gradient)
+    """Compare both ways to write the loss: in its parts, and joined."""
+    total, expected_gradient = reference.cross_entropy(logits, targets, inv_norm, *settings)
+    expected = reference.parts(logits, targets, *settings)
+    np.testing.assert_allclose(expected.sum(axis=0), total, rtol=1e-9)
+    for joint in (False, True):
+        parts, gradient = cross_entropy(
+            operations, logits, targets, inv_norm, *settings, joint=joint
+        )
+        losses = total if joint else expected[0]
+        assert_close(parts[0][:, None], losses[:, None])
+        # Smoothing is the difference of the target's loss to the mean of all.
+        assert_close(parts.T[:, 1:], expected.T[:, 1:], 1e-5 * (1 + np.abs(expected[0]).max()))
+        assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -85,8 +104,8 @@ def test_targets_beyond_the_vocabulary_are_ignored(operations: Operations) -> No
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_nothing_but_ignored_rows(operations: Operations, settings: tuple[float, float]) -> None:
     logits = float32_values(np.random.default_rng(3), 3, 20)
-    losses, gradient = cross_entropy(operations, logits, np.full(3, 20), 0.0, *settings)
-    assert not losses.any() and not gradient.any()
+    parts, gradient = cross_entropy(operations, logits, np.full(3, 20), 0.0, *settings)
+    assert not parts.any() and not gradient.any()
 
 
 def extreme_rows() -> tuple[Array, NDArray[np.int64]]:
@@ -122,11 +141,37 @@ def test_logits_that_are_not_finite_show(
     targets = np.array([1, 2, 3, 4, 5, 700])
     for row, place in ((0, 0), (1, 2), (2, 699), (3, slice(None)), (5, 7)):
         logits[row, place] = value
-    losses, gradient = cross_entropy(operations, logits, targets, 1.0, *settings)
-    expected, expected_gradient = reference.cross_entropy(logits[4:], targets[4:], 1.0, *settings)
-    assert np.isnan(losses[:4]).all() and np.isnan(gradient[:4]).all()
-    assert_close(losses[4:, None], expected[:, None])
+    parts, gradient = cross_entropy(operations, logits, targets, 1.0, *settings)
+    _, expected_gradient = reference.cross_entropy(logits[4:], targets[4:], 1.0, *settings)
+    expected = reference.parts(logits[4:], targets[4:], *settings)
+    assert np.isnan(parts[:, :4]).all() and np.isnan(gradient[:4]).all()
+    assert_close(parts[:, 4:], expected)
     assert_close(gradient[4:], expected_gradient)
+
+
+@pytest.mark.parametrize("settings", [(0.0, 0.0), (0.1, 1e-3)])
+@pytest.mark.parametrize("tokens", [1, 3, 65, 1025, 5003])
+def test_columns_without_a_token_count_for_nothing(
+    operations: Operations, tokens: int, settings: tuple[float, float]
+) -> None:
+    """With anything in them, results are the same bit by bit, and their gradient is 0."""
+    rng = np.random.default_rng(tokens)
+    width = -(-(tokens + 1) // 64) * 64
+    logits = float32_values(rng, 5, width) * 4
+    targets = rng.integers(0, tokens, 5)
+    targets[3] = tokens  # a column, but no token
+    _, expected_gradient = reference.cross_entropy(logits, targets, 0.25, *settings, tokens)
+    expected = reference.parts(logits[:, :tokens], targets, *settings)
+    found = []
+    for poison in (0.0, np.nan, np.inf, 3e38, -3e38):
+        logits[:, tokens:] = poison
+        parts, gradient = cross_entropy(operations, logits, targets, 0.25, *settings, tokens=tokens)
+        found.append((parts.tobytes(), gradient.tobytes()))
+    assert len(set(found)) == 1
+    assert_close(parts.T[:, :1], expected.T[:, :1])
+    assert_close(parts[1:], expected[1:], 1e-4)
+    assert_close(gradient, expected_gradient)
+    assert not gradient[:, tokens:].any() and not gradient[3].any()
 
 
 @pytest.mark.slow
@@ -136,14 +181,14 @@ def test_more_rows_than_a_dimension_has_workgroups(operations: Operations) -> No
 
 
 def test_no_rows_are_no_work(operations: Operations) -> None:
-    losses, gradient = cross_entropy(operations, np.empty((0, 5)), np.empty(0, np.int64))
-    assert losses.shape == (0,) and gradient.shape == (0, 5)
+    parts, gradient = cross_entropy(operations, np.empty((0, 5)), np.empty(0, np.int64))
+    assert parts.shape == (3, 0) and gradient.shape == (0, 5)
 
 
 def test_parameters_change_between_runs(operations: Operations) -> None:
     logits = float32_values(np.random.default_rng(7), 2, 9)
     tensors = [tensor_of(operations, "logits", logits), operations.tensor("t", (2,), np.uint32)]
-    losses = poisoned(operations, "losses", (2,))
+    losses = losses_of(operations, 2)
     params = parameters(operations, 9, 1.0, 0.0, 0.0)
     with operations.record("test") as program:
         operations.cross_entropy(tensors[0], tensors[1], losses, params)
@@ -151,9 +196,12 @@ def test_parameters_change_between_runs(operations: Operations) -> None:
         operations.write(params, np.array([inv_norm, alpha, beta, 1 / 9]))
         operations.write(tensors[0], logits)
         operations.run(program)  # type: ignore[arg-type]
-        expected = reference.cross_entropy(logits, np.zeros(2, np.int64), inv_norm, alpha, beta)
-        assert_close(operations.read(losses), expected[0])
-        assert_close(operations.read(tensors[0]), expected[1])
+        targets = np.zeros(2, np.int64)
+        _, gradient = reference.cross_entropy(logits, targets, inv_norm, alpha, beta)
+        expected = reference.parts(logits, targets, alpha, beta)
+        for part, values in zip(losses.parts, expected, strict=True):
+            assert_close(operations.read(part), values)
+        assert_close(operations.read(tensors[0]), gradient)
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 257, 70_001])

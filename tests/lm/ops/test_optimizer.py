@@ -86,7 +86,7 @@ class Stats:
         self.steps = Steps(operations, np.zeros(1))
         self.partials = tensor_of(operations, "partials", squares)
         self.losses = tensor_of(operations, "losses", losses)
-        self.history = poisoned(operations, "history", (3, 4))
+        self.history = poisoned(operations, "history", (3, 8))
 
     def finalize(self, options: AdamW, *, slot: int = 0, count: int = 1) -> NDArray[Any]:
         operations, steps = self.steps.operations, self.steps
@@ -104,23 +104,29 @@ class Stats:
 def test_stats(operations: Operations, tensors: int, max_norm: float) -> None:
     rng = np.random.default_rng(tensors)
     squares = float32_values(rng, tensors, NORM_PARTIALS) ** 2
-    losses = np.abs(float32_values(rng, 2 * tensors - 1))
+    losses = np.abs(float32_values(rng, 3 * (2 * tensors - 1), 2))  # of three parts
+    parts = losses.reshape(3, -1).sum(axis=1) / 7
     stats = Stats(operations, squares, losses)
     actual = stats.finalize(AdamW(max_norm=max_norm), slot=1, count=7)
     norm = np.sqrt(squares.astype(np.float32).astype(np.float64).sum())
     scale = reference.clip_scale(float(norm), max_norm)
-    assert_close(actual[:, None], np.array([scale, norm, 0, losses.sum() / 7])[:, None])
+    assert_close(actual[:, None], np.array([scale, norm, 0, parts[0]])[:, None])
     history = operations.read(stats.history)
-    assert np.array_equal(history[1], actual[[LOSS, NORM, CLIP_SCALE, BAD]])
+    assert np.array_equal(history[1, :4], actual[[LOSS, NORM, CLIP_SCALE, BAD]])
+    assert_close(history[1, 4:6, None], parts[1:, None])
+    assert not history[1, 6:].any()
     assert np.isnan(history[[0, 2]]).all()
 
 
 @pytest.mark.parametrize("where", ["squares", "losses"])
+@pytest.mark.parametrize("part", [0, 1, 2])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_step_is_remembered(operations: Operations, where: str, value: float) -> None:
-    good = {"squares": np.ones((2, NORM_PARTIALS)), "losses": np.ones(2)}
+def test_a_bad_step_is_remembered(
+    operations: Operations, where: str, part: int, value: float
+) -> None:
+    good = {"squares": np.ones((2, NORM_PARTIALS)), "losses": np.ones((3, 2))}
     bad = {name: array.copy() for name, array in good.items()}
-    bad[where].reshape(-1)[-1] = value
+    bad[where][part % len(bad[where]), -1] = value
     stats = Stats(operations, **bad)
     assert stats.finalize(OPTIONS)[[CLIP_SCALE, BAD]].tolist() == [0, 1]
     operations.write(stats.partials, good["squares"])
@@ -135,7 +141,7 @@ def test_a_bad_step_is_remembered(operations: Operations, where: str, value: flo
 
 def test_gradients_whose_squares_overflow_make_a_bad_step(operations: Operations) -> None:
     partials = norm_of(operations, [np.array([1e25, 1.0])])
-    assert Stats(operations, partials, np.ones(1)).finalize(OPTIONS)[BAD] == 1
+    assert Stats(operations, partials, np.ones((3, 1))).finalize(OPTIONS)[BAD] == 1
 
 
 def updates(
@@ -180,7 +186,7 @@ def test_adamw_is_that_of_torch_clipping_included(operations: Operations, decay:
         weight_decay=OPTIONS.weight_decay if decay else 0.0,
     )
     steps = Steps(operations, parameter)
-    stats = Stats(operations, np.zeros((1, NORM_PARTIALS)), np.zeros(1))
+    stats = Stats(operations, np.zeros((1, NORM_PARTIALS)), np.zeros((3, 1)))
 
     def record() -> None:
         operations.reduce_norm_sq(steps.gradient, stats.partials, 0)

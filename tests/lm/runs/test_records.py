@@ -27,6 +27,8 @@ def record_of(step: int, **values: float | None) -> StepRecord:
             "tokens": 100 * step,
             "tokens_per_second": 1e4,
             "seconds": 0.25 * step,
+            "smoothing_loss": 0.0,
+            "z_loss": 1e-3,
             **values,
         }
     )
@@ -54,6 +56,14 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert "validation_loss" not in lines[1] and "perplexity" not in lines[1]
     assert lines[2]["perplexity"] == pytest.approx(math.e**2)
     assert set(lines[2]) == {*lines[1], "validation_loss", "perplexity", "bits_per_byte"}
+
+
+def test_a_log_of_an_earlier_version_has_one_loss(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with RunLog.begin(path, {}) as log:
+        log.append(record_of(1, smoothing_loss=None, z_loss=None))
+    assert not {"smoothing_loss", "z_loss"} & json.loads(path.read_bytes().split(b"\n")[1]).keys()
+    assert read_log(path).records == [record_of(1, smoothing_loss=None, z_loss=None)]
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.errors import CheckpointError, InputError, LlmgpuError
 from llmgpu.lm.runs.run import Intervals
 from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
 
@@ -33,9 +34,10 @@ def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
         new(min_learning_rate=1.0)
 
 
-def resume(settings: RunSettings, **asked: Any) -> RunSettings:
+def resume(settings: RunSettings, lacking: Sequence[str] = (), **asked: Any) -> RunSettings:
     """Resume a run of these settings; only what a checkpoint says of them is needed."""
-    state = SimpleNamespace(options=asdict(settings.options), step=3)
+    options = {name: v for name, v in asdict(settings.options).items() if name not in lacking}
+    state = SimpleNamespace(options=options, step=3)
     checkpoint: Any = SimpleNamespace(
         state=state, config=settings.config, folder=Path("run/step-00000003")
     )
@@ -56,3 +58,18 @@ def test_room_for_results_is_what_is_taken_between_two_readings() -> None:
     assert Intervals().unread_steps(1000) == 10
     assert Intervals(log=10**12).unread_steps(1000) == 100
     assert Intervals(log=10**12, evaluation=10**12, save=10**12).unread_steps(7) == 7
+
+
+def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None:
+    begun = new(label_smoothing=0.1)
+    assert not begun.options.padded_loss
+    assert resume(begun) == begun
+    former = resume(begun, lacking=["padded_loss"])
+    assert former.options == replace(begun.options, padded_loss=True)
+    assert not resume(begun, steps=900).options.padded_loss
+
+
+@pytest.mark.parametrize("name", ["z_loss", "warmup_steps", "sparse_embedding"])
+def test_other_options_are_never_filled_in_when_a_run_resumes(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"step-00000003: its options lack {name}"):
+        resume(new(), lacking=[name])

@@ -125,7 +125,7 @@ class Llama:
         self.weights: Weights = {name: np.asarray(w, np.float64) for name, w in weights.items()}
 
     def forward(self, tokens: NDArray[np.integer]) -> Array:
-        """Return logits (B, T, V) of tokens (B, T), positions from 0."""
+        """Return logits (B, T, ids) of tokens (B, T), positions from 0."""
         return self._run(tokens)[0]
 
     def loss_and_gradients(
@@ -145,6 +145,11 @@ class Llama:
     def _head(self) -> str:
         return "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
 
+    @property
+    def _head_rows(self) -> Array:
+        """The rows of the output layer that stand for ids."""
+        return self.weights[self._head][: self.config.vocab_size]
+
     def _run(self, tokens: NDArray[np.integer]) -> tuple[Array, list[Cache]]:
         x = self.weights["model.embed_tokens.weight"][tokens]
         caches: list[Cache] = []
@@ -155,7 +160,7 @@ class Llama:
             caches.append(cache)
         normed = rms_norm(x, self.weights["model.norm.weight"], self.config.norm_epsilon)
         caches.append({"x": x, "normed": normed})
-        return normed @ self.weights[self._head].T, caches
+        return normed @ self._head_rows.T, caches
 
     def _attend(self, prefix: str, x: Array, cache: Cache) -> Array:
         config, names = self.config, f"{prefix}.self_attn"
@@ -234,8 +239,9 @@ class Llama:
     ) -> Weights:
         grads: Weights = {}
         last = caches[-1]
-        grads[self._head] = _matrix_gradient(grad_logits, last["normed"])
-        grad_normed = grad_logits @ self.weights[self._head]
+        grads[self._head] = np.zeros_like(self.weights[self._head])
+        grads[self._head][: self.config.vocab_size] = _matrix_gradient(grad_logits, last["normed"])
+        grad_normed = grad_logits @ self._head_rows
         grad = self._norm_backward("model.norm.weight", last["x"], grad_normed, grads)
         for layer in reversed(range(self.config.layers)):
             prefix = f"model.layers.{layer}"
