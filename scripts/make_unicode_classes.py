@@ -3,7 +3,8 @@
 - 16.0: as tiktoken has them, asked about every code point; tokenizers has to agree.
 - 18.0: as the `regex` module has them.
 
-Run it from the top of the repository; the same versions of the packages give the same output.
+Run it from the top of the repository; the same versions of the packages give the same output. When
+the peers move to another Unicode, add a file for that and keep these: vocabularies refer to them.
 """
 
 from __future__ import annotations

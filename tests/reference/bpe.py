@@ -47,7 +47,7 @@ OVER_CHARACTERS = set(EXPRESSIONS) - {"class", "none"}
 
 
 # Classes that the expressions tell apart, with a character for each that is in it in all versions
-# of Unicode; the last is of what is in none.
+# of Unicode, and one that is in none.
 CLASSES = {
     r"[\p{Lu}\p{Lt}]": "\u0100",
     r"\p{Ll}": "\u0101",
@@ -55,8 +55,8 @@ CLASSES = {
     r"\p{M}": "\u0300",
     r"\p{N}": "\u0660",
     r"\s": "\u2003",
-    r"[^\p{L}\p{M}\p{N}\s]": "\u00a1",
 }
+NO_CLASS = "\u00a1"
 
 
 @cache
@@ -64,15 +64,17 @@ def stand_ins() -> dict[int, str]:
     """Characters that tiktoken classes otherwise than `regex`, and what stands for their class."""
     text = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
     ranks = {bytes([value]): value for value in range(256)}
+    gone: set[str] = set()
     found: dict[int, str] = {}
     for expression, character in CLASSES.items():
         encoding = tiktoken.Encoding(
             "bytes", pat_str=expression, mergeable_ranks=ranks, special_tokens={}
         )
         members = set(bytes(encoding.encode_ordinary(text)).decode())
-        for other in members - set(regex.findall(expression, text)):
-            found[ord(other)] = character
-    return found
+        newer = set(regex.findall(expression, text))
+        gone |= newer - members
+        found |= dict.fromkeys(map(ord, members - newer), character)
+    return dict.fromkeys(map(ord, gone), NO_CLASS) | found
 
 
 def pre_tokens(data: bytes, pattern: str, unicode: str = "16.0") -> list[bytes]:

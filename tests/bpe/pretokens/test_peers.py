@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
@@ -28,10 +29,10 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
 
-# Alone, between letters, after a space, after an apostrophe, doubled, between letters of upper and
-# lower case and the other way round, between digits, before a contraction, in white space.
-NEIGHBOURS = "@\na@b @ '@ @@ A@z Z@@a 1@2 @'s  @\n"
-CHUNK = 1 << 14  # code points in a text
+# Alone, between letters, after a space, after an apostrophe, doubled, among letters of upper and
+# lower case, between digits, before a contraction, in white space.
+NEIGHBOURS = "@\na@b @ '@ @@ @Aa A@z Z@@a a@A 1@2 @'s  @\n"
+CHUNK = 1 << 15  # code points in a text
 WITH_CLASSES = [name for name, pattern in PATTERNS.items() if pattern.unicode]
 # Variants of cl100k differ from it in numbers and white space alone.
 EVERY = ("gpt2", "cl100k", "o200k")
@@ -67,15 +68,16 @@ PAIRS = sorted(
 TOKENS = [*(bytes([value]) for value in range(256)), *PAIRS]
 
 
-def ids_by_tiktoken(text: str, pattern: str) -> NDArray[np.int64]:
+@cache
+def encoding_of(pattern: str) -> tiktoken.Encoding:
     ranks = {token: rank for rank, token in enumerate(TOKENS)}
-    encoding = tiktoken.Encoding(
+    return tiktoken.Encoding(
         "pairs", pat_str=TIKTOKEN[pattern], mergeable_ranks=ranks, special_tokens={}
     )
-    return np.asarray(encoding.encode_to_numpy(text, disallowed_special=()), np.int64)
 
 
-def ids_here(text: str, pattern: str) -> NDArray[np.int64]:
+@cache
+def encoder_of(pattern: str) -> Encoder:
     vocabulary = Vocabulary(
         tokens=tuple(TOKENS),
         merges=np.empty((0, 3), np.uint32),
@@ -84,7 +86,16 @@ def ids_here(text: str, pattern: str) -> NDArray[np.int64]:
         match="bpe",
         ignore_merges=True,
     )
-    pieces = open_encoder(vocabulary, NUMPY).encode(corpus_from_bytes(text.encode()))
+    return open_encoder(vocabulary, NUMPY)
+
+
+def ids_by_tiktoken(text: str, pattern: str) -> NDArray[np.int64]:
+    ids = encoding_of(pattern).encode_to_numpy(text, disallowed_special=())
+    return np.asarray(ids, np.int64)
+
+
+def ids_here(text: str, pattern: str) -> NDArray[np.int64]:
+    pieces = encoder_of(pattern).encode(corpus_from_bytes(text.encode()))
     return np.concatenate([piece.ids for piece in pieces]).astype(np.int64)
 
 
