@@ -1,23 +1,19 @@
 """Writing results so that a half-written file never appears under its name.
 
-- A regular file is written under a temporary name in the same folder, and renamed when complete. A
-  symbolic link stays one, and a replaced file keeps its mode.
+- A regular file is written under a temporary name in the same folder, and renamed when it is
+  complete and on disk. A symbolic link stays one, and a replaced file keeps its mode.
 - Devices and pipes are written directly. ``-`` is standard output; a path that names an open
   descriptor (``/dev/stdout``, ``/dev/fd/3``) goes to that descriptor as it is, so that ``>>`` of a
   shell still appends.
-- An interrupt may come after a temporary file is made and before the block that would remove it,
-  so leftovers are removed at exit.
 - An error of the operating system becomes an OutputError with the path and the reason. A broken
   pipe passes, since only the caller knows whether a closed reader matters.
 """
 
 from __future__ import annotations
 
-import atexit
 import errno
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Iterator
@@ -26,21 +22,13 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from llmgpu.errors import OutputError
+from llmgpu.unfinished import UnfinishedFile
 
 STANDARD_OUTPUT = "-"
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
-
-_unfinished: set[tuple[int, str]] = set()  # process that made it, temporary file
-
-
-@atexit.register
-def _remove_unfinished() -> None:
-    for process, temporary in _unfinished:
-        if process == os.getpid():
-            with suppress(OSError):
-                os.unlink(temporary)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what a file system says that can't sync folders
 
 
 def is_descriptor(path: str) -> bool:
@@ -88,24 +76,46 @@ class OutputFile:
         """Open `path` ("-": standard output); OutputError if that fails."""
         require_name(path)
         self.path = str(path)
-        self._temporary: str | None = None
+        self._unfinished: UnfinishedFile | None = None
         self._target = ""
         with output_errors(self.path):
             direct = _open_direct(self.path)
             self.stream = self._open_temporary() if direct is None else direct
         self.is_direct = direct is not None
 
-    def commit(self) -> None:
-        """Finish: close the file and give it its name (standard output is only flushed)."""
-        try:
-            with output_errors(self.path):
-                if self.path == STANDARD_OUTPUT:
-                    self.stream.flush()
-                    return
+    @property
+    def temporary(self) -> str:
+        """The name of a file that is not written directly, until it is committed."""
+        assert self._unfinished is not None
+        return self._unfinished.path
+
+    def finish(self) -> None:
+        """Write what is buffered and see that it is on disk; nothing more is written."""
+        with output_errors(self.path):
+            if self.path == STANDARD_OUTPUT:
+                self.stream.flush()
+            elif not self.stream.closed:
+                self.stream.flush()
+                if self._unfinished is not None:
+                    os.fsync(self.stream.fileno())
                 self.stream.close()
-                if self._temporary is not None:
-                    os.replace(self._temporary, self._target)
-                    self._forget()
+
+    def remove_old(self) -> None:
+        """Remove the file that is replaced, if there is one, and see that it is gone on disk."""
+        if os.path.lexists(self._target):
+            with output_errors(self.path):
+                os.unlink(self._target)
+            sync(os.path.dirname(self._target))
+
+    def commit(self) -> None:
+        """Finish, and give the file its name."""
+        try:
+            self.finish()
+            if self._unfinished is not None:
+                with output_errors(self.path):
+                    self._unfinished.rename(self._target)
+                self._unfinished = None
+                sync(os.path.dirname(self._target))
         except BaseException:
             self.discard()
             raise
@@ -115,33 +125,22 @@ class OutputFile:
         if self.path != STANDARD_OUTPUT:
             with suppress(OSError):
                 self.stream.close()
-        if self._temporary is not None:
-            with suppress(OSError):
-                os.unlink(self._temporary)
-            self._forget()
-
-    def _forget(self) -> None:
-        _unfinished.discard((os.getpid(), str(self._temporary)))
-        self._temporary = None
+        if self._unfinished is not None:
+            self._unfinished.remove()
+            self._unfinished = None
 
     def _open_temporary(self) -> BinaryIO:
         self._target = os.path.realpath(self.path)
-        folder, name = os.path.split(self._target)
         mode = _replaced_mode(self._target)
-        temporary = os.path.join(folder, f".{name[:40]}.{secrets.token_hex(6)}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self._temporary = temporary
-        _unfinished.add((os.getpid(), temporary))
+        self._unfinished = UnfinishedFile(self._target)
         try:
-            stream = os.fdopen(os.open(temporary, flags, 0o666), "wb")
             if mode is not None:
-                os.chmod(temporary, mode)
+                os.chmod(self.temporary, mode)
+            return os.fdopen(self._unfinished.descriptor, "wb")
         except BaseException:
-            self._forget()
-            with suppress(OSError):
-                os.unlink(temporary)
+            os.close(self._unfinished.descriptor)
+            self._unfinished.remove()
             raise
-        return stream
 
 
 @contextmanager
@@ -167,11 +166,17 @@ def sync(path: str | Path) -> None:
         if os.path.isdir(path):
             if os.name == "nt":  # folders can't be opened; a journal keeps their names
                 return
-            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except PermissionError:  # files can be written in it all the same
+                return
         else:
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_SYNC:
+                raise
         finally:
             os.close(descriptor)
 

@@ -170,3 +170,25 @@ def test_files_and_folders_reach_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "file").read_bytes() == b"abc"
     with pytest.raises(OutputError, match=r"can't write .*missing"):
         sync(tmp_path / "missing")
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def syncing(number: int) -> None:
+        status = os.fstat(number)
+        calls.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
+        fsync(number)
+
+    def replacing(old: str, new: str) -> None:
+        calls.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "replace", replacing)
+    with atomic_output(tmp_path / "out") as stream:
+        stream.write(b"abc")
+    assert calls == ["3 bytes", "rename", "folder"]

@@ -5,10 +5,15 @@ A pipe or a device gets no side file. A layout, one line in LAYOUTS, may put a h
 - ``raw``: nothing.
 - ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
   version, and the number of tokens. The magic says whether these are uint16 or uint32.
+
+A side file and ids that don't belong together would decode to wrong text. An old side file is
+removed before the ids that it describes are replaced, and the new one has a digest of samples of
+the file, which is compared when it is opened.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -22,7 +27,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.files import atomic_output, writes_directly
+from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import read_whole
 from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, Output
 from llmgpu.text.jsonl import parse_json_object
@@ -104,6 +109,8 @@ def get_layout(name: str) -> Layout:
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
 
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
 _SIDE_FIELDS: dict[str, type] = {
     "dtype": str,
     "count": int,
@@ -112,6 +119,7 @@ _SIDE_FIELDS: dict[str, type] = {
     "fingerprint": str,
     "document_offsets": list,
 }
+_SAMPLED_FIELDS: dict[str, type] = {"length": int, "sample_sha256": str}  # not in old side files
 
 
 def read_bin(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
@@ -153,7 +161,7 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     version = side.get("version")
     if version != SIDE_VERSION:
         raise InputError(f"{name}: version {version!r}, but this llmgpu reads {SIDE_VERSION}")
-    for field, kind in _SIDE_FIELDS.items():
+    for field, kind in (_SIDE_FIELDS | (_SAMPLED_FIELDS if _is_sampled(side) else {})).items():
         value = side.get(field)
         if type(value) is not kind or (type(value) is int and value < 0):
             raise InputError(f"{name}: field {field!r} is missing or not of type {kind.__name__}")
@@ -164,6 +172,23 @@ def read_side_file(path: str | Path) -> dict[str, object]:
         raise InputError(f"{name}: layout {layout!r} is not one of {', '.join(LAYOUTS)}")
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
     return side
+
+
+def sample_digest(path: str | Path) -> str:
+    """Return the SHA-256, in hexadecimal, of samples of a file; OSError if it can't be read.
+
+    Samples are 64 blocks of 4096 bytes at equal distances, the first at the beginning and the last
+    at the end: block k begins at byte k (length - 4096) // 63. Of a shorter file it is everything.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        room = os.fstat(file.fileno()).st_size - _SAMPLE_BYTES
+        if room < (_SAMPLES - 1) * _SAMPLE_BYTES:
+            return hashlib.sha256(file.readall()).hexdigest()
+        for k in range(_SAMPLES):
+            file.seek(k * room // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -247,7 +272,10 @@ def _known_facts(name: str, vocabulary_size: int | None, layout: Layout) -> _Bin
 
 
 def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:
-    """Return what a side file says; InputError unless the file is as long as it says."""
+    """Return what a side file says; InputError unless it is that of the file.
+
+    Sizes are compared, and samples of the content.
+    """
     layout = get_layout(cast(str, side["layout"]))
     dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
     count, size = cast(int, side["count"]), os.stat(name).st_size
@@ -257,7 +285,26 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
             f"{name} has {size} bytes, but by its side file {side_path(name)} it has {count} ids "
             f"of {dtype.itemsize} bytes{header}: they don't belong together, or one is cut short"
         )
+    if not is_stream and _is_sampled(side):
+        _check_samples(name, side, size)
     return _BinFacts(layout, dtype, count)
+
+
+def _is_sampled(side: dict[str, object]) -> bool:
+    """Whether a side file says anything of samples, as all do that are not of old versions."""
+    return bool(side.keys() & _SAMPLED_FIELDS.keys())
+
+
+def _check_samples(name: str, side: dict[str, object], size: int) -> None:
+    try:
+        digest = sample_digest(name)
+    except OSError as error:
+        raise InputError(f"can't read {name}: {error.strerror}") from error
+    if (size, digest) != (side["length"], side["sample_sha256"]):
+        raise InputError(
+            f"{name} is not the file that its side file {side_path(name)} describes: it was "
+            "changed, or they don't belong together"
+        )
 
 
 def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
@@ -326,16 +373,28 @@ class BinWriter(NumbersWriter):
         if self.is_direct:
             super().close()
             return
+        # Without a side file ids can't be read: the old one goes before the old ids do, and the new
+        # one comes after the new ids.
+        side = None
         try:
-            # The side file gets its name last: without it, the file can't be read.
-            with atomic_output(side_path(self._output.path)) as side:
-                side.write(self._description())
-                super().close()
+            with output_errors(self._output.path):
+                self._finish()
+                self._output.finish()
+                description = self._description(self._output.temporary)
+            side = OutputFile(side_path(self._output.path))
+            with output_errors(side.path):
+                side.stream.write(description)
+            side.finish()
+            side.remove_old()
+            self._output.commit()
+            side.commit()
         except BaseException:
             self.abort()
+            if side is not None:
+                side.discard()
             raise
 
-    def _description(self) -> bytes:
+    def _description(self, path: str) -> bytes:
         offsets = np.concatenate(self._offsets).tolist() if self._offsets else []
         side = {
             "format": SIDE_FORMAT,
@@ -350,6 +409,8 @@ class BinWriter(NumbersWriter):
             "fingerprint": self._fingerprint,
             "documents": self.documents,
             "continues": self._continues,
+            "length": os.stat(path).st_size,
+            "sample_sha256": sample_digest(path),
             "document_offsets": offsets,
         }
         return json.dumps(side).encode() + b"\n"

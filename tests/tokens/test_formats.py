@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -211,6 +212,8 @@ def test_the_side_file(tmp_path: Path) -> None:
         "fingerprint": "f00d",
         "documents": 3,
         "continues": False,
+        "length": 12,
+        "sample_sha256": hashlib.sha256(np.array([1, 2, 3], "<u4").tobytes()).hexdigest(),
         "document_offsets": [0, 2, 2],
     }
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
 from llmgpu.bpe.training.options import UNICODE_FACT
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import atomic_output, output_errors, require_name
+from llmgpu.files import atomic_output, output_errors, require_name, sync
 from llmgpu.input_files import read_whole
 from llmgpu.locks import FileLock
 from llmgpu.resume_key import Run, check_same_run
@@ -45,7 +45,7 @@ _PAIR_BYTES, _COUNT_BYTES = 8, 8
 
 def checkpoint_files(folder: str | Path) -> list[Path]:
     """Return the folder of a checkpoint and the files that it may have."""
-    return [Path(folder), *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES))]
+    return [Path(folder), *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES, _LOCK))]
 
 
 class Checkpoint:
@@ -76,6 +76,7 @@ class Checkpoint:
             )
         with output_errors(str(folder)):
             folder.mkdir()
+        sync(folder.absolute().parent)
         checkpoint = cls(folder)
         checkpoint._lock = FileLock(folder / _LOCK, str(folder))
         try:

@@ -104,6 +104,7 @@ def test_appending_reaches_the_disk_now_and_then(
     monkeypatch.setattr("os.fsync", synced.append)
     monkeypatch.setattr(module, "SYNC_SECONDS", 3600.0)
     checkpoint = Checkpoint.begin(tmp_path / "run", RUN)
+    synced.clear()
     for k in range(5):
         add(checkpoint, k, k + 1)
     assert len(synced) <= 1

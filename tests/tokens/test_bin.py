@@ -1,0 +1,76 @@
+"""Token files and their side files belong together, wherever a process is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.errors import InputError
+from llmgpu.tokens.bin import describe_bin_file, read_bin, sample_digest
+from tests.tokens.killed_token_file import NEW, OLD, write_ids
+
+
+def read_ids(path: Path) -> list[int]:
+    return [int(i) for block in read_bin(str(path), None, "raw") for i in block]
+
+
+def test_a_kill_never_leaves_ids_with_the_side_file_of_others(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.tokens.killed_token_file", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=100)
+    runs = sorted(tmp_path.glob("run-*"), key=lambda run: int(run.name[4:]))
+    seen = set()
+    for run in runs:
+        path = run / "ids.bin"
+        try:
+            told, ids = describe_bin_file(path).fingerprint, read_ids(path)
+        except InputError as error:
+            assert f"can't read {path}.json, the side file" in str(error)
+            seen.add("refused")
+        else:
+            assert (told, ids) in [(str(known[0]), known) for known in (OLD, NEW)]
+            seen.add("old" if ids == OLD else "new")
+        write_ids(run, NEW)  # a run that is not killed
+        assert read_ids(path) == NEW
+        assert sorted(os.listdir(run)) == ["ids.bin", "ids.bin.json"]
+    assert len(runs) > 8 and seen == {"old", "refused", "new"}
+
+
+@pytest.mark.parametrize("length", [0, 1, 64 * 4096 - 1, 64 * 4096, 64 * 4096 + 1, 10**6 + 7])
+def test_samples_of_a_file(tmp_path: Path, length: int) -> None:
+    data = np.random.default_rng(length).bytes(length)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    firsts = [k * (length - 4096) // 63 for k in range(64)]
+    taken = b"".join(data[i : i + 4096] for i in firsts) if length > 64 * 4096 else data
+    assert sample_digest(path) == hashlib.sha256(taken).hexdigest()
+
+
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ids.bin"
+    write_ids(tmp_path, OLD)
+    path.write_bytes(np.array(NEW, "<u2").tobytes())
+    for read in (describe_bin_file, read_ids):
+        with pytest.raises(
+            InputError, match=r"ids.bin is not the file that its side file .*describes"
+        ):
+            read(path)
+
+
+@pytest.mark.parametrize("field", ["length", "sample_sha256"])
+def test_samples_are_all_there_or_none_is(tmp_path: Path, field: str) -> None:
+    path, side_path = tmp_path / "ids.bin", tmp_path / "ids.bin.json"
+    write_ids(tmp_path, OLD)
+    side = json.loads(side_path.read_bytes())
+    old = {name: side[name] for name in side if name not in ("length", "sample_sha256")}
+    side_path.write_text(json.dumps(old))
+    assert read_ids(path) == OLD
+    side_path.write_text(json.dumps(old | {field: side[field]}))
+    with pytest.raises(InputError, match="is missing or not of type"):
+        read_ids(path)
