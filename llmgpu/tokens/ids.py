@@ -101,10 +101,9 @@ class TextWriter(TokenWriter):
         """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
         longest = max(1 + len(str(vocabulary_size)), len(self.BEFORE), len(self.AFTER))
-        width = -(-longest // 8) * 8
-        digits = np.arange(vocabulary_size).astype(f"S{width - 1}")
-        self._cells = np.char.add(self.SEPARATOR, digits).astype(f"S{width}")
-        self._width = width
+        self._width = -(-longest // 8) * 8
+        self._table: NDArray[np.bytes_] | None = None  # the cell of each id, once that pays
+        self._written = 0
         self._is_open = False  # a document has started and its end is not written
         self._is_empty = True  # none of its ids is written
 
@@ -123,8 +122,8 @@ class TextWriter(TokenWriter):
             self._finish()
 
     def _format(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> bytes:
-        cells = np.take(self._cells, ids)
-        firsts = np.unique(starts[starts < len(ids)])
+        cells = self._cells_of(ids)
+        firsts = starts[starts < len(ids)]
         if self._is_empty and len(ids):
             firsts = np.concatenate([np.zeros(1, np.int64), firsts])
         cells.view(np.uint8).reshape(-1, self._width)[firsts, 0] = 0  # no separator there
@@ -139,6 +138,19 @@ class TextWriter(TokenWriter):
         elif len(ids):
             self._is_empty = False
         return cells.tobytes().translate(None, b"\0")
+
+    def _cells_of(self, ids: NDArray[np.uint32]) -> NDArray[np.bytes_]:
+        """Return the cell of each of `ids`: from a table, if there are more than it has entries."""
+        self._written += len(ids)
+        if self._table is None and self._written <= self._vocabulary_size:
+            return self._spell(ids)
+        if self._table is None:
+            self._table = self._spell(np.arange(self._vocabulary_size))
+        return np.take(self._table, ids)
+
+    def _spell(self, ids: NDArray[np.integer]) -> NDArray[np.bytes_]:
+        digits = ids.astype(f"S{self._width - 1}")
+        return np.char.add(self.SEPARATOR, digits).astype(f"S{self._width}")
 
     def _finish(self) -> None:
         if self._is_open:

@@ -75,33 +75,37 @@ def _is_compiled(trie: Trie, listing: _SortedTokens) -> bool:
 
 def _is_tree(trie: Trie) -> bool:
     """Whether nodes are in breadth-first order, siblings ascend, and every leaf has a token."""
-    first_child, children, token_ids = trie.nodes.T.astype(np.int64)
-    total = len(trie.edges)
-    if len(children) != total + 1 or children.sum() != total:
-        return False
+    first_child, children, token_ids = trie.nodes.T
     labels, targets = trie.edges.T
-    numbers = np.arange(1, total + 1)
-    parents = np.repeat(np.arange(total + 1), children)
-    firsts = np.where(children > 0, np.cumsum(children) - children, 0)
+    total = len(labels)
+    if len(children) != total + 1 or children.sum(dtype=np.uint64) != total:
+        return False
+    numbers = np.arange(1, total + 1, dtype=np.uint32)
+    parents = _parents_of(trie)
+    ends = np.cumsum(children, dtype=np.uint32)
     ascend = (labels[1:] > labels[:-1]) | (parents[1:] != parents[:-1])
+    is_leaf = children == 0
+    is_leaf[0] = False  # the root of no tokens
     return bool(
         np.array_equal(targets, numbers)
-        and np.array_equal(first_child, firsts)
+        and np.array_equal(first_child, np.where(children > 0, ends - children, 0))
         and (parents < numbers).all()
         and (labels < 256).all()
         and ascend.all()
         and token_ids[0] == NO_TOKEN
-        and (token_ids[children == 0][total == 0 :] != NO_TOKEN).all()
+        and (token_ids[is_leaf] != NO_TOKEN).all()
     )
 
 
-def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool:
-    """Whether the path to each node with a token spells it, and no token is missing.
+def _parents_of(trie: Trie) -> NDArray[np.uint32]:
+    """Return the parent of each node but the root."""
+    return np.repeat(np.arange(len(trie.nodes), dtype=np.uint32), trie.nodes[:, 1])
 
-    All paths are followed at once from their ends to the root, a byte of each a step.
-    """
-    node_ids = trie.nodes[:, 2].astype(np.int64)
-    nodes = np.flatnonzero(node_ids != NO_TOKEN)
+
+def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool:
+    """Whether the path to each node with a token spells it, and no token is missing."""
+    node_ids = trie.nodes[:, 2]
+    nodes = np.flatnonzero(node_ids != NO_TOKEN).astype(np.uint32)
     found = node_ids[nodes]
     order = np.argsort(ids, kind="stable")
     numbers = np.searchsorted(ids[order], found)
@@ -111,20 +115,27 @@ def _spells(trie: Trie, tokens: Sequence[bytes], ids: NDArray[np.int64]) -> bool
     if (ids[numbers] != found).any() or not _are_all_there(tokens, order, numbers):
         return False
     data = np.frombuffer(b"".join(tokens), np.uint8)
-    offsets = offsets_of(np.fromiter(map(len, tokens), np.int64, len(tokens)))
-    starts, places = offsets[numbers], offsets[numbers + 1]
-    labels = trie.edges[:, 0]
-    parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
-    longest = int((places - starts).max(initial=0))
-    while len(nodes):
-        has_more = places > starts
-        if ((nodes > 0) != has_more).any():
-            return False  # a path is shorter or longer than its token
-        nodes, starts, places = nodes[has_more], starts[has_more], places[has_more] - 1
-        if (labels[nodes - 1] != data[places]).any():
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    ends = np.cumsum(lengths)[numbers]
+    lengths = lengths[numbers]
+    if int(lengths.max(initial=0)) != trie.longest or not lengths.all():
+        return False
+    # Follow all paths at once from their ends to the root, a byte of each a step. The longest come
+    # first, so that those which are not at the root are always the first ones.
+    longest_first = np.argsort(-lengths, kind="stable")
+    nodes, ends = nodes[longest_first], ends[longest_first]
+    longer = len(lengths) - np.cumsum(np.bincount(lengths, minlength=trie.longest + 1))
+    labels, parents = trie.edges[:, 0].astype(np.uint8), _parents_of(trie)
+    for step in range(trie.longest):
+        active = int(longer[step])
+        edges = nodes[:active] - np.uint32(1)
+        if (labels[edges] != data[ends[:active] - (step + 1)]).any():
             return False
-        nodes = parents[nodes - 1]
-    return longest == trie.longest
+        nodes[:active] = parents[edges]
+        rest = int(longer[step + 1])
+        if not nodes[:rest].all() or nodes[rest:active].any():
+            return False  # a path is shorter or longer than its token
+    return True
 
 
 def _are_all_there(

@@ -155,3 +155,10 @@ def any_change_is_found(data: st.DataObject) -> None:
         validate_trie(Trie(trie.nodes, trie.edges, longest + 1), tokens, range(4))
     with pytest.raises(VocabularyError, match="trie"):
         validate_trie(Trie(trie.nodes[:-1], trie.edges[:-1], longest), tokens, range(4))
+
+
+def test_an_empty_token_has_no_node() -> None:
+    tokens = [b"", b"", b"a\xff"]
+    trie = compile_trie([b"\xff", b"a\xff"], [1, 2])
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(trie, tokens, range(3))
