@@ -143,7 +143,7 @@ READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
     "--threads",
     type=THREADS,
     metavar="N",
-    show_default="number of processors, up to 4",
+    show_default="number of processors; with NumPy up to 4",
     help="Count words with this many threads if there is no GPU.",
 )
 @click.option(

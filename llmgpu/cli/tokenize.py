@@ -93,7 +93,7 @@ class _Output:
 @click.option(
     "--threads",
     type=THREADS,
-    show_default="number of processors, up to 4",
+    show_default="number of processors; with NumPy up to 4",
     help="Number of threads that encode without a GPU.",
 )
 @click.option(

@@ -49,7 +49,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "encode_document": (c_int64, c_void_p, c_char_p, c_int64, c_void_p),
     "counter_new": (c_void_p, c_void_p),
     "counter_free": (None, c_void_p),
-    "count": (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64),
+    "count": (
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_int64),
+        *(c_int64, c_void_p, c_int64, c_int64),
+    ),
     "counter_absorb": (c_int, c_void_p, c_void_p),
     "counter_size": (c_int64, c_void_p, POINTER(c_int64), POINTER(c_int64)),
     "counter_take": (None, c_void_p, c_void_p, c_void_p, c_void_p),
@@ -269,10 +272,14 @@ class CCounter(_Object):
         marks: NDArray[np.bool_] | None,
         main_end: int,
         starts: NDArray[np.int64],
-    ) -> None:
-        """Count the pre-tokens that start in the first `main_end` bytes; see `CEncoder.encode`."""
+        most: int,
+    ) -> int:
+        """Count the pre-tokens that start in the first `main_end` bytes; see `CEncoder.encode`.
+
+        Returns 0, or the length of a pre-token that has more than `most` bytes.
+        """
         starts = np.ascontiguousarray(starts, np.int64)
-        if self._library.llmgpu_count(
+        too_long: int = self._library.llmgpu_count(
             self.address,
             _address(text),
             _address(marks),
@@ -280,8 +287,11 @@ class CCounter(_Object):
             main_end,
             _address(starts),
             len(starts),
-        ):
+            most,
+        )
+        if too_long < 0:
             raise out_of_memory()
+        return too_long
 
     def absorb(self, other: CCounter) -> None:
         """Add the words of another counter."""
@@ -295,8 +305,8 @@ class CCounter(_Object):
         self._library.llmgpu_counter_size(self.address, None, table_bytes)
         return table_bytes.value
 
-    def take(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the words end to end, their offsets and their counts, and start with no words."""
+    def words(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the words end to end, their offsets and their counts."""
         data_bytes, table_bytes = c_int64(), c_int64()
         words = self._library.llmgpu_counter_size(self.address, data_bytes, table_bytes)
         data = np.empty(data_bytes.value, np.uint8)

@@ -204,8 +204,8 @@ static int count_word(WordTable *table, const Word *word, int64_t more)
     return 0;
 }
 
-static int count_document(Counter *counter, const uint8_t *text, const uint8_t *marks, int64_t at,
-                          int64_t limit, int64_t stop)
+static int64_t count_document(Counter *counter, const uint8_t *text, const uint8_t *marks,
+                              int64_t at, int64_t limit, int64_t stop, int64_t most)
 {
     int64_t ends[BATCH];
     Word words[BATCH];
@@ -213,6 +213,8 @@ static int count_document(Counter *counter, const uint8_t *text, const uint8_t *
     while (at < stop) {
         int64_t count = pretoken_ends(counter->pattern, text, marks, at, limit, stop, ends, BATCH);
         for (int64_t k = 0; k < count; k++) {
+            if (ends[k] - at > most)
+                return ends[k] - at;
             set_word(words + k, text + at, ends[k] - at);
             __builtin_prefetch(counter->table.slots + (words[k].hash & counter->table.mask));
             at = ends[k];
@@ -225,21 +227,24 @@ static int count_document(Counter *counter, const uint8_t *text, const uint8_t *
 }
 
 /* Count the pre-tokens that start in the first `main_end` of the `length` bytes of a text, which
- * begins with one. After NO_MEMORY counts are undefined.
+ * begins with one; return 0.
  *
- * marks: see `pretoken_ends`. starts: int64_t (num_starts,), where documents begin, ascending. */
-API int llmgpu_count(Counter *counter, const uint8_t *text, const uint8_t *marks, int64_t length,
-                     int64_t main_end, const int64_t *starts, int64_t num_starts)
+ * marks: see `pretoken_ends`. starts: int64_t (num_starts,), where documents begin, ascending.
+ * Counts are undefined after NO_MEMORY, and after a pre-token of more than `most` bytes, whose length
+ * is returned. */
+API int64_t llmgpu_count(Counter *counter, const uint8_t *text, const uint8_t *marks,
+                         int64_t length, int64_t main_end, const int64_t *starts,
+                         int64_t num_starts, int64_t most)
 {
-    int64_t at = 0, next = 0;
+    int64_t at = 0, next = 0, status;
 
     while (at < main_end) {
         while (next < num_starts && starts[next] <= at)
             next++;
         int64_t limit = next < num_starts ? starts[next] : length;
         int64_t stop = limit < main_end ? limit : main_end;
-        if (count_document(counter, text, marks, at, limit, stop) != 0)
-            return NO_MEMORY;
+        if ((status = count_document(counter, text, marks, at, limit, stop, most)) != 0)
+            return status;
         at = stop;
     }
     return 0;
@@ -284,8 +289,8 @@ API int64_t llmgpu_counter_size(const Counter *counter, int64_t *bytes, int64_t 
     return table->words;
 }
 
-/* Write the words end to end, their ends and their counts, and empty the counter. */
-API void llmgpu_counter_take(Counter *counter, uint8_t *data, int64_t *ends, int64_t *counts)
+/* Write the words end to end, their ends and their counts. */
+API void llmgpu_counter_take(const Counter *counter, uint8_t *data, int64_t *ends, int64_t *counts)
 {
     const WordTable *table = &counter->table;
     int64_t length, total = 0, words = 0;
@@ -301,7 +306,6 @@ API void llmgpu_counter_take(Counter *counter, uint8_t *data, int64_t *ends, int
         memcpy(counts + words, slot->value, sizeof *counts);
         ends[words++] = total;
     }
-    table_clear(&counter->table);
 }
 
 /* Return the checksum of the sources that this library was built from. */

@@ -14,7 +14,6 @@ from llmgpu.bpe.encoding.special_encoding import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_numpy import default_threads
 from llmgpu.cpu.library import library
-from llmgpu.processors import usable_processors
 
 
 def open_encoder(
@@ -62,9 +61,9 @@ def open_host_encoder(
     vocabulary: Vocabulary, slice_bytes: int | None = None, threads: int | None = None
 ) -> HostEncoder:
     """Return an encoder on the CPU engine, or on NumPy without one; by the match rule alone."""
+    threads = threads or default_threads()
     if library() is None:
-        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads or default_threads())
+        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads)
     from llmgpu.bpe.encoding import encoder_c
 
-    threads = threads or usable_processors()
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)

@@ -1,8 +1,8 @@
-"""Counting the distinct words of a corpus with NumPy.
+"""Counting the distinct words of a corpus on the host, with the CPU engine or NumPy.
 
 - One thread reads the text, slice by slice; other threads count the slices independently.
-- Each of these has its own table; NumPy lets the others work during its larger operations. A table
-  that reaches its share of memory hands its words over and starts empty.
+- Each of these has its own table. A table that reaches its share of memory hands its words over and
+  starts empty.
 - At the end the first table takes in the words of all others.
 """
 
@@ -10,28 +10,32 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING, GrowableArray
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pattern import start_mask
+from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
+from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.bpe.words.word_table import WordTable
+from llmgpu.cpu.library import CCounter, library
 from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
-MOST_THREADS = 4  # by default: between NumPy's operations only one can run
+MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 
 
 def default_threads() -> int:
-    """Return how many processors this process may use, but not more than MOST_THREADS."""
-    return min(usable_processors(), MOST_THREADS)
+    """Return how many processors this process may use; with NumPy up to MOST_NUMPY_THREADS."""
+    threads = usable_processors()
+    return min(threads, MOST_NUMPY_THREADS) if library() is None else threads
 
 
 def count_words(
@@ -54,7 +58,8 @@ def count_words(
     threads = default_threads() if threads is None else threads
     memory = default_memory_bytes() if memory_bytes is None else memory_bytes
     words = WordAccumulator(memory // 2)
-    counters = [_Counter(pattern, words, memory // (2 * threads)) for _ in range(threads)]
+    found = as_pattern(pattern)
+    counters = [_Counter(found, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
 
     def count(piece: Slice) -> None:
@@ -62,7 +67,7 @@ def count_words(
         counter.add(piece)
         idle.append(counter)
 
-    reader = SliceReader(corpus, pattern)
+    reader = SliceReader(corpus, found)
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(threads + 1)]
     pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
@@ -85,23 +90,112 @@ def count_words(
 class _Counter:
     """The words that one thread counts."""
 
-    def __init__(self, pattern: str | Pattern, words: WordAccumulator, memory_bytes: int) -> None:
+    def __init__(self, pattern: Pattern, words: WordAccumulator, memory_bytes: int) -> None:
         """Start with no words; when they reach `memory_bytes`, they are moved to `words`."""
         self._pattern = pattern
         self._words = words
         self._memory_bytes = memory_bytes
-        self._start()
-
-    def _start(self) -> None:
-        self._table = WordTable()
-        self._counts = GrowableArray(np.int64)
+        self._table = make_table(pattern)
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice."""
-        self._add(piece.buffer, word_bounds(piece, self._pattern), 1)
+        self._table.add(piece)
+        self._bound_memory()
 
     def absorb(self, other: _Counter) -> None:
         """Add all words of another counter with their counts."""
+        self._table.absorb(other._table)
+        self._bound_memory()
+
+    def _bound_memory(self) -> None:
+        if self._table.nbytes > self._memory_bytes:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Move all words to where they are added up."""
+        self._words.add(self._table.words())
+        self._table = make_table(self._pattern)
+
+
+class CountTable(Protocol):
+    """Words with how often each occurs, for one thread."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the words take."""
+        ...
+
+    def add(self, piece: Slice) -> None:
+        """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
+        ...
+
+    def absorb(self, other: Any) -> None:
+        """Add all words of another table of the same kind with their counts."""
+        ...
+
+    def words(self) -> DistinctWords:
+        """Return the words."""
+        ...
+
+
+def make_table(pattern: Pattern) -> CountTable:
+    """Return an empty table of the CPU engine, or of NumPy without one."""
+    return NumpyCountTable(pattern) if library() is None else EngineCountTable(pattern)
+
+
+class EngineCountTable:
+    """Words that the CPU engine counts."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        """Start with no words."""
+        self._pattern = pattern
+        self._counter = CCounter(make_c_pattern(pattern))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the words take."""
+        return self._counter.nbytes
+
+    def add(self, piece: Slice) -> None:
+        """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
+        marks = None
+        if make_c_pattern(self._pattern).is_marked:
+            marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
+        too_long = self._counter.count(
+            piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES
+        )
+        if too_long:
+            raise word_too_long(too_long)
+
+    def absorb(self, other: EngineCountTable) -> None:
+        """Add all words of another table with their counts."""
+        self._counter.absorb(other._counter)
+
+    def words(self) -> DistinctWords:
+        """Return the words."""
+        return DistinctWords(*self._counter.words())
+
+
+class NumpyCountTable:
+    """Words that NumPy counts."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        """Start with no words."""
+        self._pattern = pattern
+        self._table = WordTable()
+        self._counts = GrowableArray(np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the words take."""
+        return self._table.nbytes + self._counts.nbytes
+
+    def add(self, piece: Slice) -> None:
+        """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
+        self._add(piece.buffer, word_bounds(piece, self._pattern), 1)
+
+    def absorb(self, other: NumpyCountTable) -> None:
+        """Add all words of another table with their counts."""
         table = other._table
         padded = np.concatenate([table.data, np.zeros(PADDING, np.uint8)])
         self._add(padded, table.offsets, other._counts.values)
@@ -113,14 +207,10 @@ class _Counter:
         numbers = self._table.number(padded, bounds[:-1], bounds[1:])
         self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
         np.add.at(self._counts.values, numbers, counts)
-        if self._table.nbytes + self._counts.nbytes > self._memory_bytes:
-            self.hand_over()
 
-    def hand_over(self) -> None:
-        """Move all words to where they are added up."""
-        table = self._table
-        self._words.add(DistinctWords(table.data, table.offsets, self._counts.values))
-        self._start()
+    def words(self) -> DistinctWords:
+        """Return the words."""
+        return DistinctWords(self._table.data, self._table.offsets, self._counts.values)
 
 
 def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:
@@ -139,7 +229,6 @@ def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:
 
 def count_slice(piece: Slice, pattern: str | Pattern) -> DistinctWords:
     """Count the words of one slice."""
-    table = WordTable()
-    bounds = word_bounds(piece, pattern)
-    numbers = table.number(piece.buffer, bounds[:-1], bounds[1:])
-    return DistinctWords(table.data, table.offsets, np.bincount(numbers, minlength=len(table)))
+    table = make_table(as_pattern(pattern))
+    table.add(piece)
+    return table.words()

@@ -15,6 +15,8 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.text.test_nfc import CHARACTERS, normalize
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 
 @pytest.fixture(scope="module")
 def peer() -> Tokenizer:

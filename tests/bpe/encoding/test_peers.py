@@ -32,6 +32,8 @@ from tests.bpe.interchange.samples import cl100k_path
 from tests.reference import encoding as reference
 from tests.reference.bpe import greedy as greedy_reference
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 STRINGS = int(os.environ.get("LLMGPU_TEST_STRINGS", "400"))
 STEP = 1 if STRINGS >= 10_000 else 29
 ALPHABETS = (
