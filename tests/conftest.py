@@ -28,7 +28,7 @@ from hypothesis import settings
 
 from llmgpu.backend import list_adapters
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
-from tests.engines import ENGINES, DeviceEngine, Engine, NumpyEngine
+from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 
 ROOT = Path(__file__).parents[1]
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -128,6 +128,6 @@ def any_device(request: pytest.FixtureRequest) -> Device:
 @pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each of the engines that count, train and encode, one after the other."""
-    if request.param == "cpu":
-        return NumpyEngine()
+    if request.param != "gpu":
+        return CEngine() if request.param == "c" else NumpyEngine()
     return DeviceEngine(request.getfixturevalue("device"))

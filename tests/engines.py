@@ -6,8 +6,11 @@ is a class here and a name there.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from ctypes import CDLL
 from itertools import pairwise
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +20,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.pretokens import c_pattern
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -25,11 +29,12 @@ from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
+from llmgpu.cpu import build, library
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from tests.bpe.word_lists import listed
 
-ENGINES = ("cpu", "gpu")
+ENGINES = ("numpy", "gpu") if library.library() is None else ("c", "numpy", "gpu")
 
 
 class Engine(Protocol):
@@ -59,15 +64,39 @@ class NumpyEngine:
         self, corpus: Corpus, pattern: str, slice_bytes: int | None = None
     ) -> DistinctWords:
         sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
-        return count_words(corpus, pattern, threads=2, **sizes)
+        with pytest.MonkeyPatch.context() as patch:
+            self._choose(patch)
+            return count_words(corpus, pattern, threads=2, **sizes)
 
     def encoder(self, vocabulary: Vocabulary, slice_bytes: int | None = None) -> Encoder:
-        return open_encoder(vocabulary, NUMPY, slice_bytes, threads=2)
+        with pytest.MonkeyPatch.context() as patch:
+            self._choose(patch)
+            return open_encoder(vocabulary, NUMPY, slice_bytes, threads=2)
 
     def colliding(self, patch: pytest.MonkeyPatch) -> Engine:
         for name in ("_GOLDEN", "_MIX_A", "_MIX_B"):
             patch.setattr(word_table, name, np.uint64(0))
         return self
+
+    def _choose(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv(library.VARIABLE, "numpy")
+
+
+class CEngine(NumpyEngine):
+    def __init__(self, loaded: CDLL | None = None) -> None:
+        """Take a build of the library other than the installed one."""
+        self._loaded = loaded
+
+    def colliding(self, patch: pytest.MonkeyPatch) -> Engine:
+        with tempfile.TemporaryDirectory() as folder:
+            build.build(Path(folder, "engine.so"), ["-O1", "-DLLMGPU_HASH_MASK=0"])
+            return CEngine(library.load(Path(folder, "engine.so"))[0])
+
+    def _choose(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setenv(library.VARIABLE, "c")
+        if self._loaded is not None:
+            patch.setattr(library, "_load", lambda: (self._loaded, ""))
+            patch.setattr(c_pattern, "_make", c_pattern._make.__wrapped__)
 
 
 class DeviceEngine:

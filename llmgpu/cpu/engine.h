@@ -96,12 +96,16 @@ typedef struct {
     uint64_t low, high, hash;
 } Word;
 
+#ifndef LLMGPU_HASH_MASK /* tests let words collide */
+#define LLMGPU_HASH_MASK UINT64_MAX
+#endif
+
 static inline uint64_t mix_words(uint64_t low, uint64_t high)
 {
     uint64_t hash = low * UINT64_C(0x9E3779B97F4A7C15) ^ high * UINT64_C(0xC2B2AE3D27D4EB4F);
     hash ^= hash >> 29;
     hash *= UINT64_C(0xFF51AFD7ED558CCD);
-    return hash ^ hash >> 32;
+    return (hash ^ hash >> 32) & LLMGPU_HASH_MASK;
 }
 
 uint64_t hash_long(const uint8_t *start, int64_t length);

@@ -15,6 +15,7 @@ import os
 import weakref
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,18 +86,22 @@ def describe() -> str:
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Return the library, or why it can't be loaded."""
-    if not LIBRARY.exists():
-        return None, f"{LIBRARY} was not built: install llmgpu where there is a C compiler"
+    return load(LIBRARY)
+
+
+def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
+    """Return a library, or why it can't be loaded."""
+    if not path.exists():
+        return None, f"{path} was not built: install llmgpu where there is a C compiler"
     try:
-        loaded = ctypes.CDLL(str(LIBRARY))
+        loaded = ctypes.CDLL(str(path))
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(loaded, f"llmgpu_{name}")
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        return None, f"{LIBRARY} can't be loaded: {error}"
+        return None, f"{path} can't be loaded: {error}"
     if loaded.llmgpu_sources() != sources_checksum():
-        return None, f"{LIBRARY} was built from other sources: install llmgpu again"
+        return None, f"{path} was built from other sources: install llmgpu again"
     return loaded, ""
 
 
@@ -116,8 +121,11 @@ def valid_utf8(text: bytes) -> int:
 class _Object:
     """An object of the library, freed with this one; keeps alive what it refers to."""
 
+    _library: ctypes.CDLL
+
     def __init__(self, kind: str, *arguments: Any) -> None:
-        loaded = library()
+        others = [argument for argument in arguments if isinstance(argument, _Object)]
+        loaded = others[0]._library if others else library()
         assert loaded is not None, "there is no CPU engine"
         self._library = loaded
         self._arguments = arguments

@@ -8,11 +8,11 @@ import pytest
 
 from llmgpu.cpu.library import VARIABLE, library
 
-ENGINES = ["numpy"] if library() is None else ["c", "numpy"]
+CPU_ENGINES = ["numpy"] if library() is None else ["c", "numpy"]
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(scope="module", params=CPU_ENGINES)
+def cpu_engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each engine of the CPU, used by all of a module's tests before the next one is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, request.param)

@@ -15,7 +15,7 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.text.test_nfc import CHARACTERS, normalize
 
-pytestmark = pytest.mark.usefixtures("engine")
+pytestmark = pytest.mark.usefixtures("cpu_engine")
 
 
 @pytest.fixture(scope="module")

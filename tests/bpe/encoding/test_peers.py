@@ -32,7 +32,7 @@ from tests.bpe.interchange.samples import cl100k_path
 from tests.reference import encoding as reference
 from tests.reference.bpe import greedy as greedy_reference
 
-pytestmark = pytest.mark.usefixtures("engine")
+pytestmark = pytest.mark.usefixtures("cpu_engine")
 
 STRINGS = int(os.environ.get("LLMGPU_TEST_STRINGS", "400"))
 STEP = 1 if STRINGS >= 10_000 else 29

@@ -30,7 +30,7 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT
 
-pytestmark = pytest.mark.usefixtures("engine")
+pytestmark = pytest.mark.usefixtures("cpu_engine")
 
 EXPRESSIONS = [r"\w+|\s", r"(?<=a)b|a", r"[\p{Lu}]\p{Ll}*", r".", r"x*", r"\b", r"(?s:.){1,3}"]
 

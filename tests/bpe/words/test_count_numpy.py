@@ -18,7 +18,7 @@ from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.reference import bpe as reference
 
-pytestmark = pytest.mark.usefixtures("engine")
+pytestmark = pytest.mark.usefixtures("cpu_engine")
 
 PARTS = [b" ", b" ", b"  ", b"\n", b"\n", b"a", b"b", b"'s", b"'ll", b"\x00", b"\xc3", b"\xa9"]
 PARTS += ["\u3000".encode(), "\u0663".encode(), "\U0001f600".encode(), b".", b"7", b"\r", b"\xff"]
