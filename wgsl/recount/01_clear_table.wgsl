@@ -10,7 +10,6 @@
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 
-override COUNT_TILE: u32 = 4096u; // symbols a workgroup of bpe_pair_count_b counts
 override SCAN_TILE: u32 = 1024u;  // block sums a workgroup of bpe_scan_pass1 scans
 
 @group(0) @binding(0) var<storage, read_write> pair_counts: array<u32>;

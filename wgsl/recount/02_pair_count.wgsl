@@ -18,7 +18,6 @@
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 
-override COUNT_TILE: u32 = 4096u;
 override LOCAL_TABLE_SIZE: u32 = 1024u; // a power of two
 const LOCAL_PROBES: u32 = 16u;
 const GLOBAL_PROBES: u32 = 32u; // a table two thirds full or so fails one, and is made larger

@@ -18,6 +18,9 @@ struct IterState {
     used_slots: u32,        // slots that the last count used
 }
 
+// Symbols that a workgroup of bpe_pair_count_b counts; scripts/measure_recount_tiles.py measures others.
+override COUNT_TILE: u32 = 4096u;
+
 const RUNNING: u32 = 0u;
 const FINISHED: u32 = 1u;   // merge_limit reached, or no pair is frequent enough
 const TABLE_FULL: u32 = 2u; // the pair table must grow; nothing was merged

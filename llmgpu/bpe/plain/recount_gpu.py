@@ -41,7 +41,7 @@ ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_
     12 * constant(_STATE_FILE, f"ARGS_{name}")
     for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
 )
-COUNT_TILE = 4096  # symbols that one workgroup counts
+COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols that one workgroup counts
 SCAN_TILE = 1024  # block sums that one workgroup scans
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
@@ -59,11 +59,13 @@ def train(
     progress: Progress = no_progress,
     workgroup_size: int = 256,
     table_slots: int = FIRST_TABLE_SLOTS,
+    count_tile: int = COUNT_TILE,
 ) -> Merges:
     """Train on `text`, uint8 (n,), whose documents start at `document_starts`.
 
     options: the vocabulary's size, pattern, tie rule and minimum frequency.
     table_slots: size of the first pair table, a power of two.
+    count_tile: symbols that one workgroup counts; the result does not depend on it.
     """
     tokens = 256 + options.merges
     if tokens > MAX_TOKENS:
@@ -77,7 +79,7 @@ def train(
             f"the corpus has more than {most} bytes, which is the most that {device.name} can "
             f"train on; use --limit {most} or --device cpu"
         )
-    loop = _RecountLoop(device, len(text), options, workgroup_size, table_slots)
+    loop = _RecountLoop(device, len(text), options, workgroup_size, table_slots, count_tile)
     loop.load(text, document_starts)
     return loop.run(progress)
 
@@ -97,13 +99,14 @@ class _RecountLoop:
         options: TrainingOptions,
         workgroup_size: int,
         table_slots: int,
+        count_tile: int,
     ) -> None:
         self._device = device
         self._size = text_bytes
         self._options = options
         self._byte_ranks = byte_ranks(options.tie)
         self._wg = workgroup_size
-        self._compile()
+        self._compile(count_tile)
         self._table_slots = table_slots
         self._recorded = 0  # iterations, since those that did nothing were dropped
         blocks = -(-text_bytes // workgroup_size)
@@ -123,9 +126,9 @@ class _RecountLoop:
             "merge_log": create("merge log", 16 * options.merges),
         }
 
-    def _compile(self) -> None:
+    def _compile(self, count_tile: int) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
-        count, scan = {"COUNT_TILE": COUNT_TILE}, {"SCAN_TILE": SCAN_TILE}
+        count, scan = {"COUNT_TILE": count_tile}, {"SCAN_TILE": SCAN_TILE}
         local = {"LOCAL_TABLE_SIZE": self._options.recount_slots}
         kernels = self._device.prepare(
             [

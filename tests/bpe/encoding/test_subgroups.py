@@ -20,21 +20,26 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.gpu import Device
 from tests.bpe.plain.test_recount_gpu import words
+from tests.bpe.plain.test_scan_passes import test_offsets_and_total_are_those_of_numpy
 
 device = Device()
 assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size
 text = words(7, 6_000, 900) + b"a" * 3_000
-backends = NUMPY, Backend(device, device.name)
+gpu = Backend(device, device.name)
 made = [
-    train_vocabulary(corpus_from_bytes(text), TrainingOptions(356), backend).vocabulary
-    for backend in backends
+    train_vocabulary(corpus_from_bytes(text), TrainingOptions(356, engine=engine), backend)
+    for backend, engine in ((NUMPY, "batched"), (gpu, "batched"), (gpu, "recount"))
 ]
-assert made[0].to_bytes() == made[1].to_bytes()
-ids = [
-    np.concatenate([p.ids for p in open_encoder(made[0], b).encode(corpus_from_bytes(text))])
-    for b in backends
-]
-assert np.array_equal(*ids)
+assert len({result.vocabulary.to_bytes() for result in made}) == 1
+for match in ("bpe", "greedy"):
+    vocabulary = made[0].vocabulary.with_match(match)
+    ids = [
+        np.concatenate([p.ids for p in open_encoder(vocabulary, b).encode(corpus_from_bytes(text))])
+        for b in (NUMPY, gpu)
+    ]
+    assert np.array_equal(*ids), match
+for symbols in (1, 256, 257, 100_003, 1024 * 256 + 1, 10**8):
+    test_offsets_and_total_are_those_of_numpy(device, symbols)
 """
 
 

@@ -84,6 +84,7 @@ def words(seed: int, count: int, distinct: int) -> bytes:
     min_frequency=st.sampled_from([0, 1, 2, 3]),
     workgroup_size=st.sampled_from([64, 256]),
     table_slots=st.sampled_from([16, 65_536]),
+    count_tile=st.sampled_from([1, 100, 256, 4096]),
 )
 def test_merges_are_those_of_the_sequential_algorithm(
     any_device: Device,
@@ -93,6 +94,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
     min_frequency: int,
     workgroup_size: int,
     table_slots: int,
+    count_tile: int,
 ) -> None:
     trained = train(
         any_device,
@@ -103,6 +105,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
         min_frequency=min_frequency,
         workgroup_size=workgroup_size,
         table_slots=table_slots,
+        count_tile=count_tile,
     )
     expected = reference.train(documents, 20, pattern, tie, min_frequency)
     assert [tuple(pair) for pair in trained.pairs.tolist()] == expected
