@@ -2,10 +2,10 @@
 
 usage: python scripts/measure_recount_tiles.py [TEXT [ADAPTER]]
 
-Trains with each tile on up to 8 MiB of TEXT (by default the sources of this repository; on a software
-adapter 512 KiB), checks that the merges are the same, and prints seconds of the whole training and
-of the counting kernel, and how many of a tile's pairs are distinct. The choice is the constant in
-wgsl/recount/iter_state.wgsl.
+Trains with each tile on up to 8 MiB of TEXT (by default the sources of this repository; on a
+software adapter 512 KiB), checks that the merges are the same, and prints seconds of the whole
+training and of the counting kernel, and how many of a tile's pairs are distinct. The choice is the
+constant in wgsl/recount/iter_state.wgsl.
 """
 
 from __future__ import annotations

@@ -29,12 +29,14 @@ from hypothesis import settings
 from llmgpu.backend import list_adapters
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
+from tests.gpu.guarded import GuardedDevice
 
 ROOT = Path(__file__).parents[1]
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
 MAX_WORKERS = 16  # each of them opens the adapter
 NO_ADAPTER = "no adapter; install a Vulkan driver"
+_GUARDED: list[GuardedDevice] = []  # opened by tests so far: one, or none
 
 settings.register_profile(
     "llmgpu",
@@ -112,9 +114,18 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def portable_device() -> Iterator[Device]:
-    """The same adapter with WebGPU's default limits and no optional feature."""
+    """The same adapter with WebGPU's default limits, no optional feature, and guard words."""
     require_adapter()
-    yield Device(features=frozenset(), limits=WEBGPU_DEFAULT_LIMITS)
+    _GUARDED.append(GuardedDevice(features=frozenset(), limits=WEBGPU_DEFAULT_LIMITS))
+    yield _GUARDED[0]
+
+
+@pytest.fixture(autouse=True)
+def no_kernel_writes_after_its_buffers() -> Iterator[None]:
+    """Check the guard words of the buffers that the test made."""
+    yield
+    for device in _GUARDED:
+        device.check_guards()
 
 
 @pytest.fixture(scope="session", params=["full", "portable"])
