@@ -118,14 +118,25 @@ class LossGraph:
         shared = LayerActivations.make(ops, config, self.rows, "layer", self.embedded)
         yield from [shared] * config.layers
 
-    def write_batch(self, tokens: NDArray[np.uint32], targets: NDArray[np.uint32]) -> None:
-        """Write ids and targets, both (B, T) and checked, for the next run."""
+    def write_batch(
+        self,
+        tokens: NDArray[np.uint32],
+        targets: NDArray[np.uint32],
+        rows: NDArray[np.uint32] | None = None,
+    ) -> None:
+        """Write ids and targets, both (B, T) and checked, for the next run.
+
+        rows: ids, ascending, whose rows the gradient of the embedding table has; None: all.
+        """
         ops = self.model.operations
         ops.write(self.tokens, tokens)
         ops.write(self.targets, targets)
         if self._gradients is not None:
             tensors = (self.groups.order, self.groups.starts, self.groups.rows)
-            for tensor, array in zip(tensors, group_tokens(tokens.reshape(-1)), strict=True):
+            ids = tokens.reshape(-1)
+            if rows is not None:
+                ids = np.searchsorted(rows, ids).astype(np.uint32)
+            for tensor, array in zip(tensors, group_tokens(ids), strict=True):
                 ops.write(tensor, array)
 
     @property

@@ -25,7 +25,8 @@ class TrainOptions:
     with a tied table). evaluation_fraction: of the text, held out of training.
     evaluation_batches: the most that an evaluation takes.
 
-    padded_loss: as in runs of earlier versions, the softmax runs over all rows of the table, those
+    As in runs of earlier versions, dense_gradient: sparse_embedding makes the gradient, and takes
+    the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
     that stand for no token included, the training loss has label smoothing and z-loss in it, and
     checkpoints have all rows.
     """
@@ -50,6 +51,7 @@ class TrainOptions:
     evaluation_fraction: float = 0.01
     evaluation_batches: int = 20
     padded_loss: bool = False
+    dense_gradient: bool = False
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""

@@ -97,9 +97,9 @@ class Trainer:
         self.graph.write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
         self.updates.write_step(self.step, learning_rate, count)
         self._ops.run(self._clear)
-        self.updates.write_rows(batches)
+        rows = self.updates.write_rows(batches)
         for (tokens, targets), add_losses in zip(batches, self._sums, strict=True):
-            self.graph.write_batch(tokens, targets)
+            self.graph.write_batch(tokens, targets, rows)
             self._ops.run(self._gradients)
             self._ops.run(add_losses)
         self._ops.run(self._update)

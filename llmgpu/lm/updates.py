@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.model import EMBEDDING, Model
@@ -26,7 +27,8 @@ class Updates:
     """Gradients of a model's weights, and the optimizer's state.
 
     gradients, states: by weight name. stats: results of the last step, see `finalize_grad_stats`.
-    rows: with sparse updates, the rows of the embedding table that a step updates.
+    rows: with sparse updates, the rows of the embedding table that a step updates; its gradient has
+    these rows alone, unless `TrainOptions.dense_gradient` asks for all of them.
     history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
     loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then those
     of label smoothing and of z-losses.
@@ -37,14 +39,17 @@ class Updates:
         ops = model.operations
         self._model = model
         self._options = options
+        self.rows: Tensor | None = None
+        if options.sparse_embedding:
+            count = min(options.sequences * model.config.seq_len, model.config.vocab_size)
+            self.rows = ops.tensor("updated rows", (count,), np.uint32)
+            self._row_gradient = ops.tensor("gradient of updated rows", (count, model.config.dim))
         self.gradients = {
-            name: ops.tensor(f"gradient of {name}", tensor.shape)
+            name: self._row_gradient
+            if name == EMBEDDING and options.sparse_embedding and not options.dense_gradient
+            else ops.tensor(f"gradient of {name}", tensor.shape)
             for name, tensor in model.weights.items()
         }
-        count = options.sequences * model.config.seq_len
-        self.rows = (
-            ops.tensor("updated rows", (count,), np.uint32) if options.sparse_embedding else None
-        )
         self.states = {
             name: self._make_state(name, tensor) for name, tensor in model.weights.items()
         }
@@ -61,13 +66,18 @@ class Updates:
             return optimizer.make_rows(operations, weight, self.rows)
         return optimizer.make(operations, weight)
 
-    def write_rows(self, batches: Sequence[Batch]) -> None:
-        """Write which rows a step's batches look up; the last step's rows are clear by now."""
-        if self.rows is not None:
-            rows = np.full(self.rows.shape, IGNORED_TARGET, np.uint32)
-            distinct = np.unique(np.concatenate([tokens.reshape(-1) for tokens, _ in batches]))
-            rows[: len(distinct)] = distinct
-            self._model.operations.write(self.rows, rows)
+    def write_rows(self, batches: Sequence[Batch]) -> NDArray[np.uint32] | None:
+        """Write which rows a step's batches look up.
+
+        Returns the ids whose rows the gradient of the embedding table has, ascending; None: all.
+        """
+        if self.rows is None:
+            return None
+        distinct = np.unique(np.concatenate([tokens.reshape(-1) for tokens, _ in batches]))
+        rows = np.full(self.rows.shape, IGNORED_TARGET, np.uint32)
+        rows[: len(distinct)] = distinct
+        self._model.operations.write(self.rows, rows)
+        return None if self._options.dense_gradient else distinct
 
     def write_step(self, step: int, learning_rate: float, count: int) -> None:
         """Write the numbers of step `step` (from 0), whose batches have `count` valid targets."""
@@ -86,12 +96,8 @@ class Updates:
 
     def record_clear(self) -> None:
         """Record that all gradients become zero."""
-        operations = self._model.operations
-        for name, gradient in self.gradients.items():
-            if self.rows is not None and name == EMBEDDING:
-                operations.fill_zero_rows(gradient, self.rows)
-            else:
-                operations.fill_zero(gradient)
+        for gradient in self.gradients.values():
+            self._model.operations.fill_zero(gradient)
 
     def record_update(self) -> None:
         """Record a step: norm, clipping, and the update of all weights and their half copies."""
@@ -101,10 +107,14 @@ class Updates:
         ops.finalize_grad_stats(
             self.partials, self.loss_sums, self.stats, self.history, self._hyper
         )
+        updated = dict(self.gradients)
+        if self.rows is not None and self._options.dense_gradient:
+            ops.embed_lookup(self.rows, self.gradients[EMBEDDING], self._row_gradient)
+            updated[EMBEDDING] = self._row_gradient
         for weight in self._model.config.weights():
             update = WeightUpdate(
                 self._model.weights[weight.name],
-                self.gradients[weight.name],
+                updated[weight.name],
                 self.stats,
                 self._hyper,
                 weight.decays,

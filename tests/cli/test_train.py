@@ -163,6 +163,39 @@ def wait_for_line(child: subprocess.Popen[bytes], text: bytes) -> None:
     raise AssertionError(f"{text!r} did not come")
 
 
+def test_sparse_updates_change_rows_that_came_up(
+    llmgpu: Run, corpus: Path, vocab: Path, device_name: str
+) -> None:
+    common = (*TRAIN, "--untied", "--weight-decay", "0", "--grad-accum", "2", "--lr", "1e-2")
+    losses = []
+    for extra in ((), ("--sparse-embedding",)):
+        command = (*common, *extra, "--device", device_name, "--save-interval", "1", "--force")
+        done = llmgpu(*command, "--keep", "4", "--steps", "4", "--json")
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(done.stdout.splitlines()[-1])["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    run = corpus.parent / "run"
+    changed = [row_changes(run, step) for step in (2, 3, 4)]
+    assert all(0 < rows.sum() < 2 * 4 * 16 for rows in changed)
+    assert (changed[0] != changed[2]).any()
+    shutil.rmtree(run / "step-00000004")
+    shutil.copytree(run, corpus.parent / "again")
+    for name in ("run", "again"):
+        gone_on = llmgpu(
+            *(name if a == "run" else a for a in command[:-1]), "--steps", "4", "--resume"
+        )
+        assert gone_on.returncode == 0, gone_on.stderr
+    assert_same_weights(run, corpus.parent / "again")
+
+
+def row_changes(run: Path, step: int) -> np.ndarray:
+    """Return which rows of the embedding table a step has changed."""
+    name = "model.embed_tokens.weight"
+    before, after = (load_checkpoint(run / f"step-{k:08d}").weights[name] for k in (step - 1, step))
+    changed: np.ndarray = (before != after).any(axis=1)
+    return changed
+
+
 def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(
     llmgpu: Run, corpus: Path, vocab: Path
 ) -> None:
@@ -237,6 +270,10 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
         (("--kv-heads", "3"), "heads 2 is not a multiple of kv_heads 3"),
         (("--lr", "nan"), "learning_rate is nan"),
         (("--sparse-embedding",), "use --untied"),
+        (
+            ("--sparse-embedding", "--untied", "--optimizer", "adamw-8bit"),
+            "adamw-8bit can't do sparse_embedding; use adamw",
+        ),
         (("--dim", "2000000", "--heads", "2"), "of memory"),
     ],
 )

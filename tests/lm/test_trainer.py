@@ -201,6 +201,39 @@ def test_moments_in_eight_bits_train_as_well(operations: Operations) -> None:
     np.testing.assert_allclose(losses, recorded()["float32"]["losses"][:40], rtol=0.03)
 
 
+@pytest.mark.parametrize("dense_gradient", [False, True])
+def test_sparse_updates_are_those_of_a_whole_gradient(
+    operations: Operations, dense_gradient: bool
+) -> None:
+    """The gradient has the rows of a step's ids, and one step is that of all rows."""
+    config = replace(SMALL, tied=False, vocab_size=500)
+    dense = TrainOptions(batch_size=2, grad_accum=3, weight_decay=0.0, grad_clip=0.1)
+    sparse = replace(dense, sparse_embedding=True, dense_gradient=dense_gradient)
+    batches = [random_batch(config, 2, seed) for seed in range(3)]
+    ids = np.unique([tokens for tokens, _ in batches])
+    trainers = [Trainer(operations, config, options, slots=1) for options in (sparse, dense)]
+    for trainer in trainers:
+        trainer.model.initialise(3)
+        # Rows of the step before must leave nothing.
+        trainer.take_step([random_batch(config, 2, 9)] * 3, 0.0)
+        trainer.take_step(batches, 0.01)
+    gradients = [t.updates.gradients["model.embed_tokens.weight"] for t in trainers]
+    rows, whole = (operations.read(gradient) for gradient in gradients)
+    assert (whole[ids] != 0).any(axis=1).sum() > 10
+    if not dense_gradient:
+        assert gradients[0].shape == (2 * 3 * config.seq_len, config.dim)
+        assert not rows[len(ids) :].any()
+        np.testing.assert_array_equal(rows[: len(ids)], whole[ids])
+        assert not whole[np.setdiff1d(np.arange(len(whole)), ids)].any()
+    one, other = (trainer.results(1)[0] for trainer in trainers)
+    assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-6)
+    weights = [read_weights(trainer.model) for trainer in trainers]
+    for name, values in weights[0].items():
+        # Rows that came up in an earlier step only would move on with their moments.
+        some = ids if name == "model.embed_tokens.weight" else slice(None)
+        assert_close(values[some], weights[1][name][some], 1e-4)
+
+
 def test_sparse_updates_leave_other_rows_alone(operations: Operations) -> None:
     config = replace(SMALL, tied=False)
     options = TrainOptions(batch_size=2, grad_accum=2, sparse_embedding=True, weight_decay=0.0)

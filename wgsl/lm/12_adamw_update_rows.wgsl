@@ -2,7 +2,7 @@
 // bad step.
 //
 // binding 0  parameter  read_write  (V, C)
-// binding 1  gradient   read        (V, C)
+// binding 1  gradient   read        (U, C)
 // binding 2  first      read_write  (V, C)
 // binding 3  second     read_write  (V, C)
 // binding 4  hyper      uniform     Hyper
@@ -20,6 +20,6 @@ fn adamw_update_rows(
 ) {
     let place = place_of(flat_element(workgroup, workgroups, local_index));
     if (place.listed && stats.z == 0.0) {
-        update_element(place.element);
+        update_place(place);
     }
 }

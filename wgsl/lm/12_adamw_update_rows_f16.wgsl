@@ -1,7 +1,7 @@
 // adamw_update_rows_f16: adamw_update_rows that also writes the table's half-precision copy.
 //
 // binding 0  parameter  read_write  (V, C)
-// binding 1  gradient   read        (V, C)
+// binding 1  gradient   read        (U, C)
 // binding 2  first      read_write  (V, C)
 // binding 3  second     read_write  (V, C)
 // binding 4  hyper      uniform     Hyper
@@ -23,6 +23,6 @@ fn adamw_update_rows_f16(
 ) {
     let place = place_of(flat_element(workgroup, workgroups, local_index));
     if (place.listed && stats.z == 0.0) {
-        half_copy[place.element] = saturate_to_half(update_element(place.element));
+        half_copy[place.element] = saturate_to_half(update_place(place));
     }
 }

@@ -1,7 +1,8 @@
 // AdamW on some rows of a table (an embedding's).
 //
 // Rows that are not listed keep their moments as they are, as if the step had not been taken. `rows`
-// holds different row numbers, and 0xffffffff in entries that are not in use.
+// holds different row numbers, and 0xffffffff in entries that are not in use. Row k of the gradient is
+// that of row rows[k] of the table.
 //!include lm/adamw.wgsl
 //!include lm/elements.wgsl
 
@@ -14,27 +15,30 @@
 @group(0) @binding(6) var<storage, read> rows: array<u32>;
 @group(0) @binding(7) var<uniform> dims: vec4<u32>;
 
-// An element of the table; `listed` is false where entry `i` / C of `rows` has no row.
+// An element of the table and that of its gradient; `listed` is false where entry `i` / C of `rows` has
+// no row.
 struct Place {
     listed: bool,
     element: u32,
+    of_gradient: u32,
 }
 
 fn place_of(i: u32) -> Place {
     if (i >= dims.x) {
-        return Place(false, 0u);
+        return Place(false, 0u, 0u);
     }
     let row = rows[i / dims.y];
-    return Place(row < dims.z, row * dims.y + i % dims.y);
+    return Place(row < dims.z, row * dims.y + i % dims.y, i);
 }
 
-fn update_element(element: u32) -> f32 {
+fn update_place(place: Place) -> f32 {
+    let element = place.element;
     let before = Adamw(
         vec4<f32>(parameter[element]),
         vec4<f32>(first[element]),
         vec4<f32>(second[element]),
     );
-    let g = vec4<f32>(stats.x * gradient[element]);
+    let g = vec4<f32>(stats.x * gradient[place.of_gradient]);
     let after = adamw(before, g, hyper, dims.w != 0u); // four times the same element
     parameter[element] = after.parameter.x;
     first[element] = after.first.x;

@@ -83,16 +83,16 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Updates and zeros of the rows that a batch has touched."""
+    """Updates of the rows that a batch has touched."""
     rows = np.unique(s.tokens())
     sizes = f"{len(rows):,} rows of {by(*s.table_shape)}"
     touched = len(rows) * s.config.dim
     plain, with_copy = _with_and_without_copy(
         s,
         "adamw_update_rows",
-        f"{_STATE_OPERANDS} rows",
+        "*parameter:VC gradient *first:VC *second:VC rows",
         ADAMW_OPERATIONS * touched,
-        lambda: _state(s) | {"rows": rows},
+        lambda: _state(s) | {"rows": rows, "gradient": s.normal(len(rows), s.config.dim, skip=1)},
         lambda t: RowMoments(t["first"], t["second"], t["rows"]),
         sizes=sizes,
         bytes=28 * touched + 4 * len(rows),
@@ -100,10 +100,6 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
     yield plain
     # Rows that are not touched have no copy to compare.
     yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
-    exact: dict[str, Any] = {"tolerance": 0, "bytes": 4 * touched + 4 * len(rows)}
-    yield s.case(
-        "fill_zero_rows", "*table:VC rows", 0, lambda: {"rows": rows}, sizes=sizes, **exact
-    )
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.data.token_source import TokenSource
+from llmgpu.lm.data.token_source import TokenSource, check_ids
 
 IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
 EVALUATION_FRACTION = 0.01
@@ -107,12 +107,10 @@ class Batches:
         tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
         for row, start in enumerate(starts.tolist()):
             ids = self._source.read(start, self.seq_len + 1)
-            largest = int(ids.max())
-            if largest >= self._source.vocabulary_size:
-                raise InputError(
-                    f"id {largest} is beyond the vocabulary of {self._source.vocabulary_size} "
-                    "ids: a token file was changed during the run"
-                )
+            try:
+                check_ids(ids, self._source.vocabulary_size)
+            except InputError as error:
+                raise InputError(f"a token file was changed during the run: {error}") from error
             tokens[row], targets[row] = ids[:-1], ids[1:]
         return tokens, targets
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
@@ -19,6 +19,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, check_fingerprint, describe_bin_file
 
 _SCANNED_IDS = 1 << 22  # at a time
+_NAMED_IDS = 5  # invalid ids that a message names
 
 
 class TokenSource:
@@ -114,3 +115,30 @@ def _read_ids(file: BinFile, begin: int, count: int) -> NDArray[np.integer]:
     if size < file.offset + file.count * width or len(ids) < count:
         raise InputError(f"{file.path} was cut short to {size} bytes while it was read")
     return ids
+
+
+def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
+    """Return ids of any shape and any integer type as uint32, none wrapped around.
+
+    Raises:
+        InputError: they are not integers, or some are negative or not below `vocab_size`; the
+            message names the first of them with their positions.
+    """
+    numbers = np.asarray(ids)
+    if numbers.size == 0:
+        return np.zeros(numbers.shape, np.uint32)
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
+    bad = (numbers < 0) | (numbers >= vocab_size)
+    if bad.any():
+        raise InputError(_describe(numbers, bad, vocab_size))
+    return numbers.astype(np.uint32)
+
+
+def _describe(ids: NDArray[np.integer], bad: NDArray[np.bool_], vocab_size: int) -> str:
+    positions = [tuple(int(k) for k in index) for index in np.argwhere(bad)[:_NAMED_IDS]]
+    named = ", ".join(f"{ids[position]} at {position}" for position in positions)
+    count = int(np.count_nonzero(bad))
+    more = ", ..." if count > len(positions) else ""
+    verb = "id is" if count == 1 else "ids are"
+    return f"{count} {verb} not in the vocabulary of {vocab_size} tokens: {named}{more}"

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
+from llmgpu.lm.data.token_source import check_ids
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
 from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm
 
 PROMPT_ROWS = 64  # ids of a prompt that go through at a time
-NAMED_IDS = 5  # invalid ids that a message names
 
 
 class CachedRows:
@@ -141,30 +141,3 @@ class Generator:
             check_ids(ids, self._model.config.vocab_size)
         except InputError as error:
             raise InputError(f"the prompt can't be used: {error}") from error
-
-
-def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
-    """Return ids of any shape and any integer type as uint32, none wrapped around.
-
-    Raises:
-        InputError: they are not integers, or some are negative or not below `vocab_size`; the
-            message names the first of them with their positions.
-    """
-    numbers = np.asarray(ids)
-    if numbers.size == 0:
-        return np.zeros(numbers.shape, np.uint32)
-    if not np.issubdtype(numbers.dtype, np.integer):
-        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype}")
-    bad = (numbers < 0) | (numbers >= vocab_size)
-    if bad.any():
-        raise InputError(_describe(numbers, bad, vocab_size))
-    return numbers.astype(np.uint32)
-
-
-def _describe(ids: NDArray[np.integer], bad: NDArray[np.bool_], vocab_size: int) -> str:
-    positions = [tuple(int(k) for k in index) for index in np.argwhere(bad)[:NAMED_IDS]]
-    named = ", ".join(f"{ids[position]} at {position}" for position in positions)
-    count = int(np.count_nonzero(bad))
-    more = ", ..." if count > len(positions) else ""
-    verb = "id is" if count == 1 else "ids are"
-    return f"{count} {verb} not in the vocabulary of {vocab_size} tokens: {named}{more}"

@@ -258,13 +258,6 @@ class Operations(ABC):
         """Write zeros; any shape and type."""
 
     @abstractmethod
-    def fill_zero_rows(self, tensor: Tensor, rows: Tensor) -> None:
-        """Write zeros into the listed rows of a tensor (V, C).
-
-        rows: uint32 (U,), distinct row numbers; numbers of V or more are skipped.
-        """
-
-    @abstractmethod
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
         """Round to the nearest half-precision number of up to 65504 in size; NaN stays NaN.
 

@@ -74,10 +74,6 @@ class NumpyRecorder(Operations):
         tensor.array[...] = 0
 
     @recorded
-    def fill_zero_rows(self, tensor: Tensor, rows: Tensor) -> None:
-        tensor.array[rows.array[rows.array < tensor.shape[0]]] = 0
-
-    @recorded
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
         saturate_to_half(source.array, target.array)
 
@@ -152,17 +148,6 @@ class GpuRecorder(Operations):
         kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
         self.dispatch(
             "lm/00_fill_zero.wgsl", workgroups(words), words=tensor, dims=dims(words, kept)
-        )
-
-    def fill_zero_rows(self, tensor: Tensor, rows: Tensor) -> None:
-        height, width = tensor.shape
-        threads = rows.size * width
-        self.dispatch(
-            "lm/00_fill_zero_rows.wgsl",
-            workgroups(threads),
-            table=tensor,
-            rows=rows,
-            dims=dims(threads, width, height),
         )
 
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:

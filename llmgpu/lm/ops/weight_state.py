@@ -81,7 +81,8 @@ def hyper_parameters(
 class WeightUpdate:
     """What a step of one weight reads and writes besides the optimizer's state.
 
-    parameter, gradient: of one shape. The gradient is to be multiplied by the clip scale.
+    parameter, gradient: of one shape, or the gradient has the rows that the state lists. It is to
+    be multiplied by the clip scale.
     stats: what `Operations.finalize_grad_stats` wrote. hyper: of type `HYPER`.
     decays: whether weight decay applies. half_copy: the parameter in half precision, if any.
     """

@@ -101,7 +101,8 @@ class Moments(WeightState):
 class RowMoments(Moments):
     """Moments of a table (V, C); a step changes those of `rows` only, and their parameters.
 
-    rows: uint32 (U,), distinct row numbers, and 0xffffffff in entries that are not in use.
+    rows: uint32 (U,), distinct row numbers, and 0xffffffff in entries that are not in use. The
+    gradient is (U, C), a row for each entry.
     """
 
     rows: Tensor
@@ -115,13 +116,14 @@ class RowMoments(Moments):
     def compute(self, update: WeightUpdate) -> None:
         """Update the listed rows."""
         changed = (update.parameter, self.first, self.second)
-        listed = self.rows.array[self.rows.array < update.parameter.shape[0]]
+        used = np.flatnonzero(self.rows.array < update.parameter.shape[0])
         per_piece = max(1, PIECE // update.parameter.shape[1])
-        for start in range(0, len(listed), per_piece):
-            some = listed[start : start + per_piece]
+        for start in range(0, len(used), per_piece):
+            entries = used[start : start + per_piece]
+            some = self.rows.array[entries]
             # Indexing by a list copies, so the rows are written back after their update.
             p, m, v = (tensor.array[some] for tensor in changed)
-            g = update.gradient.array[some] * update.clip_scale
+            g = update.gradient.array[entries] * update.clip_scale
             adamw(p, g, m, v, update.hyper.array, decays=update.decays)
             for tensor, rows in zip(changed, (p, m, v), strict=True):
                 tensor.array[some] = rows

@@ -31,12 +31,18 @@ def half_copy_of(operations: Operations, array: NDArray[Any]) -> Tensor:
 
 
 class Steps:
-    """Tensors of one parameter, and the numbers of each step, set by hand."""
+    """Tensors of one parameter, and the numbers of each step, set by hand.
 
-    def __init__(self, operations: Operations, parameter: NDArray[Any]) -> None:
+    rows: of the gradient, where it does not have those of the parameter.
+    """
+
+    def __init__(
+        self, operations: Operations, parameter: NDArray[Any], rows: int | None = None
+    ) -> None:
         self.operations = operations
         self.parameter = tensor_of(operations, "parameter", parameter)
-        self.gradient = operations.tensor("gradient", parameter.shape)
+        shape = parameter.shape if rows is None else (rows, *parameter.shape[1:])
+        self.gradient = operations.tensor("gradient", shape)
         self.first = operations.tensor("first", parameter.shape)
         self.second = operations.tensor("second", parameter.shape)
         self.stats = tensor_of(operations, "stats", np.array([1.0, 0, 0, 0]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -59,10 +57,11 @@ def update(
 def test_rows(operations: Operations, shape: tuple[int, int], decay: bool) -> None:
     rng = np.random.default_rng(shape[0])
     state = (float32_values(rng, *shape), np.zeros(shape), np.zeros(shape))
-    steps = Steps(operations, state[0])
+    steps = Steps(operations, state[0], shape[0] + 3)
     operations.write(steps.stats, np.array([0.25, 0, 0, 0]))
     for step in range(20):
-        rows, gradient = some_rows(rng, shape[0]), float32_values(rng, *shape)
+        rows, gradient = some_rows(rng, shape[0]), float32_values(rng, shape[0] + 3, shape[1])
+        gradient[rows == UNUSED] = 1e30
         steps.begin(OPTIONS, step, gradient)
         update(operations, steps, rows, decay=decay)
         state = reference.adamw_rows(
@@ -80,14 +79,14 @@ def test_rows_are_those_of_torch(operations: Operations) -> None:
     parameter = float32_values(rng, 23, 6)
     theirs = torch.nn.Parameter(torch.tensor(parameter))
     peer = torch.optim.SparseAdam([theirs], lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-12)
-    steps = Steps(operations, parameter)
+    steps = Steps(operations, parameter, 26)
     torch.sparse.check_sparse_tensor_invariants.enable()  # or newer versions warn
     for step in range(20):
-        rows, gradient = some_rows(rng, 23), float32_values(rng, 23, 6)
+        rows, gradient = some_rows(rng, 23), float32_values(rng, 26, 6)
         steps.begin(options, step, gradient)
         update(operations, steps, rows, decay=False)
         listed = torch.tensor(rows[rows != UNUSED].astype(np.int64))
-        values = torch.tensor(gradient)[listed]
+        values = torch.tensor(gradient[rows != UNUSED])
         theirs.grad = torch.sparse_coo_tensor(listed[None], values, parameter.shape)
         peer.step()
     assert_close(steps.read()[0], theirs.detach().numpy())
@@ -96,9 +95,10 @@ def test_rows_are_those_of_torch(operations: Operations) -> None:
 def test_more_rows_than_numpy_works_on_at_a_time() -> None:
     rng = np.random.default_rng(1)
     parameter, gradient = float32_values(rng, 2, 3, PIECE // 2)
+    rows = np.array([2, 0, 1], np.uint32)
     steps = Steps(NumpyOperations(), parameter)
-    steps.begin(OPTIONS, 0, gradient)
-    update(steps.operations, steps, np.array([2, 0, 1], np.uint32))
+    steps.begin(OPTIONS, 0, gradient[rows])
+    update(steps.operations, steps, rows)
     state = (parameter, np.zeros(parameter.shape), np.zeros(parameter.shape))
     expected = reference.adamw(state, gradient, OPTIONS, 0, LEARNING_RATE, decay=True)
     for actual, exact in zip(steps.read(), expected, strict=True):
@@ -133,11 +133,9 @@ def test_rows_after_the_table_stay(operations: Operations) -> None:
     def record() -> None:
         update = WeightUpdate(*state[:2], steps.stats, steps.hyper, decays=True)
         operations.update_weight(RowMoments(*state[2:], rows), update)
-        operations.fill_zero_rows(state[1], rows)
 
     run(operations, record)
     assert all(np.array_equal(*pair) for pair in zip(steps.read(), before, strict=True))
-    assert np.all(operations.read(steps.gradient) == 1)
 
 
 def test_rows_stay_in_a_bad_step(operations: Operations) -> None:
@@ -154,20 +152,9 @@ def test_the_half_copy_of_rows(operations: Operations) -> None:
     require_half_precision(operations)
     rng = np.random.default_rng(2)
     parameter = float32_values(rng, 31, 5)
-    steps = Steps(operations, parameter)
+    steps = Steps(operations, parameter, 34)
     half_copy = half_copy_of(operations, parameter)
     for step in range(4):
-        steps.begin(OPTIONS, step, float32_values(rng, 31, 5))
+        steps.begin(OPTIONS, step, float32_values(rng, 34, 5))
         update(operations, steps, some_rows(rng, 31), half_copy=half_copy)
         assert np.array_equal(operations.read(half_copy), half_of(steps.read()[0]))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fill_zero_rows(operations: Operations, shape: tuple[int, int]) -> None:
-    rows = some_rows(np.random.default_rng(0), shape[0])
-    tensor = tensor_of(operations, "gradient", np.full(shape, np.nan))
-    listed = tensor_of(operations, "rows", rows)
-    run(operations, lambda: operations.fill_zero_rows(tensor, listed))
-    expected: NDArray[Any] = np.full(shape, np.nan)
-    expected[rows[rows != UNUSED]] = 0
-    assert np.array_equal(operations.read(tensor), expected, equal_nan=True)

@@ -62,6 +62,17 @@ def test_the_sum_for_a_device_is_what_its_buffers_take(
     assert sum(sizes[label][0] for label in scratch) > UNIFORM_BYTES
 
 
+def test_sparse_updates_take_no_gradient_of_the_whole_table() -> None:
+    config = replace(CONFIG, tied=False, vocab_size=6400)
+    dense = TrainOptions(batch_size=2, grad_accum=3)
+    sizes = [
+        training_memory(RunSettings(config, options), NUMPY, slots=1)
+        for options in (dense, replace(dense, sparse_embedding=True))
+    ]
+    rows = 2 * 3 * config.seq_len
+    assert sizes[0] - sizes[1] == 4 * (6400 - rows) * config.dim - 4 * rows
+
+
 def test_partial_sums_of_products_count(device: Device) -> None:
     # One sequence of many tokens: gradients of small weights are split along the tokens.
     config = replace(CONFIG, seq_len=9000, layers=1)

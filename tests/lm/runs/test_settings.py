@@ -64,8 +64,8 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
     begun = new(label_smoothing=0.1)
     assert not begun.options.padded_loss
     assert resume(begun) == begun
-    former = resume(begun, lacking=["padded_loss"])
-    assert former.options == replace(begun.options, padded_loss=True)
+    former = resume(begun, lacking=["padded_loss", "dense_gradient"])
+    assert former.options == replace(begun.options, padded_loss=True, dense_gradient=True)
     assert not resume(begun, steps=900).options.padded_loss
 
 

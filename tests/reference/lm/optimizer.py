@@ -51,13 +51,13 @@ def adamw_rows(
     *,
     decay: bool,
 ) -> tuple[Array, Array, Array]:
-    """The same on the rows listed, one by one; other rows stay."""
+    """The same on the rows listed, one by one, by rows of the gradient; other rows stay."""
     parameter, first, second = (array.copy() for array in state)
-    for row in rows:
+    for row, own in zip(rows, gradient, strict=True):
         if row < len(parameter):
             before = parameter[row], first[row], second[row]
             parameter[row], first[row], second[row] = adamw(
-                before, gradient[row], options, step, learning_rate, decay=decay
+                before, own, options, step, learning_rate, decay=decay
             )
     return parameter, first, second
 
