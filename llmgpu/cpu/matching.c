@@ -15,7 +15,7 @@
 #define MOST_SEARCHED 48 /* symbols of a word that is merged without a heap */
 #define FIRST_LEAD 0xC0
 #define JOINED_BITS (64 * 256 * 256)
-#define GONE INT64_MIN
+#define GONE (-1)
 
 typedef struct {
     uint64_t key; /* left id in the upper half, right id in the lower; NO_PAIR if free */
@@ -142,27 +142,20 @@ static int64_t merge_short(const Vocabulary *vocabulary, const uint8_t *word, in
     return count;
 }
 
-/* A symbol of a longer word, at the place of its first byte. before and after: places, or GONE. */
+/* A symbol of a longer word, at the place of its first byte; rank: of it and the next one.
+ * before, after: places of its neighbours; after is GONE once it is merged into the one before. */
 typedef struct {
-    int64_t before, after;
-    uint32_t id, rank, result;
+    int32_t before, after;
+    uint32_t id, rank;
 } Symbol;
 
-/* A pair that waits to be merged. */
-typedef struct {
-    uint32_t rank;
-    int64_t place;
-} Waiting;
+/* A pair that waits to be merged: its rank in the upper half, its place in the lower. */
+typedef uint64_t Waiting;
 
 typedef struct {
     Waiting *pairs;
     int64_t count;
 } Heap;
-
-static inline int comes_first(const Waiting *left, const Waiting *right)
-{
-    return left->rank != right->rank ? left->rank < right->rank : left->place < right->place;
-}
 
 static void sift_down(Heap *heap, int64_t at)
 {
@@ -172,9 +165,9 @@ static void sift_down(Heap *heap, int64_t at)
         int64_t child = 2 * at + 1;
         if (child >= heap->count)
             break;
-        if (child + 1 < heap->count && comes_first(heap->pairs + child + 1, heap->pairs + child))
+        if (child + 1 < heap->count && heap->pairs[child + 1] < heap->pairs[child])
             child++;
-        if (!comes_first(heap->pairs + child, &moved))
+        if (heap->pairs[child] >= moved)
             break;
         heap->pairs[at] = heap->pairs[child];
         at = child;
@@ -182,16 +175,15 @@ static void sift_down(Heap *heap, int64_t at)
     heap->pairs[at] = moved;
 }
 
-static int push(Heap *heap, Scratch *scratch, uint32_t rank, int64_t place)
+static int push(Heap *heap, Scratch *scratch, Waiting pushed)
 {
     int64_t at = heap->count;
-    Waiting pushed = {rank, place};
 
     if (grow(&scratch->heap, &scratch->heap_room, at + 1, sizeof(Waiting)) != 0)
         return NO_MEMORY;
     heap->pairs = scratch->heap;
     heap->count++;
-    while (at > 0 && comes_first(&pushed, heap->pairs + (at - 1) / 2)) {
+    while (at > 0 && pushed < heap->pairs[(at - 1) / 2]) {
         heap->pairs[at] = heap->pairs[(at - 1) / 2];
         at = (at - 1) / 2;
     }
@@ -199,21 +191,35 @@ static int push(Heap *heap, Scratch *scratch, uint32_t rank, int64_t place)
     return 0;
 }
 
-static void rank_symbol(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
-                        Symbol *symbols, int64_t place)
+/* Rank a symbol and the next one; return what they become. */
+static uint32_t rank_symbol(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
+                            Symbol *symbols, int32_t place)
 {
     Symbol *symbol = symbols + place;
+    uint32_t result = NO_ID;
 
     symbol->rank = NO_ID;
-    if (symbol->after >= length)
-        return;
-    const Symbol *next = symbols + symbol->after;
-    symbol->rank = rank_of(vocabulary, word + place, next->after - place, symbol->id, next->id,
-                           &symbol->result);
+    if (symbol->after < length) {
+        const Symbol *next = symbols + symbol->after;
+        symbol->rank = rank_of(vocabulary, word + place, next->after - place, symbol->id, next->id,
+                               &result);
+    }
+    return result;
+}
+
+static int rank_and_push(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
+                         int64_t length, Heap *heap, int32_t place)
+{
+    Symbol *symbols = scratch->symbols;
+
+    rank_symbol(vocabulary, word, length, symbols, place);
+    if (symbols[place].rank == NO_ID)
+        return 0;
+    return push(heap, scratch, (uint64_t)symbols[place].rank << 32 | (uint32_t)place);
 }
 
 static int start_heap(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
-                      int64_t length, Heap *heap)
+                      int32_t length, Heap *heap)
 {
     if (grow(&scratch->symbols, &scratch->symbol_room, length, sizeof(Symbol)) != 0 ||
         grow(&scratch->heap, &scratch->heap_room, length, sizeof(Waiting)) != 0)
@@ -221,17 +227,15 @@ static int start_heap(const Vocabulary *vocabulary, Scratch *scratch, const uint
     Symbol *symbols = scratch->symbols;
     heap->pairs = scratch->heap;
     heap->count = 0;
-    for (int64_t place = 0; place < length; place++) {
+    for (int32_t place = 0; place < length; place++) {
         symbols[place].before = place - 1;
         symbols[place].after = place + 1;
         symbols[place].id = vocabulary->byte_ids[word[place]];
     }
-    for (int64_t place = 0; place < length; place++) {
+    for (int32_t place = 0; place < length; place++) {
         rank_symbol(vocabulary, word, length, symbols, place);
-        if (symbols[place].rank == NO_ID)
-            continue;
-        heap->pairs[heap->count].rank = symbols[place].rank;
-        heap->pairs[heap->count++].place = place;
+        if (symbols[place].rank != NO_ID)
+            heap->pairs[heap->count++] = (uint64_t)symbols[place].rank << 32 | (uint32_t)place;
     }
     for (int64_t at = heap->count / 2; at-- > 0;)
         sift_down(heap, at);
@@ -244,34 +248,34 @@ static int64_t merge_long(const Vocabulary *vocabulary, Scratch *scratch, const 
     Heap heap;
     int64_t count = 0;
 
-    if (start_heap(vocabulary, scratch, word, length, &heap) != 0)
+    if (length >= INT32_MAX ||
+        start_heap(vocabulary, scratch, word, (int32_t)length, &heap) != 0)
         return NO_MEMORY;
     Symbol *symbols = scratch->symbols;
     while (heap.count > 0) {
         Waiting best = heap.pairs[0];
+        int32_t place = (int32_t)(uint32_t)best;
         heap.pairs[0] = heap.pairs[--heap.count];
         if (heap.count > 0)
             sift_down(&heap, 0);
-        Symbol *symbol = symbols + best.place;
-        if (symbol->after == GONE || symbol->rank != best.rank)
+        Symbol *symbol = symbols + place;
+        if (symbol->after == GONE || symbol->rank != best >> 32)
             continue; /* merged since, or with another symbol */
         Symbol *gone = symbols + symbol->after;
-        symbol->id = symbol->result;
+        symbol->id = vocabulary->pairs == NULL
+                         ? symbol->rank
+                         : rank_symbol(vocabulary, word, length, symbols, place);
         symbol->after = gone->after;
         gone->after = GONE;
         if (symbol->after < length)
-            symbols[symbol->after].before = best.place;
-        rank_symbol(vocabulary, word, length, symbols, best.place);
-        if (symbol->rank != NO_ID && push(&heap, scratch, symbol->rank, best.place) != 0)
+            symbols[symbol->after].before = place;
+        if (rank_and_push(vocabulary, scratch, word, length, &heap, place) != 0)
             return NO_MEMORY;
-        if (symbol->before < 0)
-            continue;
-        rank_symbol(vocabulary, word, length, symbols, symbol->before);
-        uint32_t rank = symbols[symbol->before].rank;
-        if (rank != NO_ID && push(&heap, scratch, rank, symbol->before) != 0)
+        if (symbol->before >= 0 &&
+            rank_and_push(vocabulary, scratch, word, length, &heap, symbol->before) != 0)
             return NO_MEMORY;
     }
-    for (int64_t place = 0; place < length; place = symbols[place].after)
+    for (int32_t place = 0; place < length; place = symbols[place].after)
         ids[count++] = symbols[place].id;
     return count;
 }

@@ -30,7 +30,8 @@ _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
 class CpuEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory: that of the tables and, for each thread, 8 bytes for each byte of a slice.
+    Memory: that of the tables and, for each thread, 8 bytes for each byte of a slice and 24 for
+    each byte of its longest word.
     """
 
     def __init__(

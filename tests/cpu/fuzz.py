@@ -1,0 +1,134 @@
+"""All functions of the CPU engine on random texts, against NumPy: python -m tests.cpu.fuzz.
+
+Takes the library to load, a seed and how many rounds to run. tests/cpu/test_sanitizers.py runs it on
+a library that stops at the first access out of bounds or undefined operation.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
+from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.cpu import library
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.word_lists import listed
+from tests.cpu.texts import CHARACTERS
+
+SINGLE = [bytes([value]) for value in range(256)]
+REGEX = r"regex:\w+|\s"
+
+
+def random_text(rng: random.Random) -> bytes:
+    parts = rng.sample(CHARACTERS, rng.randint(1, 9)) if rng.random() < 0.6 else CHARACTERS
+    text = b"".join(rng.choices(parts, k=rng.choice([0, 1, 5, 40, 400])))
+    return text * rng.choice([1, 1, 1, 20]) if len(text) < 1000 else text
+
+
+def random_vocabulary(rng: random.Random, pattern: str) -> Vocabulary:
+    """A vocabulary by ranks, by merges, with an unknown token, or by the longest token."""
+    pieces = rng.choices(CHARACTERS, k=rng.randint(0, 60))
+    tokens = dict.fromkeys(left + right for left in pieces for right in pieces[:4])
+    for _ in range(3):
+        tokens |= dict.fromkeys(a + b for a, b in zip(tokens, list(tokens)[1:], strict=False))
+    kind = rng.choice(["ranks", "merges", "unknown", "greedy"])
+    known = SINGLE if kind != "unknown" else [b"<unk>", *SINGLE[::2]]
+    spelled = [*known, *(token for token in list(tokens)[:400] if token not in set(known))]
+    ids = {token: number for number, token in enumerate(spelled)}
+    merges = [
+        (ids[token[:cut]], ids[token[cut:]], ids[token])
+        for token in spelled
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    return Vocabulary(
+        tuple(spelled),
+        np.array(merges if kind == "merges" else [], np.uint32).reshape(-1, 3),
+        pattern,
+        get_pattern(pattern).expression,
+        match="greedy" if kind == "greedy" else "bpe",
+        ignore_merges=kind == "merges" and rng.random() < 0.5,
+        unknown_token=0 if kind == "unknown" else None,
+    )
+
+
+def encoded(encoder: object, documents: list[bytes]) -> tuple[list[int], list[int]]:
+    ids: list[int] = []
+    starts: list[int] = []
+    for piece in encoder.encode(corpus_from_bytes(documents)):  # type: ignore[attr-defined]
+        starts += (piece.document_starts + len(ids)).tolist()
+        ids += piece.ids.tolist()
+    return ids, starts
+
+
+def check_encoding(rng: random.Random, pattern: str, documents: list[bytes]) -> None:
+    from tests.bpe.host_encoders import CpuEncoder, CuttingCpuEncoder
+
+    vocabulary = random_vocabulary(rng, pattern)
+    slice_bytes = rng.choice([1, 20, 300, 1 << 20])
+    expected = encoded(NumpyEncoder(vocabulary), documents)
+    for host_encoder in (CpuEncoder, CuttingCpuEncoder):
+        encoder = host_encoder(vocabulary, slice_bytes, rng.choice([1, 2]))
+        assert encoded(encoder, documents) == expected, (vocabulary, documents)
+
+
+def check_counting(rng: random.Random, pattern: str, documents: list[bytes]) -> None:
+    found = []
+    for engine in ("c", "numpy"):
+        os.environ[library.VARIABLE] = engine
+        words = count_words(
+            corpus_from_bytes(documents),
+            pattern,
+            threads=2,
+            slice_bytes=rng.choice([50, 1 << 20]),
+            memory_bytes=rng.choice([None, 0]),
+        )
+        found.append(sorted(listed(words)))
+    os.environ[library.VARIABLE] = "c"
+    assert found[0] == found[1], (pattern, documents)
+
+
+def check_text(text: bytes, pattern: str) -> None:
+    assert library.valid_utf8(text) == len(text) or not is_utf8(text)
+    if pattern == REGEX or not text:
+        return
+    starts: NDArray[np.int64] = np.zeros(1, np.int64)
+    mask = start_mask(np.frombuffer(text, np.uint8), pattern, starts)
+    ends = [*np.flatnonzero(mask).tolist()[1:], len(text)]
+    assert make_c_pattern(get_pattern(pattern)).ends(text).tolist() == ends, (pattern, text)
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def main() -> None:
+    path, seed, rounds = sys.argv[1:]
+    library.LIBRARY = Path(path)
+    os.environ[library.VARIABLE] = "c"
+    rng = random.Random(int(seed))
+    for _ in range(int(rounds)):
+        documents = [random_text(rng) for _ in range(rng.randint(1, 4))]
+        pattern = rng.choice([*PATTERNS, REGEX])
+        for text in documents:
+            check_text(text, pattern)
+        check_encoding(rng, pattern, documents)
+        check_counting(rng, pattern, documents)
+    print(f"{rounds} rounds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The CPU engine under AddressSanitizer and UndefinedBehaviorSanitizer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmgpu.cpu import build
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def sanitizer() -> str:
+    """Return the path of the compiler's runtime library; skips without one."""
+    command = [*os.environ.get("CC", "cc").split(), "-print-file-name=libasan.so"]
+    try:
+        path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no C compiler that finds its sanitizers")
+    if not Path(path).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer")
+    return path
+
+
+def run(library: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "LD_PRELOAD": sanitizer(),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, *program]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, built to stop at the first mistake."""
+    sanitizer()
+    path = tmp_path_factory.mktemp("engine") / "engine.so"
+    build.build(path, FLAGS)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_texts_and_vocabularies(checked: Path, seed: int) -> None:
+    rounds = os.environ.get("LLMGPU_TEST_EXAMPLES", "150")
+    done = run(checked, ["-m", "tests.cpu.fuzz", str(checked), str(seed), rounds])
+    assert (done.returncode, done.stdout) == (0, f"{rounds} rounds\n"), done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_sanitizer_sees_a_text_without_padding(checked: Path) -> None:
+    program = (
+        "import ctypes, sys, numpy as np\n"
+        "from llmgpu.cpu import library\n"
+        "loaded, _ = library.load(library.Path(sys.argv[1]))\n"
+        "text = np.full(1 << 20, 97, np.uint8)\n"
+        "classes = np.ones(0x110000, np.uint8)\n"
+        "pattern = loaded.llmgpu_pattern_new(2, 1, 0, classes.ctypes.data)\n"
+        "ends = np.empty(10, np.int64)\n"
+        "start = text.ctypes.data + 4\n"
+        "loaded.llmgpu_pretoken_ends(pattern, start, len(text) - 4, ends.ctypes.data)"
+    )
+    done = run(checked, ["-c", program, str(checked)])
+    assert done.returncode != 0
+    assert "ERROR: AddressSanitizer" in done.stderr
