@@ -1,7 +1,8 @@
 """The command line: thin commands over the library, each in a module that is imported on demand.
 
-Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
-130 interrupted. ``--help`` and ``--version`` need no GPU and import no wgpu.
+Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 128
+plus the number of the signal that interrupted it. ``--help`` and ``--version`` need no GPU and
+import no wgpu.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 
 import click
 
+from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
 from llmgpu.errors import LlmgpuError, shorten
 from llmgpu.input_files import printable
 from llmgpu.version import __version__
@@ -77,7 +79,8 @@ def main() -> None:
     """Run the command line and exit with its code."""
     debug = "--debug" in sys.argv
     try:
-        code = cli(standalone_mode=False)
+        with handled_signals():
+            code = cli(standalone_mode=False)
     except (LlmgpuError, OSError) as error:  # OSError: the summary can't be printed
         if debug:
             raise
@@ -86,8 +89,9 @@ def main() -> None:
         vars(error)["message"] = shorten(printable(error.message))
         error.show()
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        code = _fail("interrupted", 130)
+    except (KeyboardInterrupt, click.Abort) as error:
+        say_interrupted()
+        code = code_of(error)
     except MemoryError:
         code = _fail("error: out of memory; use less text (--limit)", 1)
     except RuntimeError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
 from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.interrupts import last_act
 from llmgpu.cli.options import ByteSize, Percentage, force_option, output_options
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
@@ -235,12 +238,19 @@ def _measure(options: suite.BenchOptions, outputs: Outputs) -> Record:
     """Return the record of a run, handed over even if the run is interrupted."""
     benchmark = suite.Benchmark(options)
     reporter = Reporter(quiet=outputs.quiet)
-    try:
-        benchmark.run(reporter)
-    finally:
-        reporter.close()
-        if benchmark.record.results:
+    first = threading.Lock()
+
+    def hand_over() -> None:
+        if benchmark.record.results and first.acquire(blocking=False):
             outputs.hand_over(benchmark.record)
+            sys.stdout.flush()
+
+    with last_act(hand_over):
+        try:
+            benchmark.run(reporter)
+        finally:
+            reporter.close()
+            hand_over()
     return benchmark.record
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmgpu.cli.interrupts import held_back
 from llmgpu.errors import OutputError
 from llmgpu.input_files import printable
 
@@ -78,14 +79,17 @@ class Reporter:
     def close(self) -> None:
         """Remove the bars."""
         if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-            self._tasks.clear()
+            with held_back():
+                self._bars.stop()
+                self._bars = None
+                self._tasks.clear()
 
     def _update_bar(self, phase: str, done: int, total: int | None, seconds: float) -> None:
         if self._bars is None:
-            self._bars = _make_bars()
-            self._bars.start()
+            bars = _make_bars()
+            with held_back():  # bars that are half started can't be stopped
+                bars.start()
+                self._bars = bars
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, total=total, text="")
         text = progress_text(phase, done, total, seconds)

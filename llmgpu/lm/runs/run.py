@@ -7,6 +7,7 @@ is resumed from a checkpoint on the same device gets the same weights as an unin
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,9 @@ from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform != "win32":
+    _STOP_SIGNALS.append(signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -63,28 +66,34 @@ class Intervals:
 
 
 @contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """Yield an event that is set when the run is asked to stop; in the main thread only.
+def stop_requests() -> Iterator[list[int]]:
+    """Yield the numbers of the signals that asked the run to stop; in the main thread only.
 
-    Ctrl-C asks for it, and so does SIGTERM, which schedulers send before they end a job. A second
-    Ctrl-C does not wait.
+    Ctrl-C asks for it, and so do SIGTERM, which schedulers send before they end a job, and SIGHUP
+    unless it is ignored. A second signal does not wait: it does what it does elsewhere.
     """
-    asked = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.set()
-
+    asked: list[int] = []
     former: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        former = {number: signal.signal(number, note) for number in _STOP_SIGNALS}
-    try:
-        yield asked
-    finally:
+
+    def restore() -> None:
         for number, handler in former.items():
             if handler is not None:  # one that was not set from Python can't be restored
                 signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            restore()
+            signal.raise_signal(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                former[number] = signal.signal(number, note)
+    try:
+        yield asked
+    finally:
+        restore()
 
 
 class TrainingRun:
@@ -201,8 +210,8 @@ class TrainingRun:
     def run(self) -> dict[str, Any]:
         """Train to the last step and return a summary.
 
-        Ctrl-C or SIGTERM finishes the current step, writes a checkpoint, calls `note` with it and
-        raises KeyboardInterrupt.
+        Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, calls `note` with
+        it and raises KeyboardInterrupt with the signal's number.
 
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
@@ -214,14 +223,14 @@ class TrainingRun:
                 step = self._trainer.step
                 self._trainer.take_step(self._step_batches(step), self._options.rate(step))
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
-                if stop.is_set():  # after a step, so that there is something to save
+                if stop:  # after a step, so that there is something to save
                     break
             if self._saved_step != self._trainer.step:
                 self._save()
         if self._trainer.step < self._options.steps:
             self._note(f"stopped at step {self._trainer.step}; checkpoint in {self._checkpoint()}")
-        if stop.is_set():
-            raise KeyboardInterrupt
+        if stop:
+            raise KeyboardInterrupt(stop[0])
         return self._summary()
 
     def _checkpoint(self) -> Path:

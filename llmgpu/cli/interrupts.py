@@ -1,0 +1,126 @@
+"""Signals that end a command: SIGINT, SIGTERM and SIGHUP, with exit codes 130, 143 and 129.
+
+- The main thread raises KeyboardInterrupt with the signal's number, so that what it does is cleaned
+  up.
+- Python handles a signal between two of its instructions, so a long call of NumPy or of a driver
+  would delay it, and so would waiting for a thread. Another thread is told of the signal at once.
+  After GRACE_SECONDS it removes temporary files and ends the process, if that is still there.
+- A command that handles signals in its own way, as training does, is left alone, and a signal that
+  is ignored, as under nohup, stays so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import click
+
+from llmgpu.unfinished import remove_unfinished
+
+GRACE_SECONDS = 0.7
+_SHOW_CURSOR = "\x1b[?25h"
+SIGNALS = {signal.SIGINT, signal.SIGTERM}
+if sys.platform != "win32":
+    SIGNALS.add(signal.SIGHUP)
+
+_last_acts: list[Callable[[], None]] = []
+_was_said = threading.Event()
+_holding = threading.Event()
+_held: list[int] = []
+
+
+@contextmanager
+def handled_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt for signals that come in the block; in the main thread only.
+
+    After a signal the block may leave threads behind that the process waits for at its end, so the
+    process is still ended in time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = {number for number, handler in former.items() if handler != signal.SIG_IGN}
+    told, telling = socket.socketpair()
+    telling.setblocking(False)
+    came, done = threading.Event(), threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _holding.is_set():
+            _held.append(number)
+        elif not came.is_set():  # later ones would disturb the cleaning up
+            came.set()
+            raise KeyboardInterrupt(number)
+
+    def watch() -> None:
+        with told:
+            while data := told.recv(1):
+                if signal.getsignal(data[0]) is interrupt and not done.wait(GRACE_SECONDS):
+                    _end(128 + data[0])
+
+    threading.Thread(target=watch, name="llmgpu-signals", daemon=True).start()
+    former_descriptor = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
+    for number in handled:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        if not came.is_set():
+            done.set()
+            for number in handled:
+                signal.signal(number, former[number] or signal.SIG_DFL)
+            signal.set_wakeup_fd(former_descriptor)
+            telling.close()
+
+
+@contextmanager
+def last_act(act: Callable[[], None]) -> Iterator[None]:
+    """Do something before the process is ended in the block, if the block can't do it itself."""
+    _last_acts.append(act)
+    try:
+        yield
+    finally:
+        _last_acts.remove(act)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let a signal that comes in the block come after it: for what can't be left half done."""
+    _holding.set()
+    try:
+        yield
+    finally:
+        _holding.clear()
+        while _held:
+            signal.raise_signal(_held.pop())
+
+
+def code_of(error: BaseException) -> int:
+    """Return the exit code for a KeyboardInterrupt, or for what was raised because of one."""
+    cause = error.__cause__ or error
+    return 128 + int(next(iter(cause.args), signal.SIGINT))
+
+
+def say_interrupted() -> None:
+    """Say so, and show the cursor if there is a terminal."""
+    _was_said.set()
+    click.echo(f"{_SHOW_CURSOR}interrupted", err=True)  # without codes where there is none
+
+
+def _end(code: int) -> None:
+    """End the process, whose main thread does not answer."""
+    for act in _last_acts:
+        with suppress(Exception):
+            act()
+    remove_unfinished()
+    if not _was_said.is_set():
+        with suppress(OSError):  # not through sys.stderr, which the main thread may be using
+            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}interrupted\n".encode())
+    os._exit(code)

@@ -1,0 +1,192 @@
+"""Signals end a command cleanly and soon, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Run, environment
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+HANG = 120  # seconds, so that a failure ends
+
+# Writes a file, and is then in a C function that would take hours and that no signal ends. The
+# thread has its turn only when the main thread is in there.
+IN_C = """
+import hashlib
+import sys
+import threading
+from llmgpu.cli.interrupts import handled_signals, last_act
+from llmgpu.files import atomic_output
+
+lock = threading.Lock()
+lock.acquire()
+
+def say_ready():
+    with lock:
+        print("ready", flush=True)
+
+threading.Thread(target=say_ready, daemon=True).start()
+sys.setswitchinterval(1000)
+with handled_signals(), last_act(lambda: print("last act", flush=True)):
+    with atomic_output("out"):
+        lock.release()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+# Is interrupted at the nth import after that of the package.
+IN_IMPORT = """
+import os, signal, sys
+
+left = int(sys.argv.pop(1))
+begun = False
+
+def watch(event, arguments):
+    global left, begun
+    if event == "import":
+        begun = begun or arguments[0] == "click"
+        left -= begun
+        if begun and left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(watch)
+from llmgpu.__main__ import main
+main()
+"""
+
+# Is interrupted while the bar hides the cursor.
+IN_START = """
+import os, signal
+from rich.console import Console
+
+show_cursor = Console.show_cursor
+
+def interrupted(console, show=True):
+    if not show:
+        os.kill(os.getpid(), signal.SIGINT)
+    return show_cursor(console, show)
+
+Console.show_cursor = interrupted
+from llmgpu.__main__ import main
+main()
+"""
+
+
+@contextmanager
+def started(
+    command: Sequence[str], folder: Path, ignored: signal.Signals | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process with pipes, which ignores a signal as under nohup."""
+
+    def ignore() -> None:
+        if ignored is not None:
+            signal.signal(ignored, signal.SIG_IGN)
+
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        preexec_fn=ignore,
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def tokenizing(*options: str) -> list[str]:
+    return [*COMMAND, "tokenize", "--vocab", "v.bin", "--device", "cpu", *options]
+
+
+def wait_for_file(child: subprocess.Popen[bytes], folder: Path, known: set[str]) -> None:
+    while set(os.listdir(folder)) == known and child.poll() is None:
+        pass
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signals_clean_up_and_have_their_exit_codes(vocab: Path, number: signal.Signals) -> None:
+    folder = vocab.parent
+    before = set(os.listdir(folder))
+    with started(tokenizing("-o", "out"), folder) as child:
+        wait_for_file(child, folder, before)
+        child.send_signal(number)
+        assert child.wait(HANG) == 128 + number
+        assert child.stderr is not None
+        assert child.stderr.read().splitlines()[-1] == b"interrupted"
+    assert set(os.listdir(folder)) == before
+
+
+def test_a_signal_that_is_ignored_stays_so(vocab: Path) -> None:
+    folder = vocab.parent
+    with started(tokenizing("-o", "out"), folder, ignored=signal.SIGHUP) as child:
+        wait_for_file(child, folder, set(os.listdir(folder)))
+        child.send_signal(signal.SIGHUP)
+        _, errors = child.communicate(b"text", timeout=HANG)
+        assert child.returncode == 0, errors
+    assert (folder / "out").exists()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_long_call_is_not_waited_for(tmp_path: Path, number: signal.Signals) -> None:
+    with started([sys.executable, "-c", IN_C], tmp_path) as child:
+        assert child.stdout is not None and child.stderr is not None
+        assert child.stdout.readline() == b"ready\n"
+        assert len(os.listdir(tmp_path)) == 1
+        child.send_signal(number)
+        assert child.wait(HANG) == 128 + number
+        assert child.stdout.read() == b"last act\n"
+        assert child.stderr.read() == b"interrupted\n"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("nth", [1, 40, 200])
+def test_an_interrupt_while_modules_are_imported(vocab: Path, nth: int) -> None:
+    command = [sys.executable, "-c", IN_IMPORT, str(nth), "info", "v.bin"]
+    with started(command, vocab.parent) as child:
+        output, errors = child.communicate(timeout=HANG)
+    assert (child.returncode, output) == (130, b"")
+    assert errors.strip() in (b"", b"interrupted")
+
+
+def test_an_interrupt_while_the_bar_starts(vocab: Path) -> None:
+    terminal, other_end = os.openpty()
+    command = [sys.executable, "-c", IN_START, *tokenizing("corpus.txt", "-o", "out")[3:]]
+    child = subprocess.Popen(
+        command,
+        cwd=vocab.parent,
+        env=environment() | {"TERM": "xterm"},
+        stdout=subprocess.DEVNULL,
+        stderr=other_end,
+    )
+    os.close(other_end)
+    shown = b""
+    try:
+        while block := os.read(terminal, 1 << 16):
+            shown += block
+    except OSError:  # how Linux says that nobody has the other end any more
+        pass
+    assert child.wait(HANG) == 130, shown
+    assert b"Traceback" not in shown and b"interrupted" in shown
+    hidden, visible = shown.rfind(b"\x1b[?25l"), shown.rfind(b"\x1b[?25h")
+    assert 0 <= hidden < visible, shown
+    assert "out" not in os.listdir(vocab.parent)
+
+
+def test_main_leaves_the_handlers_as_they_were(llmgpu: Run, vocab: Path) -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    assert llmgpu("info", "v.bin").returncode == 0
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
