@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -26,17 +25,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmgpu.backend import NUMPY, Backend, select_backend
-from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
-from llmgpu.bpe.encoding.open import open_matching_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
-from llmgpu.bpe.interchange import huggingface, tiktoken
+from llmgpu.backend import select_backend
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
+from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
+from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.tokens.tokenizing import encode_corpus
-
-HOST_BYTES = 1 << 16  # up to here NumPy is done before a device has received the text
+from llmgpu.errors import InputError, VocabularyError
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes, corpus_from_documents
+from llmgpu.tokens.process_encoders import HOST_BYTES, ProcessEncoders
 
 Token = int | str
 
@@ -61,9 +60,9 @@ class Tokenizer:
         """
         self._vocabulary = vocabulary
         self._device = device
-        self._engine = _Engine(vocabulary, device)
+        self._encoders = ProcessEncoders(vocabulary, device)
         if device != "auto":
-            _ = self._engine.backend
+            _ = self._encoders.backend
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Tokenizer:
@@ -105,6 +104,40 @@ class Tokenizer:
         return cls(huggingface.read(path, note=_log.info), device)
 
     @classmethod
+    def from_gpt2(
+        cls,
+        vocab: str | Path,
+        merges: str | Path,
+        *,
+        pattern: str | None = None,
+        special_tokens: Mapping[str, int] | None = None,
+        device: str = "auto",
+    ) -> Tokenizer:
+        """Read GPT-2's two files, vocab.json and merges.txt.
+
+        pattern: how text is cut, gpt2 by default. special_tokens: as `from_tiktoken`.
+
+        Raises VocabularyError for files that can't be read exactly.
+        """
+        vocabulary = gpt2.read(
+            vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
+        )
+        return cls(vocabulary, device)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Tokenizer:
+        """Read a folder of Hugging Face: its tokenizer.json, else its vocab.json and merges.txt.
+
+        Raises VocabularyError for a folder without them, and as `from_huggingface`.
+        """
+        path = Path(folder)
+        if (path / "tokenizer.json").exists():
+            return cls.from_huggingface(path / "tokenizer.json", device=device)
+        if (path / gpt2.VOCAB_NAME).exists():
+            return cls.from_gpt2(path / gpt2.VOCAB_NAME, path / gpt2.MERGES_NAME, device=device)
+        raise VocabularyError(f"{folder} has neither tokenizer.json nor {gpt2.VOCAB_NAME}")
+
+    @classmethod
     def train(
         cls,
         corpus: str | Path | Sequence[str | Path],
@@ -125,21 +158,50 @@ class Tokenizer:
         Raises InputError for a corpus that is empty or can't be read, DeviceError for a device that
         is missing or too small, LlmgpuError for an option out of range.
         """
-        from llmgpu.bpe.training.options import TrainingOptions
-        from llmgpu.bpe.training.train import train_vocabulary
-
-        options = TrainingOptions(
-            vocab_size,
+        reading = reading or CorpusOptions()
+        separators = (*reading.separators, *map(_to_bytes, special_tokens))
+        text = Corpus(_names(corpus), replace(reading, separators=separators))
+        return cls._train(
+            text,
+            device,
+            vocab_size=vocab_size,
             pattern=pattern,
             min_frequency=min_frequency,
             special_tokens=tuple(special_tokens),
             tie=tie,
             max_token_length=max_token_length,
         )
-        reading = reading or CorpusOptions()
-        separators = (*reading.separators, *map(_to_bytes, special_tokens))
-        with Corpus(_names(corpus), replace(reading, separators=separators)) as text:
-            result = train_vocabulary(text, options, select_backend(device))
+
+    @classmethod
+    def train_from_iterator(
+        cls,
+        texts: Iterable[str | bytes],
+        *,
+        vocab_size: int,
+        special_tokens: Sequence[str] = (),
+        device: str = "auto",
+        **options: Any,
+    ) -> Tokenizer:
+        """Train on documents that the program makes, each taken when it is needed.
+
+        options: others that `train` has, but for `reading`. Memory does not grow with the text, but
+        with its distinct words.
+
+        Raises TypeError for a text that is neither str nor bytes, or a single str; else as `train`.
+        """
+        separators = tuple(map(_to_bytes, special_tokens))
+        documents = map(_to_bytes, _several(texts))
+        text = corpus_from_documents(documents, CorpusOptions(separators=separators))
+        options |= {"vocab_size": vocab_size, "special_tokens": tuple(special_tokens)}
+        return cls._train(text, device, **options)
+
+    @classmethod
+    def _train(cls, text: Corpus, device: str, **options: Any) -> Tokenizer:
+        from llmgpu.bpe.training.options import TrainingOptions
+        from llmgpu.bpe.training.train import train_vocabulary
+
+        with text:
+            result = train_vocabulary(text, TrainingOptions(**options), select_backend(device))
         return cls(result.vocabulary, device)
 
     def encode(
@@ -178,10 +240,11 @@ class Tokenizer:
     ) -> list[NDArray[np.uint32]]:
         """Return the ids of each document as `encode` does, encoded in one pass.
 
-        The arrays are views of one array, end to end.
+        The arrays are views of one array, end to end. TypeError for a single str, whose characters
+        would be documents.
         """
         options = _special_options(allowed_special, disallowed_special, bos, eos)
-        ids, starts = self._encode(texts, options)
+        ids, starts = self._encode(_several(texts), options)
         bounds = [*starts.tolist(), len(ids)]
         return [ids[begin:end] for begin, end in pairwise(bounds)]
 
@@ -206,7 +269,44 @@ class Tokenizer:
         options = _special_options(allowed_special, disallowed_special, bos, eos)
         with Corpus(_names(path), reading) as text:
             is_small = text.total_bytes is not None and text.total_bytes <= HOST_BYTES
-            return self._current_engine().encode(text, options, is_small)[0]
+            return self._current_encoders().encode(text, options, is_small)[0]
+
+    def encode_with_offsets(
+        self, text: str | bytes, *, allowed_special: Collection[str] = ()
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the ids of a document, uint32 (n,), and the characters they are for, int64 (n, 2).
+
+        A row is the first character of a token and the one after its last. Tokens that share a
+        character both have it. Positions are those in the text as it is encoded: of a vocabulary
+        with a normalizer, in the normalized text.
+
+        Raises as `encode` does.
+        """
+        ids = self.encode(text, allowed_special=allowed_special)
+        encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else _to_bytes(text)
+        return ids, character_spans(encoded, self._vocabulary.token_spans[ids])
+
+    def count(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> int:
+        """Return the number of ids of a document."""
+        return len(self.encode(text, allowed_special=allowed_special))
+
+    def truncate(self, text: str, tokens: int) -> str:
+        """Return the beginning of a text that has at most this many ids, cut between characters.
+
+        It is spelled by the first ids of the text, so a vocabulary's normalizer is applied.
+
+        Raises InputError for a number below 0, and as `encode`.
+        """
+        if tokens < 0:
+            raise InputError(f"a text of {tokens} tokens: give 0 or more")
+        ids = self.encode(text)
+        if len(ids) <= tokens:
+            return text
+        for kept in range(tokens, 0, -1):
+            cut = self.decode_bytes(ids[:kept]).decode(errors="ignore")
+            if len(self.encode(cut)) <= tokens:
+                return cut
+        return ""
 
     def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
         """Return the text of `ids` (n,), any integers.
@@ -220,6 +320,79 @@ class Tokenizer:
     def decode_bytes(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
         return self._vocabulary.decode(ids)
+
+    def decode_batch(self, batch: Iterable[ArrayLike], errors: str = "replace") -> list[str]:
+        """Return the text of each list of ids."""
+        return [self.decode(ids, errors) for ids in batch]
+
+    def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
+        """Yield the text of each id as it comes: "" while a character is incomplete."""
+        return decode_stream(self._vocabulary, ids, errors)
+
+    def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
+        """Return the text of `ids` (n,), and the characters that each is for, int64 (n, 2).
+
+        A row is the first character of a token and the one after its last; see
+        `encode_with_offsets`.
+
+        Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
+        """
+        data = self.decode_bytes(ids)
+        lengths = self._vocabulary.token_lengths[np.asarray(ids, np.int64)]
+        try:
+            return data.decode(), character_spans(data, lengths)
+        except UnicodeDecodeError as error:
+            raise InputError(f"byte {error.start} of what the ids spell is not UTF-8") from error
+
+    def decode_single_token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of an id; InputError if it is unknown."""
+        return self.decode_bytes([token_id])
+
+    def token_to_id(self, token: str | bytes) -> int | None:
+        """Return the id of a token by its text or bytes, None if there is no such token.
+
+        A str that is a special token is that one; of ordinary tokens with the same bytes it is the
+        lowest id.
+        """
+        if isinstance(token, str) and token in self._vocabulary.special_tokens:
+            return self._vocabulary.special_tokens[token]
+        return self._ids.get(_to_bytes(token))
+
+    def get_vocab(self) -> dict[bytes, int]:
+        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
+        return dict(self._ids)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        tokens, ids = self._vocabulary.tokens, self._vocabulary.ordinary_ids[::-1].tolist()
+        return {tokens[number]: number for number in ids if tokens[number]}
+
+    def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
+        """Write files of another tool, as ``llmgpu export --to`` does.
+
+        format: "tiktoken", "huggingface" or "gpt2". force: replace files of another kind.
+
+        Raises VocabularyError for an unknown format, or one that can't give the same ids;
+        OutputError for files that can't be written.
+        """
+        if format not in FORMATS:
+            raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
+        FORMATS[format].write(self._vocabulary, path, note=_log.info, force=force)
+
+    def as_tiktoken(self, name: str = "llmgpu") -> Any:
+        """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
+
+        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+        """
+        return to_tiktoken(self._vocabulary, name)
+
+    def as_hf(self) -> Any:
+        """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
+
+        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
+        installed.
+        """
+        return to_transformers(self._vocabulary)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the vocabulary file atomically.
@@ -240,10 +413,30 @@ class Tokenizer:
         """Number of ids."""
         return self._vocabulary.size
 
+    n_vocab = vocab_size  # tiktoken's name
+
+    @property
+    def eot_token(self) -> int | None:
+        """Id of the special token ``<|endoftext|>``, None if there is none."""
+        return self._vocabulary.special_tokens.get(END_OF_TEXT)
+
     @property
     def special_tokens(self) -> dict[str, int]:
         """Ids of the special tokens by text; a copy."""
         return dict(self._vocabulary.special_tokens)
+
+    def __len__(self) -> int:
+        return self._vocabulary.size
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both give the same ids, on any device."""
+        if not isinstance(other, Tokenizer):
+            return NotImplemented
+        same_special = self.special_tokens == other.special_tokens
+        return same_special and self._vocabulary.fingerprint == other._vocabulary.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self._vocabulary.fingerprint)
 
     def __repr__(self) -> str:
         pattern = self._vocabulary.pattern
@@ -255,7 +448,7 @@ class Tokenizer:
     def __setstate__(self, state: tuple[bytes, str]) -> None:
         data, self._device = state
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")
-        self._engine = _Engine(self._vocabulary, self._device)
+        self._encoders = ProcessEncoders(self._vocabulary, self._device)
 
     def _encode(
         self, texts: Iterable[str | bytes], options: SpecialOptions
@@ -263,64 +456,18 @@ class Tokenizer:
         """Return the ids of documents, end to end, and where in them each starts."""
         documents = [_to_bytes(text) for text in texts]
         is_small = sum(map(len, documents)) <= HOST_BYTES
-        return self._current_engine().encode(corpus_from_bytes(documents), options, is_small)
+        return self._current_encoders().encode(corpus_from_bytes(documents), options, is_small)
 
-    def _current_engine(self) -> _Engine:
-        engine = self._engine
-        if engine.process != os.getpid():
-            _engines_of_parents.append(engine)
-            engine = self._engine = _Engine(self._vocabulary, self._device)
-        return engine
-
-
-class _Engine:
-    """The encoders of one process."""
-
-    def __init__(self, vocabulary: Vocabulary, device: str) -> None:
-        self.process = os.getpid()
-        self._vocabulary = vocabulary
-        self._device = device
-        self._lock = threading.Lock()
-        self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
-
-    @cached_property
-    def backend(self) -> Backend:
-        """Where to compute; opened on first use."""
-        return select_backend(self._device)
-
-    @cached_property
-    def _host(self) -> Encoder:
-        return open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
-
-    @cached_property
-    def _large(self) -> Encoder:
-        return open_matching_encoder(self._vocabulary, self.backend)
-
-    def encode(
-        self, source: Corpus, options: SpecialOptions, is_small: bool
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of all documents, end to end, and where in them each starts."""
-        ids = CollectedIds(source.total_bytes)
-        starts = [np.empty(0, np.int64)]
-        count = 0
-        with self._lock:
-            for piece in encode_corpus(self._encoder(options, is_small), source, ids.allocate):
-                ids.append(piece.ids)
-                starts.append(piece.document_starts + count)
-                count += len(piece.ids)
-        return ids.take(), np.concatenate(starts)
-
-    def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
-        """Return an encoder that handles special tokens; the last one is kept."""
-        key = options, is_small
-        if key not in self._special:
-            inner = self._host if is_small else self._large
-            self._special = {key: with_special_tokens(inner, self._vocabulary, options)}
-        return self._special[key]
+    def _current_encoders(self) -> ProcessEncoders:
+        encoders = self._encoders
+        if encoders.process != os.getpid():
+            _encoders_of_parents.append(encoders)
+            encoders = self._encoders = ProcessEncoders(self._vocabulary, self._device)
+        return encoders
 
 
 # Kept alive, because a process must not close a device that it did not open.
-_engines_of_parents: list[_Engine] = []
+_encoders_of_parents: list[ProcessEncoders] = []
 
 
 def _special_options(
@@ -331,6 +478,12 @@ def _special_options(
         frozenset([texts] if isinstance(texts, str) else texts) for texts in (allowed, disallowed)
     ]
     return SpecialOptions(sets[0], sets[1], bos, eos)
+
+
+def _several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
+    if isinstance(texts, (str, bytes)):
+        raise TypeError("several texts are expected: put a single one into a list")
+    return texts
 
 
 def _names(paths: str | Path | Sequence[str | Path]) -> list[str]:

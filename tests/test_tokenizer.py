@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
 from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
 from llmgpu.text.corpus import CorpusOptions
-from llmgpu.tokenizer import HOST_BYTES
+from llmgpu.tokens.process_encoders import HOST_BYTES
 from tests.bpe.encoding.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
 from tests.bpe.plain.test_recount_gpu import words
 from tests.cli.conftest import ROOT, environment
@@ -122,6 +123,107 @@ def test_decoding(tokenizer: Tokenizer) -> None:
         tokenizer.decode([272])
 
 
+def spans_by_character(text: str, tokens: list[bytes]) -> list[list[int]]:
+    """Where each token's bytes are, found character by character."""
+    owner = [k for k, character in enumerate(text) for _ in character.encode()]
+    begin, spans = 0, []
+    for token in tokens:
+        owned = owner[begin : begin + len(token)]
+        spans.append([owned[0], owned[-1] + 1])
+        begin += len(token)
+    return spans
+
+
+@given(st.text(st.sampled_from("ab é☃😀")))
+def test_offsets_are_those_of_the_characters(text: str) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    ids, offsets = made.encode_with_offsets(text)
+    assert ids.tolist() == made.encode(text).tolist()
+    tokens = [made.decode_single_token_bytes(i) for i in ids.tolist()]
+    assert offsets.tolist() == spans_by_character(text, tokens)
+    assert made.count(text) == len(ids)
+    decoded, again = made.decode_with_offsets(ids)
+    assert decoded == text
+    assert again.tolist() == offsets.tolist()
+    assert [begin for begin, _ in offsets.tolist()] == made.as_tiktoken().decode_with_offsets(
+        ids.tolist()
+    )[1]
+
+
+def test_offsets_of_bytes_that_are_no_text(tokenizer: Tokenizer) -> None:
+    ids, offsets = tokenizer.encode_with_offsets(b"\xa9a\xe2")
+    assert (offsets >= 0).all() and len(offsets) == len(ids)
+    with pytest.raises(InputError, match="byte 0 of what the ids spell"):
+        tokenizer.decode_with_offsets(ids)
+    assert tokenizer.encode_with_offsets("")[1].shape == (0, 2)
+
+
+@given(st.text(st.sampled_from("ab é☃😀")), st.integers(0, 12))
+def test_truncated_text(text: str, tokens: int) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    cut = made.truncate(text, tokens)
+    assert text.startswith(cut)
+    assert made.count(cut) <= tokens
+    if made.count(text) <= tokens:
+        assert cut == text
+    elif tokens:
+        first = made.decode_bytes(made.encode(text)[:tokens]).decode(errors="ignore")
+        assert first.startswith(cut)
+        assert cut == first or made.count(first) > tokens
+    with pytest.raises(InputError, match="-1 tokens"):
+        made.truncate(text, -1)
+
+
+@given(st.binary(max_size=12))
+def test_decoding_as_ids_come(data: bytes) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    ids = made.encode(data).tolist()
+    assert "".join(made.decode_stream(ids)) == data.decode(errors="replace")
+    assert made.decode_batch([ids, []]) == [made.decode(ids), ""]
+
+
+def test_tokens_by_name(tokenizer: Tokenizer) -> None:
+    vocab = tokenizer.get_vocab()
+    assert len(tokenizer) == tokenizer.n_vocab == 272
+    assert len(vocab) + len(SPECIAL) == 272
+    for token, number in vocab.items():
+        assert tokenizer.token_to_id(token) == number
+        assert tokenizer.decode_single_token_bytes(number) == token
+    for text, number in tokenizer.special_tokens.items():
+        assert tokenizer.token_to_id(text) == number
+    assert tokenizer.token_to_id("no such token") is None
+    assert tokenizer.eot_token is None
+    assert "a" in repr(tokenizer) and tokenizer == Tokenizer(vocabulary(), "auto")
+    assert hash(tokenizer) == hash(Tokenizer(vocabulary(), "auto"))
+    assert tokenizer != Tokenizer.train_from_iterator(["ab ab"], vocab_size=257, device="cpu")
+    assert tokenizer != "tokenizer"
+
+
+def test_objects_of_other_packages(tokenizer: Tokenizer) -> None:
+    text = "abab ab é" + "".join(UNEQUAL)
+    ids = tokenizer.encode(text, allowed_special=UNEQUAL).tolist()
+    encoding = tokenizer.as_tiktoken()
+    assert encoding.encode(text, allowed_special=set(UNEQUAL), disallowed_special=()) == ids
+    pytest.importorskip("transformers")
+    assert tokenizer.as_hf()("abab ab é")["input_ids"] == tokenizer.encode("abab ab é").tolist()
+
+
+def test_training_on_an_iterator(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    documents = ["low lower<|end|>lowest", "", "newer newest", "low new"] * 20
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    options = {"vocab_size": 275, "special_tokens": ["<|end|>"], "pattern": "gpt2"}
+    expected = Tokenizer.train(path, device="cpu", **options)
+    made = Tokenizer.train_from_iterator(iter(documents), device="cpu", **options)
+    assert made == expected
+    with pytest.raises(TypeError, match="a single one into a list"):
+        Tokenizer.train_from_iterator("text", vocab_size=300)
+    with pytest.raises(TypeError, match="a single one into a list"):
+        made.encode_batch("text")
+    with pytest.raises(InputError):
+        Tokenizer.train_from_iterator([], vocab_size=300, device="cpu")
+
+
 def test_what_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match="'☃' at offset 1 of the text is disallowed"):
         tokenizer.encode("a☃", disallowed_special="all")
@@ -151,6 +253,22 @@ def test_other_tools_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
             made.encode(text, allowed_special="all"),
             tokenizer.encode(text, allowed_special="all"),
         )
+
+
+def test_folders_and_pairs_of_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for name in ("huggingface", "gpt2"):
+        folder = tmp_path / name
+        folder.mkdir()
+        target = folder / "tokenizer.json" if name == "huggingface" else folder
+        tokenizer.export(name, target)
+        made = Tokenizer.from_pretrained(folder, device="cpu")
+        assert made.encode("abab é").tolist() == tokenizer.encode("abab é").tolist()
+    pair = Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt", device="cpu")
+    assert pair == made
+    with pytest.raises(VocabularyError, match=r"neither tokenizer\.json nor vocab\.json"):
+        Tokenizer.from_pretrained(tmp_path)
+    with pytest.raises(VocabularyError, match="unknown format 'hf': use one of tiktoken"):
+        tokenizer.export("hf", tmp_path / "x")
 
 
 def test_training_saving_and_loading(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -279,15 +279,20 @@ class _DirectReader:
 
 
 class _MemoryCorpus(Corpus):
-    """Documents that are in memory already."""
+    """Documents from the program, not from files."""
 
-    def __init__(self, documents: Sequence[bytes]) -> None:
-        super().__init__(Sources([], 0))
-        text = np.frombuffer(b"".join(documents), np.uint8)
-        self.total_bytes = len(text)
-        ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)))
-        starts = np.concatenate([_FIRST, ends])[: len(documents)]
-        self._reader = PieceReader(iter([Piece(text, starts, closed=True)]))
+    def __init__(
+        self,
+        documents: Iterator[bytes] | None = None,
+        options: CorpusOptions | None = None,
+        *,
+        text: Piece | None = None,
+    ) -> None:
+        """Take documents as they come, or the text of all."""
+        super().__init__(Sources([], 0), options)
+        self.total_bytes = None if text is None else text.length
+        pieces = self._document_pieces(documents or iter(())) if text is None else iter([text])
+        self._reader = PieceReader(pieces)
 
     @property
     def bytes_read(self) -> int:
@@ -296,7 +301,18 @@ class _MemoryCorpus(Corpus):
 
 def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
     """Return a corpus of one document, or of several if `data` is a list (empty: of none)."""
-    return _MemoryCorpus([data] if isinstance(data, bytes) else data)
+    documents = [data] if isinstance(data, bytes) else data
+    text = np.frombuffer(b"".join(documents), np.uint8)
+    ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)))
+    starts = np.concatenate([_FIRST, ends])[: len(documents)]
+    return _MemoryCorpus(text=Piece(text, starts, closed=True))
+
+
+def corpus_from_documents(
+    documents: Iterable[bytes], options: CorpusOptions | None = None
+) -> Corpus:
+    """Return a corpus of documents that are taken one by one, as they are needed."""
+    return _MemoryCorpus(iter(documents), options)
 
 
 class TextFilter(Protocol):

@@ -120,8 +120,9 @@ def write(
     vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
 ) -> None:
     """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`."""
-    ids = exportable_ids(vocabulary)
-    data = json.dumps(_describe(vocabulary, ids), ensure_ascii=False, indent=1)
+    content = describe(vocabulary)
+    ids = content["model"]["vocab"]
+    data = json.dumps(content, ensure_ascii=False, indent=1)
     check_outputs(outputs(path), force=force)
     with atomic_output(path) as stream:
         stream.write(data.encode() + b"\n")
@@ -130,7 +131,9 @@ def write(
         note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
 
 
-def _describe(vocabulary: Vocabulary, ids: dict[str, int]) -> dict[str, Any]:
+def describe(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the content of a tokenizer.json; VocabularyError where it can't give the same ids."""
+    ids = exportable_ids(vocabulary)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",

@@ -140,7 +140,7 @@ def write(
 
     Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
     """
-    ranks = _exportable_ranks(vocabulary)
+    ranks = exportable_ranks(vocabulary)
     data = _dump_ranks(ranks)
     side = _describe(vocabulary, data)
     check_outputs(outputs(path), force=force)
@@ -165,7 +165,7 @@ def side_path(path: str | Path) -> str:
     return f"{path}.json"
 
 
-def _exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
+def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
     if vocabulary.match != "bpe":
         raise VocabularyError("a vocabulary that matches greedily has no ranks that give its ids")

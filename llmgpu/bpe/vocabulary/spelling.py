@@ -1,0 +1,41 @@
+"""What ids spell: as characters of a text, and as a stream whose end is not there yet."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+
+_CONTINUATION = 0x80  # of a byte in a character after its first one, in the two highest bits
+
+
+def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the characters that tokens are in: int64 (n, 2), the first and the one after the last.
+
+    data: the text in UTF-8. lengths: bytes of each token (n,), which add up to those of `data`. A
+        character that tokens share belongs to each of them; an empty token has none.
+    """
+    begins_character = (np.frombuffer(data, np.uint8) & 0xC0) != _CONTINUATION
+    characters = np.concatenate([np.zeros(1, np.int64), np.cumsum(begins_character)])
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    # The character of byte k is the last one that begins at k or before.
+    first = np.maximum(characters[np.minimum(begins + 1, len(data))] - 1, 0)
+    return np.stack([np.where(lengths > 0, first, characters[ends]), characters[ends]], axis=1)
+
+
+def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> Iterator[str]:
+    """Yield the text of each of `ids` as soon as its characters are complete, "" before that.
+
+    Yields what is left at the end, too. Raises InputError for ids without a token.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    for number in ids:
+        yield decoder.decode(vocabulary.decode([number]))
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield rest

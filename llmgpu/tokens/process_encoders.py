@@ -1,0 +1,70 @@
+"""The encoders that a process keeps open for many texts: one for short texts, one for long ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.backend import NUMPY, Backend, select_backend
+from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
+from llmgpu.bpe.encoding.open import open_matching_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.text.corpus import Corpus
+from llmgpu.tokens.tokenizing import encode_corpus
+
+HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
+
+
+class ProcessEncoders:
+    """The encoders of one process; threads take turns.
+
+    process: its id. A forked process needs encoders of its own.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, device: str) -> None:
+        """Open nothing yet; device: as for --device."""
+        self.process = os.getpid()
+        self._vocabulary = vocabulary
+        self._device = device
+        self._lock = threading.Lock()
+        self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
+
+    @cached_property
+    def backend(self) -> Backend:
+        """Where to compute; opened on first use."""
+        return select_backend(self._device)
+
+    @cached_property
+    def _host(self) -> Encoder:
+        return open_matching_encoder(self._vocabulary, NUMPY, HOST_BYTES, threads=1)
+
+    @cached_property
+    def _large(self) -> Encoder:
+        return open_matching_encoder(self._vocabulary, self.backend)
+
+    def encode(
+        self, source: Corpus, options: SpecialOptions, is_small: bool
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the ids of all documents, end to end, and where in them each starts."""
+        ids = CollectedIds(source.total_bytes)
+        starts = [np.empty(0, np.int64)]
+        count = 0
+        with self._lock:
+            for piece in encode_corpus(self._encoder(options, is_small), source, ids.allocate):
+                ids.append(piece.ids)
+                starts.append(piece.document_starts + count)
+                count += len(piece.ids)
+        return ids.take(), np.concatenate(starts)
+
+    def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
+        """Return an encoder that handles special tokens; the last one is kept."""
+        key = options, is_small
+        if key not in self._special:
+            inner = self._host if is_small else self._large
+            self._special = {key: with_special_tokens(inner, self._vocabulary, options)}
+        return self._special[key]
