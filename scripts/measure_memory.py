@@ -34,11 +34,9 @@ else: import llmgpu.bpe.training.batched_numpy, llmgpu.bpe.encoding.encoder_nump
 COMMAND = "from llmgpu.cli import main; main()"
 
 
-def _words(
-    generator: random.Random, count: int, first: int, last: int, letters: bytes
-) -> list[bytes]:
+def _words(generator: random.Random, count: int, first: int, last: int) -> list[bytes]:
     return [
-        bytes(generator.choices(letters, k=generator.randint(first, last))) for _ in range(count)
+        bytes(generator.choices(LETTERS, k=generator.randint(first, last))) for _ in range(count)
     ]
 
 

@@ -151,9 +151,11 @@ def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
         # A stable sort of 16-bit numbers is a radix sort.
         byte_pairs = (symbol[positions] << 8 | symbol[positions + 1]).astype(np.uint16)
         order = np.argsort(byte_pairs, kind="stable")
+        del byte_pairs
     else:
         order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
     positions = positions[order]
+    del order  # these arrays are as long as the words: no more of them at a time than needed
     keys = pair_keys(symbol[positions], symbol[positions + 1])
     symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
@@ -194,6 +196,20 @@ def merge_batch(
 
     A pair of equal symbols has no other pair with it.
     """
+    gained, weights = _merge_occurrences(symbols, pairs, slots, results)
+    _add_new_pairs(symbols, pairs, gained, weights)
+
+
+def _merge_occurrences(
+    symbols: LinkedSymbols,
+    pairs: PairIndex,
+    slots: NDArray[np.int64],
+    results: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Merge, and take the pairs that are no longer there off their counts.
+
+    Returns the positions at which new pairs start, and the weights of these.
+    """
     positions, merged = _occurrences(symbols, pairs, slots, results)
     seconds = symbols.following[positions]
     before, after = symbols.preceding[positions], symbols.following[seconds]
@@ -217,8 +233,7 @@ def merge_batch(
     symbols.slot[positions] = NO_SLOT
     symbols.slot[seconds] = NO_SLOT
     # The boundaries that changed now hold new pairs: each contains a new symbol.
-    gained = np.concatenate([symbols.preceding[positions[left]], positions[right]])
-    _add_new_pairs(symbols, pairs, gained, changed)
+    return np.concatenate([symbols.preceding[positions[left]], positions[right]]), changed
 
 
 def _occurrences(
@@ -235,9 +250,9 @@ def _occurrences(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
     # Drop stale positions, whose pair has changed since they were listed.
-    current = symbols.slot[positions] == np.repeat(slots, sizes)
-    merged = np.repeat(results.astype(np.int32), sizes)
-    positions, merged = positions[current], merged[current]
+    current = symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
+    positions = positions[current]
+    merged = np.repeat(results.astype(np.int32), sizes)[current]
     left, right = divmod(int(pairs.keys.values[slots[0]]), MAX_SYMBOLS)
     if left == right:
         positions = _every_other(np.sort(positions), symbols.following)
@@ -250,11 +265,13 @@ def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> 
 
     In a run of n equal symbols the pair occurs n - 1 times; every other one is taken.
     """
-    index = np.arange(len(positions))
-    run_starts = np.ones(len(positions), np.bool_)
-    run_starts[1:] = following[positions[:-1]] != positions[1:]
-    in_run = index - np.maximum.accumulate(np.where(run_starts, index, 0))
-    taken: NDArray[np.int32] = positions[in_run % 2 == 0]
+    in_run = np.arange(len(positions), dtype=np.int32)
+    run_starts = in_run.copy()
+    run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
+    np.maximum.accumulate(run_starts, out=run_starts)
+    in_run -= run_starts
+    in_run &= 1
+    taken: NDArray[np.int32] = positions[in_run == 0]
     return taken
 
 

@@ -20,6 +20,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import InputError, VocabularyError
 
+_BLOCK = 1 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class SymbolWords:
@@ -46,13 +48,22 @@ def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> Symbol
     """
     lengths = np.diff(words.offsets)
     kept = lengths > 1
+    data = words.data if kept.all() else words.data[np.repeat(kept, lengths)]
     return SymbolWords(
-        symbols=byte_ranks[words.data[np.repeat(kept, lengths)]],
+        symbols=_ranked(data, byte_ranks),
         offsets=offsets_of(lengths[kept]),
         counts=words.counts[kept],
         lengths=np.ones(256, np.uint32),
         total=int(np.dot(lengths, words.counts)),
     )
+
+
+def _ranked(data: NDArray[np.uint8], byte_ranks: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    symbols = np.empty(len(data), np.uint32)
+    for first in range(0, len(data), _BLOCK):  # an index of NumPy's takes 8 bytes
+        block = slice(first, first + _BLOCK)
+        symbols[block] = byte_ranks[data[block]]
+    return symbols
 
 
 class Spellings:

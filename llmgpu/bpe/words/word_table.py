@@ -26,6 +26,7 @@ LONGEST_HASHED = 256  # bytes
 _LONGEST_PLAIN = 7  # bytes of a word that is its own key
 _LONGEST_PAIRED = 15  # bytes of a word that its key and its first eight bytes identify
 _BLOCK = 1 << 16  # words looked up at once: of fewer, threads would mostly wait for each other
+_SPAN = 1 << 17  # words looked up before the new ones among them are inserted
 _PENDING_BLOCK = 1 << 16  # words searched for or inserted at once
 _DICTIONARY_BYTES = 200  # that an entry takes, apart from the word's bytes
 _FIRST_BITS = 12
@@ -259,8 +260,12 @@ class WordTable:
         padded: a text with PADDING bytes after its last word.
         starts, ends: int64 (words,), each end after its start.
         """
-        numbers, missing = self.find(padded, starts, ends)
-        self.insert(padded, missing, numbers)
+        numbers = np.empty(len(starts), np.int64)
+        # A few words at a time, so that most repeats of a new word are found.
+        for first in range(0, len(starts), _SPAN):
+            span = slice(first, first + _SPAN)
+            numbers[span], missing = self.find(padded, starts[span], ends[span])
+            self.insert(padded, missing, numbers[span])
         return numbers
 
     def look_up(
