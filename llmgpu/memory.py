@@ -1,14 +1,47 @@
-"""How much memory is free: what estimates are compared with."""
+"""What an engine's memory depends on, and how much memory is free."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT, _GROUP_USE = (
     Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
 )  # of a container
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The most memory that an engine takes for distinct words, in bytes.
+
+    fixed: for any text. per_byte: for each byte of the words. per_word: for each of them.
+    """
+
+    fixed: int
+    per_byte: float
+    per_word: float
+
+    def of(self, words: float, nbytes: float) -> int:
+        """Return the bytes for this many words that have `nbytes` in all."""
+        return round(self.fixed + self.per_byte * nbytes + self.per_word * words)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that are needed at most: of the process, and on a device."""
+
+    host: int
+    device: int = 0
+
+
+OnMemory = Callable[[Memory], None]  # takes what is needed, as often as more is known about it
+
+
+def no_memory(memory: Memory) -> None:
+    """Ignore how much is needed."""
 
 
 def free_memory() -> int | None:

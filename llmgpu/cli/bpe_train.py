@@ -17,13 +17,11 @@ from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import ENGINES, TrainingOptions
+from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.train import (
-    Plan,
     TrainingResult,
     carry_out,
     count_corpus,
-    estimate_memory,
-    make_plan,
 )
 from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -33,7 +31,6 @@ from llmgpu.cli.console import (
     Reporter,
     human_bytes,
     left_out_of,
-    memory_line,
     print_json,
 )
 from llmgpu.cli.options import (
@@ -202,7 +199,7 @@ def bpe_train(
         written = _written(outputs.values(), counts_output, checkpoint, resume)
         check_outputs(list(written), read, force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
-        _announce(report, plan, size)
+        _announce(report, plan)
         source = loaded or text
         assert source is not None
         if counts_only:
@@ -215,6 +212,7 @@ def bpe_train(
             summary = _summary(result, plan, text, outputs, seconds)
             for note in result.notes:
                 report.line(f"note: {note}")
+    summary["estimated_memory_bytes"] = report.needed_bytes
     summary["seconds"]["total"] = round(time.perf_counter() - start, 3)
     _print_summary(report, summary)
     if as_json:
@@ -231,7 +229,7 @@ def _count(
     if isinstance(source, Corpus):
         start = time.perf_counter()
         try:
-            source = count_corpus(source, plan, report)
+            source = count_corpus(source, plan, report, report.need_memory)
         finally:
             report.close()
         seconds["count words"] = round(time.perf_counter() - start, 3)
@@ -269,7 +267,14 @@ def _train(
         # All files get their names at the end, or none does.
         files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
         try:
-            result = carry_out(plan, source, report, checkpoint=kept, on_counted=on_counted)
+            result = carry_out(
+                plan,
+                source,
+                report,
+                checkpoint=kept,
+                on_counted=on_counted,
+                on_memory=report.need_memory,
+            )
         finally:
             report.close()
         for size, vocabulary in result.vocabularies.items():
@@ -413,11 +418,8 @@ def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | No
     return min((size for size in (known, limit) if size is not None), default=None)
 
 
-def _announce(report: Reporter, plan: Plan, text_bytes: int | None) -> None:
+def _announce(report: Reporter, plan: Plan) -> None:
     report.line(f"training on {plan.merging.description}")
-    if text_bytes is not None:
-        host, device = estimate_memory(plan, text_bytes)
-        report.line(memory_line(host, device))
     for note in plan.notes:
         report.line(f"note: {note}")
 

@@ -17,6 +17,7 @@ import click
 from llmgpu.cli.interrupts import held_back
 from llmgpu.errors import OutputError
 from llmgpu.input_files import printable
+from llmgpu.memory import Memory, free_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -45,6 +46,20 @@ class Reporter:
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}  # when each phase was first reported
         self._printed = 0.0
+        self._said = 0  # bytes that were said to be needed
+        self.needed_bytes = 0  # what is known now
+
+    def need_memory(self, memory: Memory) -> None:
+        """Say how much memory is needed at most, unless something near that was said before."""
+        self.needed_bytes = memory.host
+        if self._said // 2 < memory.host <= self._said:
+            return
+        self._said = memory.host
+        on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
+        self.line(f"needs up to about {human_bytes(memory.host)} of memory{on_device}")
+        free = free_memory()
+        if free is not None and memory.host > free:
+            self.line(f"note: only {human_bytes(free)} of memory are free: --limit takes less text")
 
     def line(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
@@ -146,12 +161,6 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def memory_line(host: int, device: int) -> str:
-    """Say how much memory a command needs at most; device: bytes of it on an adapter, or 0."""
-    on_device = f", {human_bytes(device)} on the device" if device else ""
-    return f"needs up to about {human_bytes(host)} of memory{on_device}"
 
 
 def human_count(count: float) -> str:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, human_count, human_time, memory_line, print_json
+from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.options import (
     TEXT,
     Decorated,
@@ -35,7 +35,7 @@ from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
-from llmgpu.memory import free_memory
+from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
@@ -216,7 +216,7 @@ def train(
         if backend.is_software:
             require_free(host_bytes, free_memory())
         report.line(_description(asked, backend))
-        report.line(memory_line(host_bytes, 0 if backend.device is None else needed_bytes))
+        report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
         try:
             source = open_tokens(
                 corpus,

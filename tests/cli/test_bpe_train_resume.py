@@ -15,7 +15,8 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.train import count_corpus, make_plan, train_vocabulary
+from llmgpu.bpe.training.plan import make_plan
+from llmgpu.bpe.training.train import count_corpus, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import save_counts
 from llmgpu.resume_key import FILES, file_facts

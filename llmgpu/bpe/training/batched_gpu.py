@@ -21,6 +21,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Commands, Device, Kernel, constant, paced_states, struct_dtype
+from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 
 _STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
@@ -47,7 +48,7 @@ ROUND_KERNELS = (
     *("mark", "count_changes", "make_pairs", "link"),
 )
 SELECTING = ("lower_threshold", "select_batch")  # by a single workgroup
-BYTES_PER_POSITION = 56  # positions, slots, places, lists, and the uploads
+COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # of all buffers, uploads included
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,6 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     if words.total > NONE and _highest_count(words) > NONE:
         return f"a pair occurs more than {NONE} times"
     return None
-
-
-def gpu_bytes(words_bytes: int) -> int:
-    """Estimate the device memory, in bytes, that distinct words of this many bytes take."""
-    return BYTES_PER_POSITION * words_bytes + (64 << 20)
 
 
 def _positions(words: SymbolWords) -> int:

@@ -44,9 +44,11 @@ from llmgpu.bpe.training.linked_words import (
 )
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
+from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 
 MAX_BATCH = 256  # merges in one pass
+COSTS = Costs(fixed=40 << 20, per_byte=85, per_word=40)
 SHORT_LIST = 1024  # pairs ranked for the next batches
 
 

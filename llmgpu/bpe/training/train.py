@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, Backend
+from llmgpu.backend import Backend
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.linked_words import apply_merges
+from llmgpu.bpe.training.memory import recount_memory, text_left, words_memory
 from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.symbols import (
     Merges,
     Spellings,
@@ -38,13 +40,12 @@ from llmgpu.bpe.words.count_numpy import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.memory import OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__
 
 READ_BYTES = 8 << 20  # text read at a time
-NUMPY_BYTES = 256 << 20  # buffers of counting and merging, for any text
-HOST_BYTES = 192 << 20  # staging memory and what the driver takes
 
 
 @dataclass(frozen=True)
@@ -75,77 +76,13 @@ class TrainingResult:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is trained, where the phases run, and what people should know about it.
-
-    counting, merging: the backends of these phases.
-    notes: a line each.
-    """
-
-    options: TrainingOptions
-    counting: Backend
-    merging: Backend
-    notes: tuple[str, ...] = ()
-
-
-def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
-    """Choose where each phase runs.
-
-    Raises LlmgpuError if the engine does not support what the options ask for.
-    """
-    if options.engine == "recount":
-        _check_recount(options, backend)
-        return Plan(options, backend, backend)
-    if backend.device is not None and options.symbols.unreached:
-        note = (
-            "the seed has tokens that no merge makes: merging on NumPy, which can reuse their ids"
-        )
-        return Plan(options, backend, NUMPY, (note,))
-    return Plan(options, backend, backend)
-
-
-def _check_recount(options: TrainingOptions, backend: Backend) -> None:
-    if backend.device is None:
-        raise LlmgpuError(
-            "the recount engine needs a GPU adapter: use --device gpu, or the batched engine"
-        )
-    for what, asked in (
-        ("extend a seed vocabulary", options.seed is not None),
-        ("limit the length of tokens", options.max_token_length is not None),
-        ("make several sizes", bool(options.smaller_sizes)),
-    ):
-        if asked:
-            raise LlmgpuError(f"the recount engine can't {what}: use the batched one")
-
-
-def estimate_memory(plan: Plan, text_bytes: int) -> tuple[int, int]:
-    """Estimate the bytes of memory that training takes, on the host and on the device."""
-    backend = plan.merging
-    # The distinct words of a text grow slower than it; this is the rate of a small one.
-    words_bytes = min(text_bytes, 64 << 20) // 2 + text_bytes // 40
-    if backend.device is None:
-        return NUMPY_BYTES + 30 * words_bytes, 0
-    if plan.options.engine == "batched":
-        from llmgpu.bpe.training import batched_gpu
-        from llmgpu.bpe.words import count_gpu
-
-        host = HOST_BYTES + 12 * words_bytes
-        on_device = count_gpu.gpu_bytes(words_bytes) + batched_gpu.gpu_bytes(words_bytes)
-    else:
-        from llmgpu.bpe.plain import recount_gpu
-
-        host = HOST_BYTES + 2 * text_bytes
-        on_device = recount_gpu.gpu_bytes(text_bytes)
-    return host + (on_device if backend.is_software else 0), on_device
-
-
 @dataclass
 class _Run:
     """What the phases share: what is asked for, where, and how long each phase took."""
 
     plan: Plan
     progress: Progress
+    on_memory: OnMemory = no_memory
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -182,11 +119,13 @@ def carry_out(
     *,
     checkpoint: Checkpoint | None = None,
     on_counted: Callable[[WordCounts], None] | None = None,
+    on_memory: OnMemory = no_memory,
 ) -> TrainingResult:
     """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
     checkpoint: where to resume from, and to record what is done.
     on_counted: takes the counted words before they are merged.
+    on_memory: takes what the training needs, by the words so far, and before they are merged.
 
     Raises:
         InputError: the corpus is empty or can't be read, or a pre-token is too long.
@@ -194,7 +133,7 @@ def carry_out(
         DeviceError: it does not fit into the adapter's memory.
         LlmgpuError: the engine does not support what the options ask for.
     """
-    run = _Run(plan, progress)
+    run = _Run(plan, progress, on_memory)
     if plan.options.engine == "recount":
         if not isinstance(source, Corpus) or checkpoint or on_counted:
             raise LlmgpuError(
@@ -208,16 +147,29 @@ def carry_out(
     return _merge_words(counts, run, checkpoint)
 
 
-def count_corpus(corpus: Corpus, plan: Plan, progress: Progress = no_progress) -> WordCounts:
+def count_corpus(
+    corpus: Corpus,
+    plan: Plan,
+    progress: Progress = no_progress,
+    on_memory: OnMemory = no_memory,
+) -> WordCounts:
     """Count the words of a corpus, and train nothing; InputError as `carry_out` raises it."""
-    return _count(corpus, _Run(plan, progress))
+    return _count(corpus, _Run(plan, progress, on_memory), merges=False)
 
 
-def _count(corpus: Corpus, run: _Run) -> WordCounts:
+def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
     device, options = run.plan.counting.device, run.options
+
+    def on_words(words: int, nbytes: int) -> None:
+        left = text_left(corpus)
+        if left is not None:
+            run.on_memory(words_memory(run.plan, words * left, nbytes * left, merges=merges))
+
     if device is None:
         with run.phase("count words"):
-            words = count_words(corpus, options.cut, run.progress, threads=options.threads)
+            words = count_words(
+                corpus, options.cut, run.progress, threads=options.threads, on_words=on_words
+            )
     else:
         from llmgpu.bpe.training import batched_gpu
         from llmgpu.bpe.words.count_gpu import GpuWordCounter
@@ -226,14 +178,16 @@ def _count(corpus: Corpus, run: _Run) -> WordCounts:
             counter = GpuWordCounter(device, options.cut, WordAccumulator())
             batched_gpu.compile_kernels(device)
         with run.phase("count words"):
-            words = counter.count(corpus, run.progress)
+            words = counter.count(corpus, run.progress, on_words)
     _require_text(corpus)
+    run.on_memory(words_memory(run.plan, len(words), len(words.data), merges=merges))
     separators = corpus.options.separators
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
 
 
 def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:
     """Turn words into symbols, replay what was merged before, and merge on from there."""
+    run.on_memory(words_memory(run.plan, len(counts.words), len(counts.words.data)))
     seed = run.options.symbols
     pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
     if checkpoint:
@@ -323,6 +277,8 @@ def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
 
     device, options = run.plan.merging.device, run.options
     assert device is not None
+    if (size := corpus.total_bytes) is not None:
+        run.on_memory(recount_memory(run.plan, size))
     with run.phase("read"):
         most = recount_gpu.most_text_bytes(device)
         text, starts = _read_all(corpus, most, run.progress)

@@ -21,7 +21,7 @@ from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_numpy import count_slice
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.spilling import WordAccumulator
+from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, no_words
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
     HASH_MASK,
@@ -32,6 +32,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     prepare_kernels,
 )
 from llmgpu.gpu import Commands, Device
+from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
@@ -42,9 +43,13 @@ SLOTS = 3  # slices in flight: one being read, one uploaded, one computed
 COUNT_LIMIT = 1 << 32  # occurrences that the device can count of one word
 
 
-def gpu_bytes(words_bytes: int) -> int:
-    """Estimate the device memory, in bytes, that counting takes for distinct words of this size."""
-    return 8 * words_bytes + SLOTS * 2 * SLICE_BYTES + (256 << 20)
+COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)  # of the table, while it is made larger
+
+
+def gpu_bytes(words: float, nbytes: float, device: Device) -> int:
+    """Return the device memory, in bytes, that counting takes for words with this many bytes."""
+    slices = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
+    return SLOTS * 2 * slices + COSTS.of(words, nbytes)
 
 
 class GpuWordCounter:
@@ -99,8 +104,16 @@ class GpuWordCounter:
         self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
         self._slots = [_Slot(self) for _ in range(SLOTS)]
 
-    def count(self, corpus: Corpus, progress: Progress = no_progress) -> DistinctWords:
-        """Read a corpus to its end and return its words."""
+    def count(
+        self,
+        corpus: Corpus,
+        progress: Progress = no_progress,
+        on_words: OnWords = no_words,
+    ) -> DistinctWords:
+        """Read a corpus to its end and return its words.
+
+        on_words: called with how many words there are so far, and their bytes.
+        """
         reader = SliceReader(corpus, self._pattern)
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
         for slot, piece in submitted_slices(reader, self._slots, self._slice_bytes, first):
@@ -122,6 +135,8 @@ class GpuWordCounter:
                     left = int(state["pending"])
                     state = slot.run_again()
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
+            words, nbytes = self._words.size
+            on_words(words + int(state["words"]), nbytes + 4 * int(state["data_used"]))
         self._words.add(self._take_all())
         return self._words.result()
 

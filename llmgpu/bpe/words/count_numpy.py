@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,21 +23,39 @@ from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
+from llmgpu.bpe.words.spilling import (
+    OnWords,
+    WordAccumulator,
+    default_memory_bytes,
+    no_words,
+)
 from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.cpu.library import CCounter, library
+from llmgpu.memory import Costs
 from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
+# What the tables take, and what a thread does to cut a slice and to look its words up.
+NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=10, per_word=120), 16 * SLICE_BYTES
+ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=8 << 20, per_byte=4, per_word=220), 3 * SLICE_BYTES
 
 
 def default_threads() -> int:
     """Return how many processors this process may use; with NumPy up to MOST_NUMPY_THREADS."""
     threads = usable_processors()
     return min(threads, MOST_NUMPY_THREADS) if library() is None else threads
+
+
+def memory_costs(threads: int | None) -> Costs:
+    """Return what counting takes; threads: see `count_words`."""
+    threads = default_threads() if threads is None else threads
+    costs, of_thread = NUMPY_COSTS, NUMPY_THREAD_BYTES
+    if library() is not None:
+        costs, of_thread = ENGINE_COSTS, ENGINE_THREAD_BYTES
+    return replace(costs, fixed=costs.fixed + threads * of_thread)
 
 
 def count_words(
@@ -46,6 +66,7 @@ def count_words(
     threads: int | None = None,
     memory_bytes: int | None = None,
     slice_bytes: int = SLICE_BYTES,
+    on_words: OnWords = no_words,
 ) -> DistinctWords:
     """Read a corpus to its end and count its words under a pattern.
 
@@ -53,6 +74,7 @@ def count_words(
     memory_bytes: about how much words may take before they are spilled to a temporary file; None:
         `default_memory_bytes`.
     slice_bytes: about how much text is in a slice.
+    on_words: called with about how many words there are so far, rather too many, and their bytes.
     The words and their counts don't depend on these.
     """
     threads = default_threads() if threads is None else threads
@@ -78,6 +100,7 @@ def count_words(
                 counted, buffer = pending.popleft()
                 counted.result()
                 buffers.append(buffer)
+                on_words(*_sum_sizes([words.size, *(each.size for each in counters)]))
         for counted, _ in pending:
             counted.result()
     first, *others = counters
@@ -85,6 +108,10 @@ def count_words(
         first.absorb(counter)
     first.hand_over()
     return words.result()
+
+
+def _sum_sizes(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(count for count, _ in sizes), sum(nbytes for _, nbytes in sizes)
 
 
 class _Counter:
@@ -96,10 +123,15 @@ class _Counter:
         self._words = words
         self._memory_bytes = memory_bytes
         self._table = make_table(pattern)
+        self.size = 0, 0  # how many words there were when that was last found out, and their bytes
+        self._slices = self._measured = 0
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice."""
         self._table.add(piece)
+        self._slices += 1
+        if 4 * self._slices > 5 * self._measured:  # which goes through all words
+            self.size, self._measured = self._table.size, self._slices
         self._bound_memory()
 
     def absorb(self, other: _Counter) -> None:
@@ -115,6 +147,7 @@ class _Counter:
         """Move all words to where they are added up."""
         self._words.add(self._table.words())
         self._table = make_table(self._pattern)
+        self.size = 0, 0
 
 
 class CountTable(Protocol):
@@ -123,6 +156,11 @@ class CountTable(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the words take."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many words there are, and how many bytes they have."""
         ...
 
     def add(self, piece: Slice) -> None:
@@ -155,6 +193,11 @@ class EngineCountTable:
     def nbytes(self) -> int:
         """Bytes of memory that the words take."""
         return self._counter.nbytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many words there are, and how many bytes they have."""
+        return self._counter.size
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
@@ -189,6 +232,11 @@ class NumpyCountTable:
     def nbytes(self) -> int:
         """Bytes of memory that the words take."""
         return self._table.nbytes + self._counts.nbytes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many words there are, and how many bytes they have."""
+        return len(self._table), len(self._table.data)
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,14 @@ UNKNOWN_MEMORY = 4 << 30  # taken to be free where the system doesn't tell
 _WORKING_COPIES = 4  # upper bound of copies of the kept words while they are added up and sorted
 _MOST_MERGED = 32  # runs at a time
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # bytes
+
+
+# Takes how many distinct words there are so far, at most, and their bytes.
+OnWords = Callable[[int, int], None]
+
+
+def no_words(words: int, nbytes: int) -> None:
+    """Ignore how many there are."""
 
 
 def default_memory_bytes() -> int:
@@ -57,6 +65,15 @@ class WordAccumulator:
         self._runs: list[_Run] = []
         self._file: _RunFile | None = None
         self._lock = threading.Lock()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many words were added, at most, and how many bytes they have."""
+        with self._lock:
+            blocks = [block for run in self._runs for block in run]
+            words = sum(map(len, self._pieces)) + sum(block.words for block in blocks)
+            data = sum(len(piece.data) for piece in self._pieces)
+            return words, data + sum(block.data_bytes for block in blocks)
 
     def add(self, words: DistinctWords) -> None:
         """Add words with their counts.

@@ -21,6 +21,7 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
+from llmgpu.progress import no_progress
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
 
@@ -150,6 +151,26 @@ def test_finished_merges_are_handed_over_in_order(device: Device) -> None:
     )
     np.testing.assert_array_equal(np.concatenate([pairs for pairs, _ in pieces]), trained.pairs)
     np.testing.assert_array_equal(np.concatenate([counts for _, counts in pieces]), trained.counts)
+
+
+def test_compaction_keeps_the_list_short(device: Device) -> None:
+    """What is listed again and again takes more room than what is there at a time."""
+    words = random_words(4, 2000, b"abcdef")
+
+    def room() -> int:
+        sizes = Capacities(listed=len(words.symbols) + 10)
+        loop = batched_gpu._BatchedLoop(device, words, 150, 256, sizes)
+        loop.load(ALL_PAIRS)
+        assert len(loop.run(no_progress, None).pairs) == 150
+        return loop._buffers["position_list"].nbytes
+
+    def keep_all(loop: object, state: NDArray[Any]) -> int:
+        return int(state["list_length"][0])
+
+    compacted = room()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batched_gpu._BatchedLoop, "_compact_list", keep_all)
+        assert compacted < room()
 
 
 def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:

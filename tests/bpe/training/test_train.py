@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.train import (
-    count_corpus,
-    estimate_memory,
-    make_plan,
-    train_vocabulary,
-)
+from llmgpu.bpe.training.plan import make_plan
+from llmgpu.bpe.training.train import count_corpus, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
@@ -113,14 +109,6 @@ def test_a_vocabulary_of_bytes_alone(device: Device) -> None:
 def test_options_out_of_range(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(LlmgpuError, match=message):
         TrainingOptions(**arguments)  # type: ignore[arg-type]
-
-
-def test_memory_is_estimated(device: Device) -> None:
-    host, on_device = estimate_memory(
-        make_plan(TrainingOptions(300, engine="recount"), Backend(device, "the adapter")), 10**8
-    )
-    assert on_device > 13 * 10**8 and host > 10**8
-    assert estimate_memory(make_plan(TrainingOptions(300), NUMPY), 10**8)[1] == 0
 
 
 @st.composite

@@ -1,0 +1,140 @@
+"""Estimates against what NumPy takes: bounds, and near enough to tell something."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.training import batched_numpy, memory, train
+from llmgpu.bpe.training.memory import recount_memory, words_memory
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.plan import make_plan
+from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words import count_numpy
+from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.word_table import WordTable
+from llmgpu.gpu import Device
+from llmgpu.memory import Memory
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+
+RNG = np.random.default_rng(8)
+PLAN = make_plan(TrainingOptions(1000), NUMPY)
+
+
+def of_lengths(letters: bytes, lengths: list[int]) -> DistinctWords:
+    data = RNG.choice(np.frombuffer(letters, np.uint8), sum(lengths))
+    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    return DistinctWords(data, offsets, np.ones(len(lengths), np.int64))
+
+
+LETTERS = bytes(range(97, 123))
+WORDS = {
+    "one letter": of_lengths(b"a", [400_000]),
+    "one word": of_lengths(LETTERS, [400_000]),
+    "short words": of_lengths(LETTERS, RNG.integers(3, 12, 50_000).tolist()),
+    "words of bytes": of_lengths(bytes(range(256)), RNG.integers(1, 8, 80_000).tolist()),
+    "long words": of_lengths(LETTERS, RNG.integers(500, 5000, 150).tolist()),
+}
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_merging_is_within_its_estimate(words: DistinctWords) -> None:
+    def merge() -> None:
+        symbols = byte_symbols(words, byte_ranks("hf"))
+        batched_numpy.train(symbols, PLAN.options, merges=40)
+
+    peak, costs = words.nbytes + peak_of(merge), batched_numpy.COSTS
+    estimate = costs.of(len(words), len(words.data)) - costs.fixed
+    assert peak <= estimate <= 2.5 * peak
+
+
+@pytest.mark.parametrize("longest", [9, 12])
+def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
+    words, costs = (
+        of_lengths(LETTERS, RNG.integers(3, longest, 300_000).tolist()),
+        count_numpy.COSTS,
+    )
+    padded = np.concatenate([words.data, np.zeros(PADDING, np.uint8)])
+    table = WordTable()
+    peak = peak_of(lambda: table.number(padded, words.offsets[:-1], words.offsets[1:]))
+    estimate = costs.of(len(table), len(table.data))
+    assert peak <= estimate <= 2.5 * peak
+
+
+@pytest.mark.parametrize("name", ["repeated", "of random words"])
+def test_a_slice_is_within_its_estimate(name: str) -> None:
+    line = b"GET /index.html HTTP/1.1 200 OK\n"
+    text = np.frombuffer(line * (count_numpy.SLICE_BYTES // 4 // len(line)), np.uint8).copy()
+    if name != "repeated":
+        text[:] = RNG.choice(np.frombuffer(LETTERS[:6] + b"  ", np.uint8), len(text))
+    corpus = corpus_from_bytes(text.tobytes())
+    peak = peak_of(
+        lambda: count_numpy.count_words(corpus, "cl100k", threads=1, slice_bytes=len(text) + 9)
+    )
+    assert peak <= count_numpy.THREAD_BYTES // 4 + count_numpy.COSTS.fixed <= 12 * peak
+
+
+def test_what_is_known_is_told_and_becomes_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = partial(count_numpy.count_words, slice_bytes=1 << 12)
+    monkeypatch.setattr(train, "count_words", counting)
+    text = b" ".join(b"%x" % number for number in RNG.integers(0, 1 << 40, 20_000))
+    told: list[Memory] = []
+    counts = train.count_corpus(corpus_from_bytes(text), PLAN, on_memory=told.append)
+    words, nbytes = len(counts.words), len(counts.words.data)
+    assert len(told) > 10 and told[-1] == words_memory(PLAN, words, nbytes, merges=False)
+    told.clear()
+    train.carry_out(PLAN, corpus_from_bytes(text), on_memory=told.append)
+    assert told[-1] == words_memory(PLAN, words, nbytes)
+    # All words of the text are new, so what is told early is near what it comes to.
+    assert all(0.98 * told[-1].host <= each.host <= 1.1 * told[-1].host for each in told)
+    told.clear()
+    train.carry_out(PLAN, counts, on_memory=told.append)
+    assert told == [words_memory(PLAN, words, nbytes)]
+
+
+def test_memory_for_words_is_spilled_before_its_share_is_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "default_memory_bytes", lambda: 1 << 30)
+    few, many = (words_memory(PLAN, count, 9 * count, merges=False) for count in (10, 1 << 40))
+    assert few.host < many.host == few.host + (1 << 30) - (10 * 120 + 90 * 10)
+
+
+def test_how_much_text_is_left() -> None:
+    corpus = corpus_from_bytes(b"a" * 1000)
+    assert memory.text_left(corpus) is None
+    corpus.read_into(np.empty(50, np.uint8))
+    assert memory.text_left(corpus) is None
+    corpus.read_into(np.empty(200, np.uint8))
+    assert memory.text_left(corpus) == 4
+    limited = Corpus([__file__], CorpusOptions(limit=1000))
+    limited.read_into(np.empty(500, np.uint8))
+    assert memory.text_left(limited) == 2
+    limited.close()
+
+
+def test_a_software_device_takes_the_host_s_memory(device: Device) -> None:
+    backend = Backend(device, "the adapter")
+    plan = make_plan(TrainingOptions(300), backend)
+    needed = words_memory(plan, 10**6, 10**7)
+    assert needed.device > 10**7
+    assert (needed.host > needed.device) == backend.is_software
+    plan = make_plan(TrainingOptions(300, engine="recount"), backend)
+    needed = recount_memory(plan, 10**8)
+    assert needed.device > 13 * 10**8 and needed.host > 10**8
