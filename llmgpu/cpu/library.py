@@ -313,6 +313,13 @@ class CCounter(_Object):
         self._library.llmgpu_counter_size(self.address, None, table_bytes)
         return table_bytes.value
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many words there are, and how many bytes they have; goes through all of them."""
+        nbytes, table_bytes = c_int64(), c_int64()
+        words = self._library.llmgpu_counter_size(self.address, nbytes, table_bytes)
+        return words, nbytes.value
+
     def words(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Return the words end to end, their offsets and their counts."""
         data_bytes, table_bytes = c_int64(), c_int64()

@@ -48,7 +48,7 @@ from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 
 MAX_BATCH = 256  # merges in one pass
-COSTS = Costs(fixed=40 << 20, per_byte=85, per_word=40)
+COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)
 SHORT_LIST = 1024  # pairs ranked for the next batches
 
 

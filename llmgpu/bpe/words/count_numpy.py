@@ -40,7 +40,7 @@ SLICE_BYTES = 2 << 20
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 # What the tables take, and what a thread does to cut a slice and to look its words up.
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=10, per_word=120), 16 * SLICE_BYTES
-ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=8 << 20, per_byte=4, per_word=220), 3 * SLICE_BYTES
+ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=4 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
 def default_threads() -> int:
@@ -89,18 +89,19 @@ def count_words(
         counter.add(piece)
         idle.append(counter)
 
-    reader = SliceReader(corpus, found)
+    reader, slices = SliceReader(corpus, found), 0
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(threads + 1)]
     pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         while piece := reader.read(buffers.pop()):
             pending.append((pool.submit(count, piece), piece.buffer))
+            slices += 1
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
             if not buffers:
                 counted, buffer = pending.popleft()
                 counted.result()
                 buffers.append(buffer)
-                on_words(*_sum_sizes([words.size, *(each.size for each in counters)]))
+                on_words(*_sizes_so_far(words, counters, slices))
         for counted, _ in pending:
             counted.result()
     first, *others = counters
@@ -110,8 +111,13 @@ def count_words(
     return words.result()
 
 
-def _sum_sizes(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum(count for count, _ in sizes), sum(nbytes for _, nbytes in sizes)
+def _sizes_so_far(
+    words: WordAccumulator, counters: Sequence[_Counter], slices: int
+) -> tuple[int, int]:
+    """Return how many words the slices that were read have, at most, and the bytes of these."""
+    measured = [(*words.size, 0), *(counter.measured for counter in counters)]
+    count, nbytes, counted = (sum(column) for column in zip(*measured, strict=True))
+    return count * slices // max(counted, 1), nbytes * slices // max(counted, 1)
 
 
 class _Counter:
@@ -123,15 +129,16 @@ class _Counter:
         self._words = words
         self._memory_bytes = memory_bytes
         self._table = make_table(pattern)
-        self.size = 0, 0  # how many words there were when that was last found out, and their bytes
-        self._slices = self._measured = 0
+        self._slices = 0
+        # How many words there were, and their bytes, after how many slices. Any thread may read it.
+        self.measured = 0, 0, 0
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice."""
         self._table.add(piece)
         self._slices += 1
-        if 4 * self._slices > 5 * self._measured:  # which goes through all words
-            self.size, self._measured = self._table.size, self._slices
+        if 4 * self._slices > 5 * self.measured[2]:  # seldom, as it may go through all words
+            self.measured = *self._table.size, self._slices
         self._bound_memory()
 
     def absorb(self, other: _Counter) -> None:
@@ -147,7 +154,7 @@ class _Counter:
         """Move all words to where they are added up."""
         self._words.add(self._table.words())
         self._table = make_table(self._pattern)
-        self.size = 0, 0
+        self.measured = 0, 0, self._slices
 
 
 class CountTable(Protocol):
