@@ -101,7 +101,7 @@ def test_the_summary_has_rates(llmgpu: Run, corpus: Path) -> None:
     assert "B/s)" in text and " merges/s)" in text
     summary = json.loads(done.stdout)
     assert summary["distinct_words"] > 500 and 0 < summary["batches"] <= 244
-    assert summary["estimated_memory_bytes"] > 1 << 24
+    assert summary["estimated_memory_bytes"] > 1 << 22
     assert {"total", "count words", "merge"} <= summary["seconds"].keys()
 
 
