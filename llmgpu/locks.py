@@ -63,7 +63,7 @@ class FileLock(Closing):
         if not _try_lock(self._file):
             raise OutputError(
                 f"{what} is in use by {_holder(self._file)}: wait until it ends, or choose another "
-                "folder"
+                "output"
             )
         try:
             if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):

@@ -8,6 +8,7 @@ For the output ``OUT.bin``:
 - ``OUT.json`` is the manifest. It exists only while all shards that it lists do.
 - ``OUT.progress.json`` says what a job has finished and its resume key. A resumed job produces all
   ids again from the first; it compares them with finished shards instead of writing these.
+- ``OUT.lock`` is locked while a job writes, see `llmgpu.locks`, and removed when it ends.
 - At the end, shards of an earlier job after the last one are removed, and so are temporary files
   that a killed job left.
 
@@ -33,6 +34,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import quote, read_whole
+from llmgpu.locks import FileLock
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.tokens.bin import (
@@ -90,6 +92,11 @@ class ShardNames:
         lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
         return [*lists, *(Output(path, None) for path in shards)]
 
+    @property
+    def lock(self) -> str:
+        """The file that keeps other jobs away."""
+        return f"{os.path.splitext(self.output)[0]}.lock"
+
     def remove_temporary(self) -> None:
         """Remove the temporary files that a killed job left."""
         folder, name = os.path.split(self.output)
@@ -144,7 +151,7 @@ class ShardWriter(TokenSink):
 
         Raises InputError if the job to resume has another key (the message says what differs), for
         an unknown layout and for an invalid number of tokens; OutputError if another file has one
-        of the names.
+        of the names, or another job writes these shards.
         """
         super().__init__()
         self._layout = get_layout(layout)
@@ -162,8 +169,13 @@ class ShardWriter(TokenSink):
         }
         self._run = own | (run or {})
         self._force = force
-        self._former = _read_progress(self._names, self._run) if resume else []
-        check_outputs(self._names.outputs(), force=force)
+        self._lock = FileLock(self._names.lock, self._names.output)
+        try:
+            self._former = _read_progress(self._names, self._run) if resume else []
+            check_outputs(self._names.outputs(), force=force)
+        except BaseException:
+            self._lock.remove()
+            raise
         self.kept = len(self._former)
         self._shards: list[Shard] = []
         self._current: TokenSink | None = None
@@ -204,11 +216,15 @@ class ShardWriter(TokenSink):
             raise
         _remove(self._names.progress)
         self._names.remove_temporary()
+        self._lock.remove()
 
     def abort(self) -> None:
         """Abort the current shard; finished ones stay."""
-        if self._current is not None:
-            self._current.abort()
+        try:
+            if self._current is not None:
+                self._current.abort()
+        finally:
+            self._lock.remove()
 
     def _put(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> None:
         """Write ids that fit into the current shard."""

@@ -330,9 +330,20 @@ def test_what_can_not_be_written(tmp_path: Path) -> None:
     ):
         write_bytes(writer, [256])
     with (
-        pytest.raises(OutputError, match=r"can't write .*out-000000.bin: No such file"),
+        pytest.raises(OutputError, match=r"can't write .*out.lock: No such file"),
         shards_in(tmp_path / "missing") as writer,
     ):
         write_bytes(writer, [1])
     with pytest.raises(InputError, match="unknown layout 'x': use one of raw, llmc"):
         shards_in(tmp_path, layout="x")
+
+
+def test_only_one_job_writes_the_shards_of_an_output(tmp_path: Path) -> None:
+    vocabulary = byte_vocabulary("gpt2", "hf")
+    first = ShardWriter(tmp_path / "out.bin", vocabulary, 5)
+    with pytest.raises(OutputError, match=rf"out.bin is in use by process {os.getpid()}: wait"):
+        ShardWriter(tmp_path / "out.bin", vocabulary, 5)
+    ShardWriter(tmp_path / "other.bin", vocabulary, 5).abort()
+    first.abort()
+    ShardWriter(tmp_path / "out.bin", vocabulary, 5).close()
+    assert not list(tmp_path.glob("*.lock"))
