@@ -7,7 +7,7 @@ DOCS_SETUP := .stamps/docs
 # Tests run side by side: a process for each core, which takes tests from others when it is idle.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 
-.PHONY: help setup demo test test-slow lint format bench wheel clean
+.PHONY: help setup demo test test-slow fuzz lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -36,6 +36,10 @@ test: $(ENGINE) ## run the tests, but for the slow ones
 
 test-slow: $(ENGINE) ## run the slow tests only
 	$(PYTEST) -m slow
+
+FUZZ_CASES ?= 100000
+fuzz: $(SETUP) ## run commands on damaged files and odd options, FUZZ_CASES of them
+	$(BIN)/python -m tests.harness.fuzz --cases $(FUZZ_CASES)
 
 lint: $(SETUP) ## linter, formatter check, type checker, warnings of the C compiler
 	$(BIN)/ruff check .

@@ -86,9 +86,7 @@ def main() -> None:
             raise
         code = _fail(f"error: {shorten(printable(' '.join(str(error).split())))}", 1)
     except click.ClickException as error:
-        vars(error)["message"] = shorten(printable(error.message))
-        error.show()
-        code = error.exit_code
+        code = _refuse(error)
     except (KeyboardInterrupt, click.Abort) as error:
         say_interrupted()
         code = code_of(error)
@@ -100,6 +98,16 @@ def main() -> None:
         code = _fail("error: can't start another thread; use fewer --threads", 1)
     _close_stdout()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(error: click.ClickException) -> int:
+    """Print wrong usage, what is wrong on one line of its own; return the exit code."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        click.echo(context.get_usage(), err=True)
+        click.echo(f"Try '{context.command_path} --help' for help.\n", err=True)
+    message = " ".join(error.format_message().split())
+    return _fail(f"Error: {shorten(printable(message))}", error.exit_code)
 
 
 def _fail(message: str, code: int) -> int:

@@ -259,6 +259,7 @@ def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note)
     ids = set(given.values())
     special = dict(given)
     for text, number in (known.special_tokens if known else {}).items():
+        check_id(f"special token {quote(text)}", number)
         if text not in given and number in ids:
             note(f"special token {quote(text)} is left out: its id {number} is given to another")
         else:

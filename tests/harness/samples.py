@@ -1,0 +1,79 @@
+"""One small, sound file of every format, made by the commands themselves."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import killed_before, run_here
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+zstandard = pytest.importorskip("zstandard")
+
+MODEL = (
+    *("--dim", "8", "--layers", "1", "--heads", "2", "--ffn-dim", "8", "--seq-len", "8"),
+    *("--batch-size", "2", "--eval-batches", "1", "--device", "cpu"),
+)
+CHECKPOINTED = ("bpe-train", "in/corpus.txt", "--vocab-size", "300", "--device", "cpu")
+SPECIAL = ("--special-token", "<|end|>")
+SHARDED = (
+    *("tokenize", "in/corpus.txt", "--vocab", "in/v.bin", "--format", "bin"),
+    *("--shard-tokens", "200", "--device", "cpu"),
+)
+TRAINED = ("train", "in/corpus.txt", "--vocab", "in/v.bin", *MODEL)
+
+
+def make_samples(folder: Path) -> None:
+    """Make ``in`` with inputs, and ``kept`` with what unfinished runs left."""
+    inputs = folder / "in"
+    inputs.mkdir()
+    (folder / "kept").mkdir()
+    text = "\n".join(f"the {word} of café {k * k}" for k in range(60) for word in ("cat", "dogs"))
+    (inputs / "corpus.txt").write_text(text)
+    _make_corpora(inputs, text)
+    _run(folder, *CHECKPOINTED, *SPECIAL, "--pattern", "gpt2", "-o", "in/v.bin")
+    _run(folder, *CHECKPOINTED, "--save-counts", "in/counts", "--counts-only")
+    for name in ("ids", "jsonl", "npy", "bin"):
+        tokenize = ("tokenize", "in/corpus.txt", "--vocab", "in/v.bin", "--format", name)
+        _run(folder, *tokenize, "-o", f"in/ids.{name}", "--device", "cpu")
+    _run(folder, *SHARDED, "-o", "in/shards.bin")
+    for name, output in (("huggingface", "t.json"), ("tiktoken", "ranks"), ("gpt2", "gpt2")):
+        (inputs / "gpt2").mkdir(exist_ok=True)
+        _run(folder, "export", "in/v.bin", "--to", name, "-o", f"in/{output}", "--quiet")
+    options = ("--quick", "--limit", "4KB", "--vocab-size", "260", "--runs", "1", "--no-peers")
+    _run(folder, "bench", "tokenize", "--device", "cpu", *options, "-o", "in/record.json")
+    killed_before("v2.bin", 1, folder, *CHECKPOINTED, "--checkpoint", "kept/run", "-o", "v2.bin")
+    killed_before("shards-000002.bin", 1, folder, *SHARDED, "-o", "kept/shards.bin")
+    _run(folder, *TRAINED, "--steps", "1", "-o", "kept/model")
+    lock = folder / "kept" / "shards.lock"
+    for left in [*folder.glob(".*"), *folder.glob("v*"), *(folder / "kept").glob(".*"), lock]:
+        left.unlink()
+
+
+def _run(folder: Path, *arguments: str) -> None:
+    done = run_here(folder, arguments, b"")
+    assert done.returncode == 0, done.stderr
+
+
+def _make_corpora(inputs: Path, text: str) -> None:
+    data = text.encode()
+    rows = [{"text": line} for line in text.splitlines()]
+    (inputs / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), inputs / "c.parquet")
+    (inputs / "c.txt.gz").write_bytes(gzip.compress(data))
+    (inputs / "c.txt.bz2").write_bytes(bz2.compress(data))
+    (inputs / "c.txt.xz").write_bytes(lzma.compress(data))
+    (inputs / "c.txt.zst").write_bytes(zstandard.compress(data))
+
+
+def fresh_copy(samples: Path, folder: Path) -> None:
+    """Make a folder in which a command runs: the inputs, and an empty ``out``."""
+    shutil.copytree(samples / "in", folder / "in", copy_function=shutil.copy2)
+    (folder / "out").mkdir()

@@ -1,0 +1,42 @@
+"""No file and no option makes a command crash, hang or destroy anything."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.harness.mutations import TARGETS, mutation
+from tests.harness.options import option_case
+from tests.harness.samples import fresh_copy, make_samples
+
+OPTION_CASES = 80
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    make_samples(folder)
+    return folder
+
+
+def test_the_commands_read_sound_files(samples: Path, tmp_path: Path) -> None:
+    for number, target in enumerate(TARGETS):
+        folder = tmp_path / str(number)
+        fresh_copy(samples, folder)
+        if target.kept:
+            os.symlink(samples / target.kept, folder / target.kept)
+        assert (folder / target.file).exists(), target
+
+
+def test_mutations(samples: Path, tmp_path: Path) -> None:
+    for number in range(len(TARGETS)):
+        target, wrong = mutation(samples, tmp_path / str(number), number)
+        assert not wrong, (number, target, wrong)
+
+
+def test_options_of_all_commands(samples: Path, tmp_path: Path) -> None:
+    for number in range(OPTION_CASES):
+        arguments, wrong = option_case(samples, tmp_path / str(number), number)
+        assert not wrong, (number, arguments, wrong)
