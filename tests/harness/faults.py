@@ -1,0 +1,215 @@
+"""Faults at every call to the file system of every command that writes.
+
+``python -m tests.harness.faults [FAULT ...]``, of "kill" and names of errors. Each command runs
+over an earlier result, in a child. Afterwards each file is the earlier one or the new one, what
+describes other files belongs to them, and the next run gives what a run without a fault gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cli.conftest import run_here
+from tests.harness.faulty_calls import KILLED, Faults
+from tests.harness.properties import what_is_wrong
+from tests.harness.samples import CHECKPOINTED, SHARDED, TRAINED, make_samples
+
+FAULTS = ("kill", "EIO", "ENOSPC")
+_MOST = 400  # calls of a command
+_MANIFEST = "s.json"
+_CHANGING = ("lock", "log.jsonl", "loss.svg", "run.json", "merges", "counts", "training.json")
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command; again: what the next run adds, to take up what an interrupted one left."""
+
+    name: str
+    command: tuple[str, ...]
+    again: tuple[str, ...] = ()
+
+
+_V = ("--vocab", "in/v.bin", "--device", "cpu")
+JOBS = {
+    job.name: job
+    for job in (
+        Job("bpe-train", (*CHECKPOINTED, "-o", "out/v.bin")),
+        Job("save-counts", (*CHECKPOINTED, "-o", "out/v.bin", "--save-counts", "out/counts")),
+        Job(
+            "checkpoint",
+            (*CHECKPOINTED, "--checkpoint", "out/kept", "-o", "out/v.bin"),
+            ("--resume",),
+        ),
+        *(
+            Job(name, ("tokenize", "in/corpus.txt", *_V, "--format", name, "-o", f"out/ids.{name}"))
+            for name in ("ids", "jsonl", "npy", "bin")
+        ),
+        Job("shards", (*SHARDED, "-o", "out/s.bin"), ("--resume",)),
+        *(
+            Job(name, ("export", "in/v.bin", "--to", name, "-o", f"out/{name}"))
+            for name in ("huggingface", "tiktoken", "gpt2")
+        ),
+        Job("import", ("import", "in/t.json", "-o", "out/v.bin")),
+        Job("bench", ("bench", "--from", "in/record.json", "-o", "out/r.json", "-q")),
+        Job(
+            "train",
+            (*TRAINED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
+            ("--resume",),
+        ),
+    )
+}
+
+
+def contents(folder: Path) -> Files:
+    """Return the bytes of all files that stay and are the same for every run."""
+    found = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return {
+        name: data
+        for name, data in found.items()
+        if not name.endswith((".tmp", ".lock", ".progress.json"))
+        and os.path.basename(name) not in _CHANGING
+    }
+
+
+def make_old(job: Job, folder: Path) -> None:
+    """Write an earlier result, of another text."""
+    if job.name in ("train", "checkpoint"):
+        return
+    command = tuple("in/other.txt" if word == "in/corpus.txt" else word for word in job.command)
+    done = run_here(folder, command, b"")
+    assert done.returncode == 0, done.stderr
+
+
+def run_with_fault(job: Job, folder: Path, fault: str, nth: int) -> tuple[int, str, bool]:
+    """Run a command in a child; return its exit code, what is wrong, and whether it had a fault."""
+    report = folder / "report"
+    child = os.fork()
+    if child == 0:
+        try:
+            faults = Faults(fault, nth)
+            faults.install()
+            done = run_here(folder, job.command, b"")
+            wrong = what_is_wrong(done)
+            wrong += done.stderr.decode() if wrong else ""
+            left = faults.left
+            faults.left = -1
+            report.write_text(json.dumps([done.returncode, wrong, left <= 0]))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == KILLED:
+        return KILLED, "", True
+    if code or not report.exists():
+        return code, f"the process ended with {code}", True
+    found = json.loads(report.read_text())
+    report.unlink()
+    return found[0], found[1], found[2]
+
+
+def mixed(now: Files, old: Files, new: Files) -> Iterator[str]:
+    """Yield what is neither earlier nor new, and what describes other files than there are."""
+    for name, data in now.items():
+        results = [of for of in (old, new) if of.get(name) == data]
+        described = name.removesuffix(".json")
+        if not results:
+            yield f"{name} is neither the earlier nor the new one"
+        elif described != name and described in now:
+            if all(of.get(described) != now[described] for of in results):
+                yield f"{name} does not belong to {described}"
+        elif name == _MANIFEST and not any(of.items() <= now.items() for of in results):
+            yield f"{name} lists shards that are not there"
+
+
+def check(job: Job, samples: Path, folder: Path, fault: str) -> Iterator[tuple[int, str]]:
+    """Yield each call that had a fault, and what is wrong then, or ""."""
+    clean = folder / "clean"
+    shutil.copytree(samples, clean, copy_function=shutil.copy2)
+    (clean / "out").mkdir()
+    make_old(job, clean)
+    shutil.copytree(clean, folder / "begun", copy_function=shutil.copy2)
+    old = contents(clean / "out")
+    done = run_here(clean, job.command, b"")
+    assert done.returncode == 0, done.stderr
+    new = contents(clean / "out")
+    for nth in range(1, _MOST):
+        case = folder / f"case-{nth}"
+        shutil.copytree(folder / "begun", case, copy_function=shutil.copy2)
+        code, wrong, had_fault = run_with_fault(job, case, fault, nth)
+        if not had_fault:
+            return
+        problems = [wrong] if wrong else []
+        if job.name != "train":
+            problems += mixed(contents(case / "out"), old, new)
+        if code not in (0, KILLED):
+            problems += [str(path) for path in (case / "out").rglob("*.tmp")]
+        if code != 0:
+            problems += what_is_next(job, case, new)
+        yield nth, "; ".join(problems)
+        shutil.rmtree(case)
+
+
+def what_is_next(job: Job, case: Path, new: Files) -> list[str]:
+    """Run again; return what is wrong then."""
+    done = run_here(case, (*job.command, *job.again), b"")
+    if done.returncode and b"has no run to resume" in done.stderr:
+        done = run_here(case, job.command, b"")
+    if done.returncode:
+        return [f"the next run fails: {done.stderr.decode()[-500:]}"]
+    found = []
+    if contents(case / "out") != new:
+        now = contents(case / "out")
+        differ = [name for name in {**now, **new} if now.get(name) != new.get(name)]
+        found.append(f"the next run makes other files: {differ}")
+    left = [path.name for path in (case / "out").rglob("*.tmp")]
+    return found + ([f"left behind: {left}"] if left else [])
+
+
+def run_all(
+    jobs: list[str], faults: list[str], say: Callable[[str], None]
+) -> dict[str, tuple[int, int]]:
+    """Check jobs with faults; return how many were tried and how many survived, by fault."""
+    counts = {}
+    with tempfile.TemporaryDirectory(prefix="llmgpu-faults-") as name:
+        samples = Path(name) / "samples"
+        samples.mkdir()
+        make_samples(samples)
+        (samples / "in" / "other.txt").write_text("another text of a dog, and of words\n" * 40)
+        for fault in faults:
+            tried = survived = 0
+            for job in jobs:
+                folder = Path(name) / f"{fault}-{job}"
+                folder.mkdir()
+                for nth, wrong in check(JOBS[job], samples, folder, fault):
+                    tried += 1
+                    survived += not wrong
+                    if wrong:
+                        say(f"{fault} {job} {nth}: {wrong}")
+                shutil.rmtree(folder)
+            counts[fault] = tried, survived
+    return counts
+
+
+def main() -> None:
+    """Check all commands."""
+    counts = run_all(list(JOBS), sys.argv[1:] or list(FAULTS), lambda text: print(text, flush=True))
+    for fault, (tried, survived) in counts.items():
+        print(f"{fault}: {tried:,} tried, {survived:,} survived")
+    sys.exit(any(tried != survived for tried, survived in counts.values()))
+
+
+if __name__ == "__main__":
+    main()
