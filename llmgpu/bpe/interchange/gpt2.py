@@ -108,11 +108,11 @@ def write(
 
     Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
     """
+    require_name(path)
     ids = exportable_ids(vocabulary)
     merges = exportable_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
     lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]
-    require_name(path)
     check_outputs(outputs(path), force=force)
     folder = Path(path)
     with output_errors(str(path)):
