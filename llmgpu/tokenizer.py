@@ -65,12 +65,16 @@ class Tokenizer:
             _ = self._encoders.backend
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> Tokenizer:
+    def load(cls, path: str | Path, device: str = "auto", *, match: str | None = None) -> Tokenizer:
         """Read a vocabulary file.
 
-        Raises VocabularyError if it can't be read or is damaged; DeviceError as the constructor.
+        match: "bpe" (merges in order) or "greedy" (longest token first) instead of its own rule.
+
+        Raises VocabularyError if it can't be read or is damaged, and for an unknown rule;
+        DeviceError as the constructor.
         """
-        return cls(Vocabulary.load(path), device)
+        vocabulary = Vocabulary.load(path)
+        return cls(vocabulary.with_match(match or vocabulary.match), device)
 
     @classmethod
     def from_tiktoken(
@@ -148,6 +152,7 @@ class Tokenizer:
         special_tokens: Sequence[str] = (),
         tie: str = "hf",
         max_token_length: int | None = None,
+        match: str | None = None,
         reading: CorpusOptions | None = None,
         device: str = "auto",
     ) -> Tokenizer:
@@ -170,6 +175,7 @@ class Tokenizer:
             special_tokens=tuple(special_tokens),
             tie=tie,
             max_token_length=max_token_length,
+            match=match,
         )
 
     @classmethod
@@ -419,6 +425,11 @@ class Tokenizer:
     def eot_token(self) -> int | None:
         """Id of the special token ``<|endoftext|>``, None if there is none."""
         return self._vocabulary.special_tokens.get(END_OF_TEXT)
+
+    @property
+    def match(self) -> str:
+        """How words become tokens: "bpe" (merges in order) or "greedy" (longest token first)."""
+        return self._vocabulary.match
 
     @property
     def special_tokens(self) -> dict[str, int]:

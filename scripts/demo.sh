@@ -42,7 +42,24 @@ printf 'cpu\n%s\n' "$adapters" | sed '/^$/d' | while read -r device; do
     echo "Same vocabulary and same tokens as NumPy: $device"
 done
 
-echo; echo "== 4. A language model, for a minute at most: it will have learnt how lines are indented"
+echo; echo "== 4. The other pipeline: pairs recounted for each merge, and longest match"
+adapter=$(printf '%s\n' "$adapters" | head -1)
+if [ -n "$adapter" ]; then
+    run llmgpu bpe-train "$out/part.txt" -o "$out/recount.v.bin" --vocab-size 400 \
+        --engine recount --match greedy --device "$adapter"
+    run llmgpu bpe-train "$out/part.txt" -o "$out/greedy.v.bin" --vocab-size 400 \
+        --match greedy --device cpu
+    cmp "$out/recount.v.bin" "$out/greedy.v.bin"
+    for device in cpu "$adapter"; do
+        run llmgpu tokenize "$out/part.txt" --vocab "$out/greedy.v.bin" --device "$device" \
+            --format bin -o "$out/greedy.bin"
+        llmgpu tokenize --decode --vocab "$out/greedy.v.bin" --format bin "$out/greedy.bin" |
+            cmp - "$out/part.txt"
+    done
+    echo "Same vocabulary as without recounting, and the text comes back."
+fi
+
+echo; echo "== 5. A language model, for a minute at most: it will have learnt how lines are indented"
 run llmgpu bpe-train --quiet "$out/corpus.txt" -o "$out/small.bin" --vocab-size 2048 --limit 5MB
 run llmgpu train --vocab "$out/small.bin" "$out/corpus.txt" -o "$out/run" --force \
     --limit 5MB --preset tiny --steps 150 --log-interval 50

@@ -191,7 +191,7 @@ def column_of(result: dict[str, Any]) -> str:
 
 def best_rates(results: list[dict[str, Any]], what: str) -> list[str]:
     """Return a row: the highest rate of each tool on the largest text, llmgpu's best engine."""
-    chosen = [r for r in results if r["what"] == what]
+    chosen = [r for r in results if r["what"] == what and r.get("variant") != "greedy"]
     largest = max(r["text_bytes"] for r in chosen)
     best: dict[str, float] = {}
     for result in chosen:
@@ -244,10 +244,11 @@ def engine_name(result: dict[str, Any]) -> str:
 
 
 def text_row(result: dict[str, Any]) -> tuple[str, ...]:
-    slots = f", {result['variant'].split()[0]} slots" if "variant" in result else ""
+    variant = result.get("variant", "")
+    way = variant if variant in ("", "greedy") else f"{variant.split()[0]} slots"
     return (
         result["what"],
-        engine_name(result) + slots,
+        engine_name(result) + (way and f", {way}"),
         f"{result['text_bytes'] / 1e6:.1f}",
         str(result["vocab_size"]),
         f"{result['seconds']['median']:.3f}",

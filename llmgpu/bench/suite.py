@@ -72,6 +72,7 @@ class BenchOptions:
     Python's standard library. limit: the most bytes of text to take. pattern: how text is cut.
     runs: measurements of each engine. peers: whether to measure other programs.
     vocabulary: file to tokenize with, whose size and pattern replace those given; None trains one.
+    match: the rule to tokenize by; None for that of the vocabulary, and greedy.
     quick: whether to take smaller sizes where no option gives one.
 
     Raises:
@@ -87,6 +88,7 @@ class BenchOptions:
     runs: int = DEFAULT_RUNS
     peers: bool = True
     vocabulary: str | None = None
+    match: str | None = None
     quick: bool = False
 
     def __post_init__(self) -> None:
@@ -96,6 +98,8 @@ class BenchOptions:
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
         if self.vocabulary is not None and TOKENIZE not in self.parts:
             raise LlmgpuError(f"a vocabulary is for {TOKENIZE}, which is not to be measured")
+        if self.match is not None and TOKENIZE not in self.parts:
+            raise LlmgpuError(f"a match rule is for {TOKENIZE}, which is not to be measured")
         if self.runs < 1:
             raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")
         if self.vocab_size < 257:
@@ -164,7 +168,8 @@ class Benchmark:
                 peers = options.peers and own_job == job
                 yield from measure_training(own_job, trainers, peers, progress)
         if TOKENIZE in options.parts:
-            yield from measure_tokenizing(job, engines, options.peers, progress, self._vocabulary)
+            how = (self._vocabulary, options.match)
+            yield from measure_tokenizing(job, engines, options.peers, progress, *how)
 
 
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:

@@ -23,6 +23,7 @@ from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_reco
 from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
 from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.interrupts import last_act
 from llmgpu.cli.options import ByteSize, Percentage, force_option, output_options
@@ -118,6 +119,12 @@ class Outputs:
     help="Tokenize with this vocabulary, and its pattern, instead of training one.",
 )
 @click.option(
+    "--match",
+    type=click.Choice(MATCH_RULES),
+    help="Tokenize by this rule alone: merges in order (bpe), or longest token first (greedy).  "
+    "[default: that of the vocabulary, and greedy]",
+)
+@click.option(
     "--runs", type=int, help=f"Runs of each measurement.  [default: {suite.DEFAULT_RUNS}]"
 )
 @click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other programs.")
@@ -162,6 +169,7 @@ def bench(
     vocab_size: int | None,
     pattern: str,
     vocab: str | None,
+    match: str | None,
     runs: int | None,
     peers: bool,
     quick: bool,
@@ -193,6 +201,7 @@ def bench(
       llmgpu bench --quick
       llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
       llmgpu bench tokenize --vocab cl100k.bin --corpus text.txt
+      llmgpu bench tokenize --match greedy
       llmgpu bench bpe-train --vocab-size 32768 --no-peers --json
       llmgpu bench --report report.html --compare yesterday.json --threshold 20%
       llmgpu bench --from results.json --report report.html
@@ -221,6 +230,7 @@ def bench(
             pattern=pattern,
             peers=peers,
             vocabulary=vocab,
+            match=match,
             quick=quick,
         )
         if write_corpus is not None:

@@ -24,7 +24,7 @@ from llmgpu.bpe.training.train import (
     count_corpus,
 )
 from llmgpu.bpe.vocabulary.tie import TIE_RULES
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import (
@@ -109,6 +109,13 @@ READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
     show_default="the rule of the seed, or hf",
     help="Merge equally frequent pairs in the order of Hugging Face tokenizers (hf) or by byte "
     "value (bytes).",
+)
+@click.option(
+    "--match",
+    type=click.Choice(MATCH_RULES),
+    show_default="the rule of the seed, or bpe",
+    help="How the vocabulary is applied to words: merges in order (bpe), or longest token first "
+    "(greedy).",
 )
 @click.option(
     "--seed-vocab",
@@ -436,6 +443,7 @@ def _summary(
             "output": outputs[size],
             "vocab_size": vocabulary.size,
             "merges": len(vocabulary.merges),
+            "match": vocabulary.match,
             "fingerprint": vocabulary.fingerprint,
             "bytes_per_token": vocabulary.training["bytes_per_token"],
         }
@@ -466,9 +474,10 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
         report.line(f"{summary['output']}: word counts of {text}")
     else:
         for made in (*summary["smaller"], summary):
+            how = " by merges, which greedy does not apply" if made["match"] == "greedy" else ""
             report.line(
                 f"{made['output']}: {made['vocab_size']:,} tokens from {text}, "
-                f"{made['bytes_per_token']:.2f} bytes a token"
+                f"{made['bytes_per_token']:.2f} bytes a token{how}"
             )
     if summary["distinct_words"] is not None:
         line = f"{summary['distinct_words']:,} distinct pre-tokens"

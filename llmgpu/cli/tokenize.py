@@ -33,8 +33,8 @@ from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import (
     LAYOUTS,
-    check_fingerprint,
     describe_layouts,
+    matched_as,
     read_side_file,
     side_path,
 )
@@ -187,6 +187,7 @@ def tokenize(
                     format_name,
                     vocabulary_size=vocabulary.size,
                     fingerprint=vocabulary.fingerprint,
+                    match_facts=vocabulary.match_facts,
                     layout=layout,
                     force=force,
                 )
@@ -312,7 +313,7 @@ def _decode(
         for source in sources:
             if output.format == "bin" and source != "-":
                 made_with = str(read_side_file(source)["fingerprint"])
-                check_fingerprint(source, made_with, vocabulary.fingerprint, vocab)
+                matched_as(source, made_with, vocabulary, vocab)
             blocks = read_tokens(source, output.format, vocabulary_size=size, layout=output.layout)
             for ids in blocks:
                 data = vocabulary.decode(ids)

@@ -203,7 +203,8 @@ def train(
     with open_run_folder(output, resume=resume, force=force, replaced=REPLACED) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:
-            checkpoint.require_vocabulary(vocabulary.fingerprint, vocab)
+            checkpoint.require_vocabulary(vocabulary, vocab)
+            vocabulary = checkpoint.vocabulary
             asked = resumed_settings(checkpoint, _explicit(context, settings))
             separator = _same_separator(checkpoint, eos, separator)
             report.line(f"resuming from {checkpoint.folder}")
@@ -236,7 +237,7 @@ def train(
             asked,
             backend,
             source,
-            vocabulary,
+            source.vocabulary,
             intervals,
             checkpoint,
             needed_bytes,

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import read_whole
@@ -226,17 +227,23 @@ def describe_bin_file(path: str | Path) -> BinFile:
     return BinFile(name, dtype, facts.layout.header_bytes, count, text_bytes, fingerprint)
 
 
-def check_fingerprint(name: str, made_with: str, fingerprint: str, vocabulary_name: str) -> None:
-    """Raise a VocabularyError if the token file `name` was made with another vocabulary.
+def matched_as(
+    name: str, made_with: str, vocabulary: Vocabulary, vocabulary_name: str
+) -> Vocabulary:
+    """Return a vocabulary with the match rule by which it made the token file `name`.
 
-    made_with: the fingerprint that the file has; fingerprint: that of the vocabulary in the file
-    `vocabulary_name`.
+    made_with: the fingerprint that the file has. vocabulary_name: what errors call the vocabulary.
+
+    Raises VocabularyError if the file was made with another vocabulary.
     """
-    if made_with != fingerprint:
-        raise VocabularyError(
-            f"{name} was made with the vocabulary {made_with[:12]}, "
-            f"{vocabulary_name} is {fingerprint[:12]}; use the vocabulary it was made with"
-        )
+    for rule in sorted(MATCH_RULES, key=lambda rule: rule != vocabulary.match):
+        matched = vocabulary.with_match(rule)
+        if matched.fingerprint == made_with:
+            return matched
+    raise VocabularyError(
+        f"{name} was made with the vocabulary {made_with[:12]}, {vocabulary_name} is "
+        f"{vocabulary.fingerprint[:12]}; use the vocabulary it was made with"
+    )
 
 
 def _check_offsets(name: str, offsets: list[object], count: int) -> None:
@@ -407,6 +414,7 @@ class BinWriter(NumbersWriter):
             "bytes": self._text_bytes,
             "vocabulary_size": self._vocabulary_size,
             "fingerprint": self._fingerprint,
+            **self.match_facts,
             "documents": self.documents,
             "continues": self._continues,
             "length": os.stat(path).st_size,

@@ -7,7 +7,7 @@ is a number from 0 to 2^32 - 1; whether a vocabulary has it is for its decoder t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,17 +70,20 @@ def open_writer(
     vocabulary_size: int,
     fingerprint: str,
     layout: str = "raw",
+    match_facts: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> TokenWriter:
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
-    vocabulary_size: number of ids. fingerprint: the vocabulary's, for a side file. layout: one of
-    LAYOUTS, for ``bin``. force: replace even a file that is of another kind.
+    vocabulary_size: number of ids. fingerprint, match_facts: the vocabulary's, for a side file.
+    layout: one of LAYOUTS, for ``bin``. force: replace even a file that is of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
     check_outputs(outputs(path, format), force=force)
-    return _get_format(format).open_writer(path, vocabulary_size, fingerprint, layout)
+    writer = _get_format(format).open_writer(path, vocabulary_size, fingerprint, layout)
+    writer.match_facts = match_facts or {}
+    return writer
 
 
 def read_tokens(

@@ -245,7 +245,9 @@ class ShardWriter(TokenSink):
         if index < self.kept:
             return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
         check_outputs(bin_outputs(path), force=self._force)
-        return BinWriter(path, size, fingerprint, self._layout.name, continues=self._continues)
+        writer = BinWriter(path, size, fingerprint, self._layout.name, continues=self._continues)
+        writer.match_facts = self._vocabulary.match_facts
+        return writer
 
     def _finish_shard(self) -> None:
         assert self._current is not None
@@ -285,6 +287,7 @@ class ShardWriter(TokenSink):
             "bytes_per_token": totals["bytes"] / totals["count"] if totals["count"] else None,
             "vocabulary_size": self._vocabulary.size,
             "fingerprint": self._vocabulary.fingerprint,
+            **self._vocabulary.match_facts,
             "shards": shards,
         }
         _write_json(self._names.manifest, MANIFEST_FORMAT, content)

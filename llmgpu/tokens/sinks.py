@@ -6,6 +6,7 @@ Numbers are uint16 where every id of the vocabulary fits, uint32 otherwise.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,10 @@ class TokenSink(Closing):
 
 
 class TokenWriter(TokenSink):
-    """Writes ids to one output."""
+    """Writes ids to one output.
+
+    match_facts: what a side file says of the match rule, see `Vocabulary.match_facts`.
+    """
 
     def __init__(
         self, path: str | Path, vocabulary_size: int, fingerprint: str = "", layout: str = "raw"
@@ -95,6 +99,7 @@ class TokenWriter(TokenSink):
         fingerprint, layout: for formats that use them, see `llmgpu.tokens.formats.open_writer`.
         """
         super().__init__()
+        self.match_facts: Mapping[str, str] = {}
         self._vocabulary_size = vocabulary_size
         self._output = OutputFile(path)
         self.is_direct = self._output.is_direct

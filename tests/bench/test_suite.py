@@ -74,6 +74,15 @@ def test_every_engine_is_compared_and_measured(record: Record, what: str) -> Non
         assert result.phases
 
 
+def test_greedy_matching_has_rows_of_its_own(record: Record) -> None:
+    names = ["NumPy", *(adapter.name for adapter in list_adapters())]
+    rows = [r for r in record.results if (r.what, r.variant) == ("tokenize", "greedy")]
+    assert [r.engine for r in rows] == names
+    for result in rows:
+        assert result.correct is True and result.phases
+        assert result.tokens != of(record, "tokenize", "NumPy").tokens
+
+
 def test_adapters_report_start_up_and_kernels(record: Record) -> None:
     if not list_adapters():
         pytest.skip("no adapter")

@@ -86,10 +86,12 @@ def test_command(tmp_path: Path) -> None:
     assert "KB of text, 300 ids, pattern gpt2" in result.stdout
     assert json.loads(output.read_text())["complete"]
     more = ["--pattern", "class", "--corpus", "generated", "--json"]
+    more += ["--match", "greedy"]
     result = CliRunner().invoke(bench, ["tokenize", *arguments, *more])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [(item["engine"], item["pattern"]) for item in found["results"]] == [("NumPy", "class")]
+    facts = [(r["engine"], r["pattern"], r["variant"]) for r in found["results"]]
+    assert facts == [("NumPy", "class", "greedy")]
     assert found["text"]["source"] == "generated"
     assert "NumPy" in result.stderr
 

@@ -9,7 +9,9 @@ submissions have more. An adapter keeps its buffers from one run to the next.
 NumPy's ids are the reference for tokenizing, for peers too: those get the same vocabulary, in a
 file of theirs. Every run has a new encoder, because encoders remember words; it is open before the
 clock starts, and what that took is reported as start-up. Peers may make tables when they get their
-first text, which is part of opening them: they get two words before the clock starts.
+first text, which is part of opening them: they get two words before the clock starts. Unless one
+match rule is asked for, engines also take the longest tokens first (variant "greedy"), which no
+peer does.
 """
 
 from __future__ import annotations
@@ -196,6 +198,8 @@ class TokenizingBench:
     def measure_engine(self, engine: Engine) -> Result:
         """Measure one of llmgpu's engines; an engine that can't do the job says why."""
         begun = self.job.begin(TOKENIZE, engine.name)
+        if self.vocabulary.match == "greedy":
+            begun = replace(begun, variant="greedy")
         try:
             result = self._measure_runs(begun, partial(self._open, engine), self._encode_file)
             if not result.correct:
@@ -308,18 +312,28 @@ def measure_tokenizing(
     with_peers: bool,
     progress: Progress,
     vocabulary: Vocabulary | None = None,
+    match: str | None = None,
 ) -> Iterator[Result]:
-    """Yield the result of each engine on a job, then those of the peers.
+    """Yield the result of each engine on a job, those of the peers, and those of greedy matching.
 
-    vocabulary: what to tokenize with, in place of one trained on the text as the job says.
+    vocabulary: what to tokenize with, in place of one trained on the text as the job says. match:
+    the rule to measure; None for that of the vocabulary, and greedy without peers.
     """
     if vocabulary is None:
         vocabulary = train_file(job, NUMPY).vocabulary
     else:
         job = replace(job, vocab_size=vocabulary.size, pattern=vocabulary.pattern)
+    bench = _open_bench(job, vocabulary.with_match(match or vocabulary.match), progress)
+    yield from map(bench.measure_engine, engines)
+    yield from map(bench.measure_peer, peers.TOKENIZING_PEERS if with_peers else ())
+    if match is None and vocabulary.match != "greedy":
+        bench = _open_bench(job, vocabulary.with_match("greedy"), progress)
+        yield from map(bench.measure_engine, engines)
+
+
+def _open_bench(job: Job, vocabulary: Vocabulary, progress: Progress) -> TokenizingBench:
+    """Save a vocabulary, and find the ids that NumPy gives."""
     path = job.folder / "bench-v.bin"
     vocabulary.save(path)
     reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
-    bench = TokenizingBench(job, vocabulary, path, reference, progress)
-    yield from map(bench.measure_engine, engines)
-    yield from map(bench.measure_peer, peers.TOKENIZING_PEERS if with_peers else ())
+    return TokenizingBench(job, vocabulary, path, reference, progress)

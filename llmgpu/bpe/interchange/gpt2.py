@@ -109,7 +109,7 @@ def write(
     Raises as `llmgpu.bpe.interchange.formats.Format.write` does.
     """
     require_name(path)
-    ids = exportable_ids(vocabulary)
+    ids = exportable_ids(vocabulary, "GPT-2's tokenizer")
     merges = exportable_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
     lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]

@@ -133,7 +133,7 @@ def write(
 
 def describe(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the content of a tokenizer.json; VocabularyError where it can't give the same ids."""
-    ids = exportable_ids(vocabulary)
+    ids = exportable_ids(vocabulary, "Hugging Face's tokenizers")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",

@@ -30,6 +30,7 @@ from llmgpu.bpe.interchange.token_tables import (
     expression_of,
     imported_vocabulary,
     note_unicode,
+    require_merging,
 )
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
@@ -167,8 +168,7 @@ def side_path(path: str | Path) -> str:
 
 def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
-    if vocabulary.match != "bpe":
-        raise VocabularyError("a vocabulary that matches greedily has no ranks that give its ids")
+    require_merging(vocabulary, "tiktoken")
     if vocabulary.normalized_tokens:
         raise VocabularyError("tiktoken has no normalized special tokens")
     if vocabulary.normalizer is not None:

@@ -170,13 +170,21 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
     return merges
 
 
-def exportable_ids(vocabulary: Vocabulary) -> dict[str, int]:
+def require_merging(vocabulary: Vocabulary, tool: str) -> None:
+    """Raise VocabularyError if the match rule is not that of a tool, which merges."""
+    if vocabulary.match != "bpe":
+        raise VocabularyError(
+            f"a vocabulary that matches greedily can't be exported: {tool} would merge, and give "
+            "other ids"
+        )
+
+
+def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
     """Return ids by text, ascending, special tokens included.
 
-    VocabularyError if two are spelled alike, or the vocabulary does not match by merges.
+    VocabularyError if two are spelled alike, or the vocabulary does not merge as the tool does.
     """
-    if vocabulary.match != "bpe":
-        raise VocabularyError("a vocabulary that matches greedily has no merges that give its ids")
+    require_merging(vocabulary, tool)
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     ids: dict[str, int] = {}
     for number, token in enumerate(vocabulary.tokens):

@@ -12,7 +12,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError
 
 MAX_VOCABULARY = 1 << 20
@@ -40,6 +40,8 @@ class TrainingOptions:
         a power of two. It changes no merge, only how fast they are found.
     threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_numpy`.
     unicode: version of the pattern's character classes, which must be that of the seed.
+    match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
+        merges are the same.
 
     Raises:
         LlmgpuError: an option is out of range, or doesn't go with the seed.
@@ -58,6 +60,7 @@ class TrainingOptions:
     recount_slots: int = RECOUNT_SLOTS
     threads: int | None = None
     unicode: str = DEFAULT_VERSION
+    match: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", get_pattern(self.pattern, self.unicode).name)
@@ -65,6 +68,9 @@ class TrainingOptions:
             raise LlmgpuError(f"unknown tie rule {self.tie!r}: use one of {', '.join(TIE_RULES)}")
         if self.engine not in ENGINES:
             raise LlmgpuError(f"unknown engine {self.engine!r}: use one of {', '.join(ENGINES)}")
+        if self.match not in (None, *MATCH_RULES):
+            known = ", ".join(MATCH_RULES)
+            raise LlmgpuError(f"unknown match rule {self.match!r}: use one of {known}")
         for size in self.sizes:
             self._check_size(size)
         if self.min_frequency < 0:
@@ -97,9 +103,12 @@ class TrainingOptions:
     @cached_property
     def start(self) -> Vocabulary:
         """The vocabulary that training starts from."""
-        seed = self.seed or byte_vocabulary(self.pattern, self.tie, self.unicode)
+        if self.seed is None:
+            start = byte_vocabulary(self.pattern, self.tie, self.unicode)
+            return start.with_match(self.match or start.match)
+        seed = self.seed
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
-        if by_ranks and self.seed is not None:
+        if by_ranks:
             # Further merges extend a list of merges, so ranks are turned into one.
             return replace(seed, merges=recover_merges(ordinary_ranks(seed)), ignore_merges=True)
         return seed
@@ -121,6 +130,7 @@ class TrainingOptions:
             "tie rule": self.tie,
             "longest token": self.max_token_length,
             "seed vocabulary": None if self.seed is None else self.seed.fingerprint,
+            **({"match rule": self.match} if self.seed is None and self.match == "greedy" else {}),
         }
 
     def new_tokens(self, size: int) -> int:
@@ -144,6 +154,7 @@ class TrainingOptions:
         for what, own, given in (
             ("pattern", seed.pattern, self.pattern),
             ("tie rule", seed.tie, self.tie),
+            ("match rule", seed.match, self.match or seed.match),
             (UNICODE_FACT, seed.classes_version, self.cut.unicode),
         ):
             if own != given:

@@ -99,8 +99,23 @@ class Vocabulary:
         if match == self.match:
             return self
         changed = replace(self, match=match)
-        changed.__dict__["trie"] = self.trie  # where cached_property keeps its value
+        # Where cached_property keeps its values.
+        changed.__dict__.update(trie=self.trie, _own_fingerprint=self._own_fingerprint)
         return changed
+
+    @property
+    def match_facts(self) -> dict[str, str]:
+        """What a token file says of the match rule: nothing where it is a vocabulary's own merges.
+
+        Otherwise the rule, and the fingerprint of the vocabulary with the rule of its file.
+        """
+        if self.match == "bpe" and self._own_fingerprint == self.fingerprint:
+            return {}
+        return {"match": self.match, "vocabulary": self._own_fingerprint}
+
+    @cached_property
+    def _own_fingerprint(self) -> str:
+        return self.fingerprint
 
     @cached_property
     def cut(self) -> Pattern:

@@ -112,14 +112,15 @@ class Checkpoint:
     bos_id: int | None
     eos_id: int | None
 
-    def require_vocabulary(self, fingerprint: str, source: str | Path) -> None:
-        """Check that `source`, a token file or a vocabulary, has the model's ids.
+    def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
+        """Check that a vocabulary, from the file `source`, has the model's ids by its match rule.
 
         Raises CheckpointError that names both files.
         """
-        if fingerprint != self.vocabulary.fingerprint:
+        matched = vocabulary.with_match(self.vocabulary.match)
+        if matched.fingerprint != self.vocabulary.fingerprint:
             raise CheckpointError(
-                f"{source} belongs to vocabulary {fingerprint[:12]}, but "
+                f"{source} belongs to vocabulary {matched.fingerprint[:12]}, but "
                 f"{self.folder / VOCABULARY} is {self.vocabulary.fingerprint[:12]}: use the "
                 "vocabulary the model was trained with"
             )

@@ -108,7 +108,7 @@ class Batches:
         for row, start in enumerate(starts.tolist()):
             ids = self._source.read(start, self.seq_len + 1)
             try:
-                check_ids(ids, self._source.vocabulary_size)
+                check_ids(ids, self._source.vocabulary.size)
             except InputError as error:
                 raise InputError(f"a token file was changed during the run: {error}") from error
             tokens[row], targets[row] = ids[:-1], ids[1:]

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, VocabularyError
 from llmgpu.progress import Progress, no_progress
-from llmgpu.tokens.bin import BinFile, check_fingerprint, describe_bin_file
+from llmgpu.tokens.bin import BinFile, describe_bin_file, matched_as
 
 _SCANNED_IDS = 1 << 22  # at a time
 _NAMED_IDS = 5  # invalid ids that a message names
@@ -25,15 +25,15 @@ _NAMED_IDS = 5  # invalid ids that a message names
 class TokenSource:
     """The ids of token files, end to end.
 
-    vocabulary_size: ids of the vocabulary that all of them were made with. checksum: CRC-32 of all
-    ids, in one file or in many; 0 before `check_ids`.
+    vocabulary: that all of them were made with, by its match rule. checksum: CRC-32 of all ids, in
+    one file or in many; 0 before `check_ids`.
     """
 
     def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
         """Take the files, which have ids of `vocabulary`; `open_token_files` makes sure of that."""
         self._files = [file for file in files if file.count]
         self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
-        self.vocabulary_size = vocabulary.size
+        self.vocabulary = vocabulary
         self.checksum = 0
 
     def __len__(self) -> int:
@@ -70,11 +70,11 @@ class TokenSource:
         for file in self._files:
             for begin in range(0, file.count, _SCANNED_IDS):
                 block = _read_ids(file, begin, min(_SCANNED_IDS, file.count - begin))
-                if int(block.max()) >= self.vocabulary_size:
-                    position = int(np.argmax(block >= self.vocabulary_size))
+                if int(block.max()) >= self.vocabulary.size:
+                    position = int(np.argmax(block >= self.vocabulary.size))
                     raise InputError(
                         f"{file.path}: id {block[position]} at position {begin + position} is "
-                        f"beyond the vocabulary of {self.vocabulary_size} ids: the file is damaged"
+                        f"beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
                     )
                 checksum = zlib.crc32(block.astype("<u4").tobytes(), checksum)
                 done += len(block)
@@ -96,9 +96,16 @@ def open_token_files(
     the vocabulary; VocabularyError for one that was made with another vocabulary.
     """
     files = [describe_bin_file(path) for path in paths]
+    rules = {}
     for file in files:
-        check_fingerprint(file.path, file.fingerprint, vocabulary.fingerprint, vocabulary_name)
-    source = TokenSource(files, vocabulary)
+        matched = matched_as(file.path, file.fingerprint, vocabulary, vocabulary_name)
+        rules[matched.match] = matched, file.path
+    if len(rules) > 1:
+        (first, (_, one)), (second, (_, other)) = rules.items()
+        raise VocabularyError(
+            f"{one} was tokenized with --match {first}, {other} with --match {second}: use one rule"
+        )
+    source = TokenSource(files, next((made for made, _ in rules.values()), vocabulary))
     source.check_ids(progress)
     return source
 

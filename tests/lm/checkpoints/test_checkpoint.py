@@ -376,12 +376,12 @@ def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_tokens_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     found = load_checkpoint(save(tmp_path, 1))
-    found.require_vocabulary(small_vocabulary().fingerprint, "tokens.bin")
+    found.require_vocabulary(small_vocabulary(), "tokens.bin")
     with pytest.raises(
         CheckpointError,
         match=rf"tokens\.bin belongs to vocabulary \w+, but {found.folder}/vocabulary\.bin is",
     ):
-        found.require_vocabulary(small_vocabulary("none").fingerprint, "tokens.bin")
+        found.require_vocabulary(small_vocabulary("none"), "tokens.bin")
 
 
 def test_a_vocabulary_that_tokenizer_json_can_not_hold(tmp_path: Path) -> None:
