@@ -107,15 +107,19 @@ class OutputFile:
                 os.unlink(self._target)
             sync(os.path.dirname(self._target))
 
-    def commit(self) -> None:
-        """Finish, and give the file its name."""
+    def commit(self, *, is_last: bool = True) -> None:
+        """Finish, and give the file its name.
+
+        is_last: nothing follows in the folder that would be synced with the name.
+        """
         try:
             self.finish()
             if self._unfinished is not None:
                 with output_errors(self.path):
                     self._unfinished.rename(self._target)
                 self._unfinished = None
-                sync(os.path.dirname(self._target))
+                if is_last:
+                    sync(os.path.dirname(self._target))
         except BaseException:
             self.discard()
             raise

@@ -105,6 +105,17 @@ def same_start() -> None:
     np.random.seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk() -> Iterator[None]:
+    """Sync no file in this process: what a loss of power leaves is no test's subject.
+
+    That files are synced, and when, is seen by tests that put a function of their own there.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def device() -> Iterator[Device]:
     """The best adapter with all that it has."""

@@ -229,7 +229,9 @@ class Corpus(Closing):
 
     def _hand_over(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> Piece:
         self.text_bytes += len(text)
-        if self.text_bytes == self.options.limit:
+        if self.text_bytes == self.options.limit and not self._ended:
+            if self._file:
+                self._file.check_unchanged()
             starts = starts[starts < len(text)]
             self._remaining.clear()
             self._ended = True

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Utf8Policy
-from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, Source
+from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, FileContent, Source
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 1024
@@ -48,6 +48,7 @@ class ParquetFile:
         except OSError as error:
             raise InputError(f"can't read {path}: {error.strerror}") from error
         try:
+            self._content = FileContent.of(self._raw, source)
             self._size = os.fstat(self._raw.fileno()).st_size
             self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             self._check_column()
@@ -72,9 +73,16 @@ class ParquetFile:
                     policy.begin(f"{self._path}, row {number}")
                     yield policy.apply(value, final=True)
 
+        self.check_unchanged()
+
     def wait(self, seconds: float | None) -> bool:
         """Say that reading would not block."""
         return True
+
+    def check_unchanged(self) -> None:
+        """Raise an InputError if the file was changed after it was found."""
+        if self._content is not None:
+            self._content.check(self._raw)
 
     def close(self) -> None:
         """Close the file."""
@@ -121,6 +129,7 @@ class ParquetFile:
                 ):
                     yield self._values(batch.column(self._column))
         except self._errors as error:
+            self.check_unchanged()
             raise self._damaged(error) from error
 
     def _rows_at_a_time(self, group: int) -> int:

@@ -88,6 +88,7 @@ def _expand(name: str) -> tuple[list[str], int]:
         return [name], 0
     if not glob.has_magic(name):
         raise InputError(f"no such file or folder: {name!r}")
+    _check_searched(name)
     paths: set[str] = set()
     left_out = 0
     for match in glob.glob(name, recursive=True):
@@ -97,6 +98,21 @@ def _expand(name: str) -> tuple[list[str], int]:
     if not paths:
         raise InputError(f"no file matches {name!r}")
     return sorted(paths, key=os.fsencode), left_out
+
+
+def _check_searched(pattern: str) -> None:
+    """Raise InputError for a folder that a glob has to look into and can't.
+
+    `glob.glob` leaves such folders out.
+    """
+    begin = pattern
+    while glob.has_magic(begin):
+        begin, last = os.path.split(begin)
+        inside = os.path.join(begin, "**", "") if last == "**" else os.path.join(begin, "")
+        for folder in [begin or os.curdir, *glob.glob(inside, recursive=True)]:
+            needed = os.X_OK | (os.R_OK if glob.has_magic(last) else 0)
+            if os.path.isdir(folder) and not os.access(folder, needed):
+                raise InputError(f"can't read the folder {folder}: permission denied")
 
 
 def _walk(folder: str) -> tuple[list[str], int]:
@@ -131,7 +147,8 @@ def _check(path: str) -> Source:
         raise InputError(f"can't read {path}: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
-    source = Source(path, status.st_size if stat.S_ISREG(status.st_mode) else None)
+    is_regular = stat.S_ISREG(status.st_mode)
+    source = Source(path, status.st_size if is_regular else None, status.st_mtime_ns)
     compression = COMPRESSIONS.get(source.compression)
     if compression and compression.package:
         compression.package.require(path)

@@ -141,10 +141,12 @@ class Source:
 
     path: its name, "-" for standard input.
     size: bytes on disk; None if it is not a regular file.
+    changed_ns: when it was changed, in nanoseconds; None if that is not known.
     """
 
     path: str
     size: int | None
+    changed_ns: int | None = None
 
     @property
     def compression(self) -> str:
@@ -178,8 +180,43 @@ class DocumentFile(Protocol):
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
 
+    def check_unchanged(self) -> None:
+        """Raise an InputError if the file was changed after it was found."""
+
     def close(self) -> None:
         """Close the file."""
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """What shows whether the content of a regular file is still the same."""
+
+    name: str
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: BinaryIO, source: Source) -> FileContent | None:
+        """Return that of an open file, as it was when the source was found; None for a pipe."""
+        try:
+            status = os.fstat(file.fileno())
+        except (OSError, ValueError):  # a stream in memory
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if source.size is None or source.changed_ns is None:
+            return cls(source.path, status.st_size, status.st_mtime_ns)
+        return cls(source.path, source.size, source.changed_ns)
+
+    def check(self, file: BinaryIO) -> None:
+        """Raise an InputError if the file is not as it was."""
+        status = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
+            name = "standard input" if self.name == STANDARD_INPUT else self.name
+            raise InputError(
+                f"{name} was changed while it was read: it had {self.size} bytes and has "
+                f"{status.st_size} now; read it again, or a copy of it"
+            )
 
 
 class ByteStream(io.RawIOBase):
@@ -194,11 +231,13 @@ class ByteStream(io.RawIOBase):
         super().__init__()
         self.name = source.path
         self._compression = source.compression
+        self._content: FileContent | None = None
         self.position = 0
         self.null_rows = 0
         self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
         try:
             self._raw = _open_raw(source.path)
+            self._content = FileContent.of(self._raw, source)
             if not self._compression:
                 self._pollable = _pollable_descriptor(self._raw)
         except OSError as error:
@@ -222,9 +261,17 @@ class ByteStream(io.RawIOBase):
                 self.wait(None)
                 count = self._read(view)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            self.check_unchanged()
             raise InputError(self._describe(error)) from error
         self.position = self._raw.tell() if self._compression else self.position + count
+        if count == 0 and len(view):
+            self.check_unchanged()
         return count
+
+    def check_unchanged(self) -> None:
+        """Raise an InputError if a regular file was changed after it was found."""
+        if self._content is not None:
+            self._content.check(self._raw)
 
     def _read(self, view: memoryview) -> int | None:
         large = len(view) >= 2 * _PART_BYTES

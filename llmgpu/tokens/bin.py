@@ -393,7 +393,7 @@ class BinWriter(NumbersWriter):
                 side.stream.write(description)
             side.finish()
             side.remove_old()
-            self._output.commit()
+            self._output.commit(is_last=False)
             side.commit()
         except BaseException:
             self.abort()
