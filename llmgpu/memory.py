@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+_RESIDENT = Path("/proc/self/statm")
+_GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
 _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT, _GROUP_USE = (
     Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
@@ -42,6 +44,45 @@ OnMemory = Callable[[Memory], None]  # takes what is needed, as often as more is
 
 def no_memory(memory: Memory) -> None:
     """Ignore how much is needed."""
+
+
+def resident_memory() -> int | None:
+    """Return the bytes of memory that this process has now; None where nothing tells."""
+    try:
+        return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None
+
+
+class Growth:
+    """What a job will need that keeps tables of what a text repeats, by what it has taken so far.
+
+    The tables grow with the text, slower and slower, and in steps of half their size; buffers are
+    all there after the first part of the text.
+    """
+
+    def __init__(self, resident: Callable[[], int | None] = resident_memory) -> None:
+        """Begin before the job takes anything."""
+        self._resident = resident
+        self._begin = resident()
+        self._fixed: int | None = None
+        self._most = 0
+
+    def estimate(self, left: float | None) -> Memory | None:
+        """Return the most that is needed; left: of the text, for each byte so far, None: unknown.
+
+        None as long as that is not known.
+        """
+        now = self._resident()
+        if now is None or self._begin is None:
+            return None
+        self._most = max(self._most, now - self._begin)
+        if self._fixed is None:
+            self._fixed = self._most
+        if left is None:
+            return None
+        grown = (self._most - self._fixed) * left
+        return Memory(round(_GROWTH_SPARE + self._fixed + grown * _GROWTH_STEP))
 
 
 def free_memory() -> int | None:

@@ -28,6 +28,7 @@ from llmgpu.cli.options import (
     special_options,
 )
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
@@ -178,6 +179,7 @@ def tokenize(
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
+        growth = Growth()
         encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
 
         def open_sink() -> TokenSink:
@@ -194,7 +196,7 @@ def tokenize(
             return _open_shards(target, vocabulary, found, options, special, report)
 
         with Corpus(found, options) as text:
-            summary = _encode(text, encoder, None if count else open_sink, report)
+            summary = _encode(text, encoder, None if count else open_sink, report, growth)
         summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
         _print_summary(report, summary)
     if as_json:
@@ -267,19 +269,30 @@ def _open_shards(
 
 
 def _encode(
-    text: Corpus, encoder: Encoder, open_sink: Callable[[], TokenSink] | None, report: Reporter
+    text: Corpus,
+    encoder: Encoder,
+    open_sink: Callable[[], TokenSink] | None,
+    report: Reporter,
+    growth: Growth,
 ) -> dict[str, Any]:
     """Tokenize into a sink, or only count; return the summary."""
     start = time.perf_counter()
     tokens = 0
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        report(phase, done, total)
+        memory = growth.estimate(text.left)
+        if memory is not None:
+            report.need_memory(memory)
+
     try:
         if open_sink is None:
             for piece in encode_corpus(encoder, text, ReusedMemory().allocate):
                 tokens += len(piece.ids)
-                report("tokenizing", text.bytes_read, text.total_bytes)
+                progress("tokenizing", text.bytes_read, text.total_bytes)
         else:
             with open_sink() as sink:
-                encode_into(sink, encoder, text, report)
+                encode_into(sink, encoder, text, progress)
             tokens = sink.ids
     finally:
         report.close()
@@ -290,6 +303,7 @@ def _encode(
         "documents": text.documents,
         **left_out_of(text),
         "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
+        "estimated_memory_bytes": report.needed_bytes or None,
         "seconds": round(seconds, 3),
         "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),
     }

@@ -38,6 +38,7 @@ from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT, ByteStream, DocumentFile, read_blocks
 
 PATIENCE_SECONDS = 0.02
+LEAST_PART = 16  # 1 / 16 of a text tells something about the rest
 LEAST_BYTES = 1 << 14  # a filter reads this much at a time, however small the caller's buffer is
 _BLOCK_BYTES = 1 << 20
 _CHECKED_BYTES = 8 << 20  # of a file, read at a time where its bytes are inspected
@@ -138,6 +139,17 @@ class Corpus(Closing):
     def null_rows(self) -> int:
         """Rows of tables that were left out so far because they have no text."""
         return self._finished_null_rows + (self._file.null_rows if self._file else 0)
+
+    @property
+    def left(self) -> float | None:
+        """How much text there is for each byte read so far; None if that is not known yet."""
+        parts = []
+        if self.total_bytes:
+            parts.append(self.bytes_read / self.total_bytes)
+        if self.options.limit:
+            parts.append(self.text_bytes / self.options.limit)
+        part = max(parts, default=0.0)
+        return 1 / part if part * LEAST_PART >= 1 else None
 
     def close(self) -> None:
         """Close the file that is being read."""

@@ -13,9 +13,7 @@ from llmgpu.bpe.training.plan import Plan
 from llmgpu.bpe.words import count_numpy
 from llmgpu.bpe.words.spilling import default_memory_bytes
 from llmgpu.memory import Costs, Memory
-from llmgpu.text.corpus import Corpus
 
-LEAST_PART = 16  # of a text, at least 1 / 16 tells something about the rest
 HOST_BYTES = 192 << 20  # staging memory and what the driver takes
 _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 
@@ -36,17 +34,6 @@ def recount_memory(plan: Plan, text_bytes: int) -> Memory:
     from llmgpu.bpe.plain import recount_gpu
 
     return _on_device(plan, HOST_BYTES + 2 * text_bytes, recount_gpu.gpu_bytes(text_bytes))
-
-
-def text_left(corpus: Corpus) -> float | None:
-    """Return how much text there is for each byte read so far; None if that is not known yet."""
-    parts = []
-    if corpus.total_bytes:
-        parts.append(corpus.bytes_read / corpus.total_bytes)
-    if corpus.options.limit:
-        parts.append(corpus.text_bytes / corpus.options.limit)
-    part = max(parts, default=0.0)
-    return 1 / part if part * LEAST_PART >= 1 else None
 
 
 def _counting(plan: Plan, words: float, nbytes: float) -> Memory:

@@ -23,7 +23,7 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.linked_words import apply_merges
-from llmgpu.bpe.training.memory import recount_memory, text_left, words_memory
+from llmgpu.bpe.training.memory import recount_memory, words_memory
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.symbols import (
@@ -161,7 +161,7 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
     device, options = run.plan.counting.device, run.options
 
     def on_words(words: int, nbytes: int) -> None:
-        left = text_left(corpus)
+        left = corpus.left
         if left is not None:
             run.on_memory(words_memory(run.plan, words * left, nbytes * left, merges=merges))
 

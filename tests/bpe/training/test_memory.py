@@ -122,14 +122,14 @@ def test_memory_for_words_is_spilled_before_its_share_is_passed(
 
 def test_how_much_text_is_left() -> None:
     corpus = corpus_from_bytes(b"a" * 1000)
-    assert memory.text_left(corpus) is None
+    assert corpus.left is None
     corpus.read_into(np.empty(50, np.uint8))
-    assert memory.text_left(corpus) is None
+    assert corpus.left is None
     corpus.read_into(np.empty(200, np.uint8))
-    assert memory.text_left(corpus) == 4
+    assert corpus.left == 4
     limited = Corpus([__file__], CorpusOptions(limit=1000))
     limited.read_into(np.empty(500, np.uint8))
-    assert memory.text_left(limited) == 2
+    assert limited.left == 2
     limited.close()
 
 

@@ -1,0 +1,34 @@
+"""What a job needs, extrapolated from what it has taken; free memory is tested with spilling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmgpu.memory import Growth, resident_memory
+
+
+def test_growth_is_extrapolated_and_bounds_what_comes() -> None:
+    taken = [100 << 20]
+    growth = Growth(lambda: taken[0])
+    assert growth.estimate(None) is None
+    estimates = []
+    for part in range(1, 17):  # tables that grow with the square root of the text
+        taken[0] = (140 << 20) + int(part**0.5 * (20 << 20))
+        estimates.append(growth.estimate(16 / part))
+    peak = taken[0] - (100 << 20)
+    hosts = [estimate.host for estimate in estimates if estimate is not None]
+    assert len(hosts) == 16
+    assert all(peak <= host for host in hosts[1:])
+    assert hosts[1] > hosts[-1] and hosts[-1] <= 2.5 * peak
+
+
+def test_where_nothing_tells_there_is_no_estimate() -> None:
+    assert Growth(lambda: None).estimate(1.0) is None
+
+
+def test_resident_memory_grows() -> None:
+    before = resident_memory()
+    if before is not None:
+        held = np.ones(8 << 20, np.uint8)
+        after = resident_memory()
+        assert after is not None and len(held) <= after - before + (1 << 20)
