@@ -7,7 +7,7 @@ DOCS_SETUP := .stamps/docs
 # Tests run side by side: a process for each core, which takes tests from others when it is idle.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 
-.PHONY: help setup demo test test-slow fuzz lint format bench wheel clean
+.PHONY: help setup demo peers test-peers mutate test test-slow fuzz lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -30,6 +30,15 @@ setup: $(SETUP) $(ENGINE) ## install everything into .venv
 
 demo: $(ENGINE) ## train, tokenize and decode on every backend here, then train a small model
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
+
+peers: $(ENGINE) ## install what models are compared with
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]' -c .ci/peers.txt
+
+test-peers: peers ## compare models with PyTorch and transformers
+	LLMGPU_REQUIRE_PEERS=1 $(PYTEST) tests/lm -m 'not slow' -k 'torch or transformers or library or huggingface'
+
+mutate: $(ENGINE) ## change the exact paths in 400 places: tests have to fail
+	nice $(BIN)/python scripts/mutate.py --sample 400
 
 test: $(ENGINE) ## run the tests, but for the slow ones
 	$(PYTEST) -m 'not slow'

@@ -1,7 +1,8 @@
 """What all tests share: opened adapters, the state each test starts from, markers, time limits.
 
 Tests that need an adapter are skipped without one, and counted at the end of the run. With
-LLMGPU_REQUIRE_GPU=1 they fail instead.
+LLMGPU_REQUIRE_GPU=1 they fail instead; with LLMGPU_REQUIRE_PEERS=1 so do those that can't import a
+package that they compare with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -68,6 +69,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if item.get_closest_marker("pinned_regex") and (reason := other_regex()):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport]:
+    """Fail tests that were skipped for want of a package, where all of them must be there."""
+    report = yield
+    missing = report.skipped and "could not import" in str(report.longrepr)
+    if missing and os.environ.get("LLMGPU_REQUIRE_PEERS") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"LLMGPU_REQUIRE_PEERS=1: {report.longrepr}"
+    return report
 
 
 @cache

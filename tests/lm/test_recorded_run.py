@@ -93,7 +93,7 @@ def test_torch_differentiates_to_the_same(activation: str, tied: bool) -> None:
     options = {"smoothing": 0.1, "z_weight": 0.01}
     value, grads = model.loss_and_gradients(tokens, targets, **options)
     weights = {name: torch.from_numpy(w).requires_grad_() for name, w in model.weights.items()}
-    logits = logits_of(config, weights, torch.from_numpy(tokens))
+    logits = logits_of(config, weights, torch.from_numpy(tokens))[..., :60]
     np.testing.assert_allclose(logits.detach().numpy(), model.forward(tokens), rtol=1e-9)
     valid = torch.from_numpy(targets < 64)
     total = torch.nn.functional.cross_entropy(
