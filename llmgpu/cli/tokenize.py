@@ -168,6 +168,7 @@ def tokenize(
     found = Sources([], 0) if decode else resolve_sources(sources)
     if not count:
         _check_files(target, [vocab, *_read(sources if decode else found, format_name)], decode)
+    growth = Growth()  # before a device is opened, which takes memory, too
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM))
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
@@ -179,7 +180,6 @@ def tokenize(
         report.line(f"tokenizing on {backend.description}")
         if vocabulary.normalizer:
             report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
-        growth = Growth()
         encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
 
         def open_sink() -> TokenSink:
