@@ -64,6 +64,26 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
 
 
 @pytest.mark.slow
+def test_as_many_steps_as_there_are_by_default(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    """All 500, and the last 100 again."""
+    command = ("train", "--vocab", "v.bin", "corpus.txt", "-o", "run", *SIZES, "--device", "cpu")
+    done = llmgpu(*command)
+    assert done.returncode == 0, done.stderr
+    run = corpus.parent / "run"
+    records = read_log(run / "log.jsonl").records
+    assert [record.step for record in records] == list(range(10, 501, 10))
+    assert records[-1].loss < 0.8 * records[0].loss
+    assert records[-1].tokens == 500 * 8 * 16
+    shutil.move(run / "step-00000500", corpus.parent / "step-00000500")
+    assert llmgpu(*command, "--resume").returncode == 0
+    assert_same_weights(run / "step-00000500", corpus.parent / "step-00000500")
+    again = read_log(run / "log.jsonl").records
+    assert [(r.step, r.loss, r.validation_loss) for r in again] == [
+        (r.step, r.loss, r.validation_loss) for r in records
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2")])
 def test_a_killed_run_goes_on_bit_by_bit(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]

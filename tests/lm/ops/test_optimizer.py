@@ -207,6 +207,26 @@ def test_adamw_is_that_of_torch_clipping_included(operations: Operations, decay:
     assert_close(steps.read()[0], theirs.detach().numpy())
 
 
+@pytest.mark.parametrize("step", [0, 2**24, 2**31, 2**32 - 1, 2**32, 2**53 + 1])
+@pytest.mark.parametrize("options", [AdamW(beta1=0.0, beta2=0.0), AdamW(beta2=1 - 1e-9)])
+def test_any_step(operations: Operations, options: AdamW, step: int) -> None:
+    rng = np.random.default_rng(6)
+    state = np.abs(float32_values(rng, 3, 300))
+    steps = Steps(operations, state[0])
+    operations.write(steps.first, state[1])
+    operations.write(steps.second, state[2])
+    gradient = float32_values(rng, 300)
+    steps.begin(options, step, gradient, slot=step % 7)
+    run(
+        operations,
+        lambda: operations.update_weight(Moments(steps.first, steps.second), steps.update()),
+    )
+    before = (state[0], state[1], state[2])
+    expected = reference.adamw(before, gradient, options, step, LEARNING_RATE, decay=True)
+    for found, values in zip(steps.read(), expected, strict=True):
+        assert_close(found, values)
+
+
 def test_more_elements_than_numpy_works_on_at_a_time() -> None:
     operations, size = NumpyOperations(), PIECE + 300
     parameter, gradient = float32_values(np.random.default_rng(1), 2, size)
