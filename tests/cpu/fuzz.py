@@ -1,7 +1,7 @@
 """All functions of the CPU engine on random texts, against NumPy: python -m tests.cpu.fuzz.
 
-Takes the library to load, a seed and how many rounds to run. tests/cpu/test_sanitizers.py runs it on
-a library that stops at the first access out of bounds or undefined operation.
+Takes the library to load, a seed and how many rounds to run. tests/cpu/test_sanitizers.py runs it
+on a library that stops at the first access out of bounds or undefined operation.
 """
 
 from __future__ import annotations

@@ -71,6 +71,16 @@ def test_senseless_options_are_refused(options: dict[str, float]) -> None:
         sampler(**options)
 
 
+def test_values_at_their_limits() -> None:
+    """The defaults are part of what a seed repeats."""
+    assert SamplingOptions() == SamplingOptions(0.8, 200, 1.0, 1337)
+    SamplingOptions(top_p=1, seed=0)
+    SamplingOptions(top_p=1e-9, seed=(1 << 63) - 1)
+    for options in ({"top_p": 1.01}, {"seed": 1 << 63}, {"temperature": float("inf")}):
+        with pytest.raises(InputError, match=f"{next(iter(options))} is"):
+            sampler(**options)
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-320])
 def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
     logits = np.array([-3, 60, 59.999], np.float32)
