@@ -40,7 +40,9 @@ class Reporter:
         """Start with no progress; `quiet` reports nothing."""
         self._quiet = quiet
         # rich is loaded for a terminal only, and a dumb one can't redraw a bar.
-        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        is_terminal = bool(os.environ.get("FORCE_COLOR")) or (
+            sys.stderr is not None and sys.stderr.isatty()
+        )
         self._has_bars = is_terminal and os.environ.get("TERM") != "dumb"
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
