@@ -33,13 +33,13 @@ from llmgpu.lm.options import PRECISIONS, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, TrainingRun
-from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
+from llmgpu.lm.runs.run_folder import TOKENS_NAME, RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import PRESET_STEPS, RunSettings, new_settings, resumed_settings
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
-REPLACED = ("log.jsonl", "loss.svg", "tokens", "step-*", ".step-*")  # what --force removes
+REPLACED = ("log.jsonl", "loss.svg", TOKENS_NAME, "step-*", ".step-*")  # what --force removes
 
 _DERIVED = ("steps", "min_learning_rate", "warmup_steps")  # their defaults follow from others
 _DEFAULTS = {
@@ -200,7 +200,7 @@ def train(
     backend = select_backend(device)
     read = [source.path for source in resolve_sources(corpus).files]
     check_outputs(_written(output, force), [vocab, *read])
-    with open_run_folder(output, resume=resume, force=force, replaced=REPLACED) as folder:
+    with open_run_folder(output, resume=resume, force=force) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:
             checkpoint.require_vocabulary(vocabulary, vocab)
@@ -232,6 +232,9 @@ def train(
             )
         finally:
             report.close()
+        if force:  # not before: nothing can be wrong with the new run any more
+            in_use = {TOKENS_NAME} if folder.tokens in source.folders else set()
+            folder.remove([pattern for pattern in REPLACED if pattern not in in_use])
         run = TrainingRun(
             folder,
             asked,

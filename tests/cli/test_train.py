@@ -277,6 +277,8 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
     fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "learning_rate is 1.0, but the run in")
     fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has already done 2")
     assert llmgpu(*command, "--resume").returncode == 0  # nothing is left to do
+    fails(llmgpu(*command, "--seq-len", "100000", "--force"), 1, "tokens are too few")
+    assert llmgpu(*command, "--resume").returncode == 0  # the old run is still there
     assert llmgpu(*command, "--force").returncode == 0
     with open_run_folder(corpus.parent / "run", resume=True):
         fails(llmgpu(*command, "--force"), 1, "run is in use by process")

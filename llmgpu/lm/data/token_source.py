@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,6 +40,11 @@ class TokenSource:
     def __len__(self) -> int:
         """Return the number of ids."""
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def folders(self) -> set[Path]:
+        """The folders that the files are in."""
+        return {Path(file.path).parent for file in self._files}
 
     def read(self, start: int, count: int) -> NDArray[np.uint32]:
         """Return the ids [start, start + count): uint32 (count,).

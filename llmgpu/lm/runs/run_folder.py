@@ -40,14 +40,22 @@ class RunFolder(Closing):
         """Unlock the folder."""
         self._lock.close()
 
+    def remove(self, patterns: Sequence[str]) -> None:
+        """Remove files and folders of the earlier run that match glob patterns."""
+        with output_errors(str(self.path)):
+            for pattern in patterns:
+                for found in set(self.path.glob(pattern)) - {self.path / LOCK_NAME}:
+                    if found.is_dir() and not found.is_symlink():
+                        shutil.rmtree(found)
+                    else:
+                        found.unlink()
 
-def open_run_folder(
-    path: str | Path, *, resume: bool = False, force: bool = False, replaced: Sequence[str] = ()
-) -> RunFolder:
+
+def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:
     """Make the folder of a new run, or open that of an earlier one, and lock it.
 
-    resume: continue the run in it. force: replace the run in it; files and folders that match one
-    of the glob patterns `replaced` are removed. A run that ended before its log was started has
+    resume: continue the run in it. force: take it even with a run in it, which the caller removes
+    once nothing can be wrong with the new one. A run that ended before its log was started has
     nothing but tokens, which a new run may use.
 
     Raises InputError if there is no run to resume; OutputError if the folder holds a run (neither
@@ -67,29 +75,19 @@ def open_run_folder(
         )
     run = RunFolder(folder, FileLock(folder / LOCK_NAME, str(folder)))
     try:
-        _prepare(folder, resume, force, replaced)
+        _check_free(folder, resume or force)
     except BaseException:
         run.close()
         raise
     return run
 
 
-def _prepare(folder: Path, resume: bool, force: bool, replaced: Sequence[str]) -> None:
-    """Check that a locked folder may be used as asked, and remove what is replaced."""
-    if resume:
-        return
+def _check_free(folder: Path, may_have_run: bool) -> None:
+    """Raise OutputError if a locked folder has a run, and must not have one."""
     with output_errors(str(folder)):
         names = set(os.listdir(folder))
-        if not force:
-            if names <= {LOCK_NAME, TOKENS_NAME}:
-                return
-            raise OutputError(
-                f"{folder} already has a run: use --resume to continue it, --force to replace it, "
-                "or another folder"
-            )
-        for pattern in replaced:
-            for found in set(folder.glob(pattern)) - {folder / LOCK_NAME}:
-                if found.is_dir() and not found.is_symlink():
-                    shutil.rmtree(found)
-                else:
-                    found.unlink()
+    if not may_have_run and not names <= {LOCK_NAME, TOKENS_NAME}:
+        raise OutputError(
+            f"{folder} already has a run: use --resume to continue it, --force to replace it, "
+            "or another folder"
+        )

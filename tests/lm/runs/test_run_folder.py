@@ -71,9 +71,12 @@ def test_a_folder_with_a_run(tmp_path: Path) -> None:
         (tmp_path / "notes").write_bytes(b"mine")
         (tmp_path / "linked").mkdir()
         (tmp_path / "checkpoint-6").symlink_to(tmp_path / "linked")
-    with open_run_folder(tmp_path, force=True, replaced=["log.jsonl", "*.svg", "checkpoint-*"]):
+    with open_run_folder(tmp_path, force=True) as folder:
+        assert len(os.listdir(tmp_path)) == 7
+        folder.remove(["log.jsonl", "*.svg", "checkpoint-*"])
         assert sorted(os.listdir(tmp_path)) == ["linked", "notes", "run.lock"]
-    with open_run_folder(tmp_path, force=True, replaced=["*"]):
+    with open_run_folder(tmp_path, force=True) as folder:
+        folder.remove(["*"])
         assert os.listdir(tmp_path) == ["run.lock"]
 
 
@@ -81,9 +84,10 @@ def test_tokens_of_a_run_that_did_not_begin_are_left_to_the_next(tmp_path: Path)
     with open_run_folder(tmp_path) as folder:
         folder.tokens.mkdir()
         (folder.tokens / "ids").write_bytes(b"1")
-    with open_run_folder(tmp_path, replaced=["tokens"]):
+    with open_run_folder(tmp_path):
         assert (tmp_path / "tokens" / "ids").read_bytes() == b"1"
-    with open_run_folder(tmp_path, force=True, replaced=["tokens"]):
+    with open_run_folder(tmp_path, force=True) as folder:
+        folder.remove(["tokens"])
         assert os.listdir(tmp_path) == ["run.lock"]
 
 
@@ -93,7 +97,7 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
         with pytest.raises(
             OutputError, match="is not a run folder: choose a new or an empty folder"
         ):
-            open_run_folder(tmp_path, force=force, replaced=["*"])
+            open_run_folder(tmp_path, force=force)
     with pytest.raises(InputError, match="has no run to resume"):
         open_run_folder(tmp_path, resume=True)
     assert os.listdir(tmp_path) == ["precious"]
