@@ -8,7 +8,7 @@
     ids = tokenizer.encode("hello world")  # uint32 (n,)
     tokenizer.decode(ids)  # "hello world"
 
-Errors are an `llmgpu.errors.LlmgpuError`, with the messages of the command line.
+Errors are an `llmgpu.errors.LlmgpuError`, which speaks of arguments, not of options.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.python_words import speaks_python
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes, corpus_from_documents
 from llmgpu.tokens.process_encoders import HOST_BYTES, ProcessEncoders
 
@@ -42,6 +43,7 @@ Token = int | str
 _log = logging.getLogger("llmgpu")
 
 
+@speaks_python
 class Tokenizer:
     """A vocabulary, and the device that it encodes with.
 

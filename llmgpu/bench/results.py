@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from llmgpu.bench.units import quantity
 from llmgpu.errors import InputError
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import printable, read_whole
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
@@ -323,12 +323,15 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return _read_fields(kind, _checked(value, dict, "an object", place), place)
     if origin is dict:
         items = _checked(value, dict, "an object", place).items()
-        return {name: _read(arguments[1], item, f"{place}.{name}") for name, item in items}
+        return {
+            printable(name): _read(arguments[1], item, f"{place}.{name}") for name, item in items
+        }
     if origin in (list, tuple):
         items = enumerate(_checked(value, list, "a list", place))
         return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
     if kind not in (int, float):
-        return _checked(value, kind, f"of type {kind.__name__}", place)
+        found = _checked(value, kind, f"of type {kind.__name__}", place)
+        return printable(found) if kind is str else found
     # Not all integers of JSON are numbers that can be calculated with.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) < 1e30:

@@ -55,10 +55,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{field.name} is {value}, it must be 0 or more")
+        self._check_types()
         for name, least in (
             ("batch_size", 1),
             ("grad_accum", 1),
@@ -84,6 +81,18 @@ class TrainOptions:
                 f"the learning rate goes from {self.learning_rate} to {self.min_learning_rate}; "
                 "use a min_learning_rate of 0 to learning_rate"
             )
+
+    def _check_types(self) -> None:
+        """Check what a stored run may have in place of numbers, and that numbers are finite."""
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            fitting = (int, float) if kind is float else kind
+            if kind in (bool, int, float, str) and (
+                not isinstance(value, fitting) or isinstance(value, bool) != (kind is bool)
+            ):
+                raise InputError(f"{field.name} is of type {type(value).__name__}")
+            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{field.name} is {value}, it must be 0 or more")
 
     @property
     def sequences(self) -> int:

@@ -169,7 +169,7 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     if side["dtype"] not in ("uint16", "uint32"):
         raise InputError(f"{name}: dtype {side['dtype']!r} is neither uint16 nor uint32")
     layout = side.setdefault("layout", "raw")
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise InputError(f"{name}: layout {layout!r} is not one of {', '.join(LAYOUTS)}")
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
     return side

@@ -366,6 +366,8 @@ def _read_json(path: str | Path, format: str, failure: str) -> tuple[dict[str, A
         content = json.loads(read_whole(path, "list of shards"))
         found = content["format"], content["version"]
         shards = [Shard(**entry) for entry in content["shards"]]
+        if not isinstance(content.get("run", {}), dict):
+            raise TypeError("its run is not an object")
         for shard in shards:
             if not isinstance(shard.file, str) or os.path.basename(shard.file) != shard.file:
                 raise ValueError(

@@ -72,6 +72,8 @@ def what_is_wrong(done: subprocess.CompletedProcess[bytes]) -> str:
         return "an error with exit code 0"
     if errors and len(errors[0]) > _MOST_CHARACTERS:
         return "a message without end"
+    if done.args[0] in ("bench", "info"):
+        shown += done.stdout.decode(errors="replace").replace("\t", " ")
     if _ACTED_ON & set(shown):
         return "characters that a terminal acts on"
     return ""

@@ -36,6 +36,16 @@ def test_mutations(samples: Path, tmp_path: Path) -> None:
         assert not wrong, (number, target, wrong)
 
 
+# A run key that is a number, a layout that is a list, an option that is one, a lone surrogate.
+FAILED_ONCE = (11061, 11149, 11303, 12495)
+
+
+@pytest.mark.parametrize("number", FAILED_ONCE)
+def test_mutations_that_once_failed(samples: Path, tmp_path: Path, number: int) -> None:
+    target, wrong = mutation(samples, tmp_path / "case", number)
+    assert not wrong, (target, wrong)
+
+
 def test_options_of_all_commands(samples: Path, tmp_path: Path) -> None:
     for number in range(OPTION_CASES):
         arguments, wrong = option_case(samples, tmp_path / str(number), number)

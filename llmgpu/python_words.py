@@ -1,0 +1,58 @@
+"""Errors of the library in the words of its callers: ``device="cpu"`` instead of ``--device cpu``.
+
+The library's messages advise in options of the command line, where most people read them. The
+Python API says the same with the arguments that it takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from llmgpu.errors import LlmgpuError
+
+Wrapped = TypeVar("Wrapped", bound=type)
+
+_OPTION = re.compile(r"--(?P<name>[a-z][a-z-]*)(?: (?P<value>cpu|gpu|greedy|bpe|f32|bin)\b)?")
+_BOTH = re.compile(r"--[a-z-]+ \(in Python, (?P<argument>[^)]*)\)")
+_ARGUMENTS = {  # whose name here is another
+    "doc-separator": "separators",
+    "from": "the format",
+    "lr": "learning_rate",
+}
+
+
+def in_python_words(message: str) -> str:
+    """Return a message with arguments in place of options."""
+
+    def argument(found: re.Match[str]) -> str:
+        name = _ARGUMENTS.get(found["name"], found["name"].replace("-", "_"))
+        return name if found["value"] is None else f'{name}="{found["value"]}"'
+
+    return _OPTION.sub(argument, _BOTH.sub(r"\g<argument>", message))
+
+
+def speaks_python(api: Wrapped) -> Wrapped:
+    """Make the errors of a class's public methods speak Python."""
+    for name, member in list(vars(api).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if isinstance(member, classmethod):
+            setattr(api, name, classmethod(_speaking(member.__func__)))
+        elif callable(member):
+            setattr(api, name, _speaking(member))
+    return api
+
+
+def _speaking(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except LlmgpuError as error:
+            error.args = (in_python_words(str(error)), *error.args[1:])
+            raise
+
+    return called

@@ -1,0 +1,43 @@
+"""Errors of the Python API name its arguments, not options of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmgpu import Tokenizer
+from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary, extend_vocabulary
+from llmgpu.errors import InputError, OutputError, VocabularyError
+from llmgpu.python_words import in_python_words
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("use --device cpu, or less text (--limit)", 'use device="cpu", or less text (limit)'),
+        ("too many for --match bpe", 'too many for match="bpe"'),
+        ("use --force (in Python, force=True)", "use force=True"),
+        ("--lr or --doc-separator", "learning_rate or separators"),
+        ("a -- b, '--'", "a -- b, '--'"),
+    ],
+)
+def test_options_become_arguments(message: str, expected: str) -> None:
+    assert in_python_words(message) == expected
+
+
+def test_the_api_speaks_of_arguments(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.write_bytes(b"AA== 0\n")
+    with pytest.raises(VocabularyError, match="name the pattern with pattern, one of"):
+        Tokenizer.from_tiktoken(ranks)
+    special = extend_vocabulary(
+        byte_vocabulary("gpt2", "hf"), [], special_tokens=["<>"], training={}
+    )
+    with pytest.raises(InputError, match=r"allow it \(allowed_special\)") as caught:
+        Tokenizer(special, "cpu").encode("a<>", disallowed_special="all")
+    assert "--" not in str(caught.value)
+    (tmp_path / "text").write_text("precious")
+    with pytest.raises(OutputError, match="force=True") as refused:
+        Tokenizer(special, "cpu").save(tmp_path / "text")
+    assert "--" not in str(refused.value)
