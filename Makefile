@@ -48,6 +48,7 @@ test-slow: $(ENGINE) ## run the slow tests only
 
 FUZZ_CASES ?= 100000
 fuzz: $(SETUP) ## run commands on damaged files and odd options, FUZZ_CASES of them
+	$(BIN)/python -m tests.harness.faults
 	$(BIN)/python -m tests.harness.fuzz --cases $(FUZZ_CASES)
 
 lint: $(SETUP) ## linter, formatter check, type checker, warnings of the C compiler

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import COMMAND, environment, fails
+from tests.harness.faults import run_all
 from tests.harness.mutations import TARGETS, mutation
 from tests.harness.options import option_case
 from tests.harness.samples import fresh_copy, make_samples
@@ -50,3 +53,24 @@ def test_options_of_all_commands(samples: Path, tmp_path: Path) -> None:
     for number in range(OPTION_CASES):
         arguments, wrong = option_case(samples, tmp_path / str(number), number)
         assert not wrong, (number, arguments, wrong)
+
+
+@pytest.mark.slow
+def test_faults_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_all(["import", "bin", "checkpoint"], ["kill", "EIO"], print)
+    assert all(tried == survived > 20 for tried, survived in found.values()), capsys.readouterr()
+
+
+def test_a_disk_that_fills(samples: Path, tmp_path: Path) -> None:
+    fresh_copy(samples, tmp_path / "case")
+    output = tmp_path / "case" / "out" / "ids.bin"
+    output.write_bytes(b"")
+    command = ("tokenize", "in/corpus.txt", "--vocab", "in/v.bin", "--format", "bin")
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *COMMAND, *command, "-o", str(output)],
+        cwd=tmp_path / "case",
+        env=environment() | {"LLMGPU_DEVICE": "cpu"},
+        capture_output=True,
+    )
+    fails(done, 1, "ids.bin: File too large")
+    assert os.listdir(output.parent) == ["ids.bin"] and output.read_bytes() == b""
