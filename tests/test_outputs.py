@@ -38,7 +38,7 @@ from llmgpu.outputs import (
         (b"YQ== 0\nYg== 1\n", "a rank file"),
         (b"word 0\nother 1\n" * 9, "a rank file"),
         (b"words 0\n" * 9, TEXT),
-        (gzip.compress(b"text"), "a compressed file"),
+        (gzip.compress(b"text", mtime=0), "a compressed file"),
         (np.arange(999, dtype="<u2").tobytes(), None),
         (np.array([20240520, 1, 5], "<i4").tobytes(), TOKEN_FILE),
     ],
