@@ -115,10 +115,13 @@ static int64_t write_batch(Encoder *encoder, Batch *batch, uint32_t *out)
     uint32_t *at = out;
 
     for (int k = 0; k < batch->count; k++) {
-        const Slot *slot = table_find(&encoder->table, batch->words + k);
+        const Word *word = batch->words + k;
+        const Slot *slot = encoder->table.slots + (word->hash & encoder->table.mask);
+        if (UNLIKELY(slot->low != word->low || slot->high != word->high))
+            slot = table_find(&encoder->table, word);
         uint32_t count = slot->value[0];
         if (UNLIKELY(slot_is_free(slot))) {
-            int64_t found = encode_new(encoder, batch->words + k, at);
+            int64_t found = encode_new(encoder, word, at);
             if (found < 0)
                 return found;
             at += found;

@@ -28,6 +28,8 @@ typedef struct {
  *
  * tokens: the ordinary tokens with their lowest ids; words that are tokens are taken whole if
  *     takes_whole. longest: bytes of the longest one.
+ * filter: bits by the upper half of a word's hash, set for those of tokens. Most parts of words are
+ *     no token, and this tells so without a look into the table, which is too large for near caches.
  * pairs: the list of merges; NULL if ranks are those of the bytes.
  * byte_ids: of single bytes, the unknown token's or NO_ID for those without a token.
  * byte_ranks, byte_results: of a byte and the next.
@@ -38,6 +40,8 @@ typedef struct {
 struct Vocabulary {
     WordTable tokens;
     int64_t longest;
+    uint64_t *filter;
+    uint32_t filter_mask;
     int takes_whole;
     Pair *pairs;
     uint64_t pair_mask;
@@ -65,13 +69,24 @@ static Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
     }
 }
 
+static inline uint64_t *filter_word(const Vocabulary *vocabulary, const Word *word, int *bit)
+{
+    uint32_t index = (uint32_t)(word->hash >> 32) & vocabulary->filter_mask;
+
+    *bit = index & 63;
+    return vocabulary->filter + (index >> 6);
+}
+
 static uint32_t token_id(const Vocabulary *vocabulary, const uint8_t *start, int64_t length)
 {
     Word word;
+    int bit;
 
     if (length > vocabulary->longest)
         return NO_ID;
     set_word(&word, start, length);
+    if (!(*filter_word(vocabulary, &word, &bit) >> bit & 1))
+        return NO_ID;
     const Slot *slot = table_find(&vocabulary->tokens, &word);
     return slot_is_free(slot) ? NO_ID : slot->value[0];
 }
@@ -454,6 +469,7 @@ API void llmgpu_vocabulary_free(Vocabulary *vocabulary)
 {
     if (vocabulary) {
         table_free(&vocabulary->tokens);
+        free(vocabulary->filter);
         free(vocabulary->pairs);
         free(vocabulary->byte_ranks);
         free(vocabulary->byte_results);
@@ -468,6 +484,7 @@ static int add_tokens(Vocabulary *vocabulary, const uint8_t *data, const int64_t
     for (int64_t k = 0; k < count; k++) {
         int64_t length = offsets[tokens[k] + 1] - offsets[tokens[k]];
         Word word;
+        int bit;
         if (length == 0)
             continue;
         set_word(&word, data + offsets[tokens[k]], length);
@@ -478,6 +495,8 @@ static int add_tokens(Vocabulary *vocabulary, const uint8_t *data, const int64_t
         if (slot == NULL)
             return NO_MEMORY;
         slot->value[0] = (uint32_t)tokens[k];
+        uint64_t *bits = filter_word(vocabulary, &word, &bit);
+        *bits |= UINT64_C(1) << bit;
         if (length > vocabulary->longest)
             vocabulary->longest = length;
         if (length == 1)
@@ -561,7 +580,9 @@ API Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offset
         vocabulary->byte_ids[byte] = unknown;
     while (slots < 2 * count)
         slots *= 2;
-    if (table_init(&vocabulary->tokens, slots) != 0 ||
+    vocabulary->filter_mask = slots < 1 << 28 ? (uint32_t)slots * 8 - 1 : UINT32_MAX;
+    vocabulary->filter = calloc((size_t)vocabulary->filter_mask / 64 + 1, sizeof(uint64_t));
+    if (vocabulary->filter == NULL || table_init(&vocabulary->tokens, slots) != 0 ||
         add_tokens(vocabulary, data, offsets, tokens, count) != 0 ||
         (merges && add_pairs(vocabulary, merges, num_merges) != 0) ||
         rank_bytes(vocabulary) != 0) {
