@@ -110,22 +110,22 @@ static inline uint64_t mix_words(uint64_t low, uint64_t high)
 
 uint64_t hash_long(const uint8_t *start, int64_t length);
 
+/* By length, the bytes of the first eight that belong to a word; 16 later, those of the next eight. */
+extern const uint64_t word_masks[32];
+
 /* Make what identifies the word of `length` bytes, 1 or more, at `start`. */
 static inline void set_word(Word *word, const uint8_t *start, int64_t length)
 {
-    uint64_t low, high = 0;
+    uint64_t low, high;
 
     if (UNLIKELY(length > LONGEST_INLINE)) {
         low = hash_long(start, length);
         high = UINT64_MAX; /* in no slot: the bytes have to be compared */
         word->hash = low;
     } else {
-        low = load64(start);
-        if (length < 8)
-            low &= (UINT64_C(1) << 8 * length) - 1;
-        else
-            high = load64(start + 8) & ((UINT64_C(1) << 8 * (length - 8)) - 1);
-        high |= (uint64_t)length << 56;
+        /* Without branches on the length, which are hard to predict. */
+        low = load64(start) & word_masks[length];
+        high = (load64(start + 8) & word_masks[16 + length]) | (uint64_t)length << 56;
         word->hash = mix_words(low, high);
     }
     word->start = start;

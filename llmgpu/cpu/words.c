@@ -5,6 +5,16 @@
 #define FIRST_SLOTS 4096
 #define BATCH 64 /* words whose slots are fetched at a time */
 
+#define LOWEST(bytes) ((UINT64_C(1) << 8 * (bytes)) - 1)
+#define ALL UINT64_MAX
+
+const uint64_t word_masks[32] = {
+    0, LOWEST(1), LOWEST(2), LOWEST(3), LOWEST(4), LOWEST(5), LOWEST(6), LOWEST(7),
+    ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL,
+    0, 0, 0, 0, 0, 0, 0, 0,
+    0, LOWEST(1), LOWEST(2), LOWEST(3), LOWEST(4), LOWEST(5), LOWEST(6), LOWEST(7),
+};
+
 int grow(void **items, int64_t *room, int64_t needed, size_t size)
 {
     if (needed <= *room)
