@@ -235,7 +235,12 @@ class Tokenizer:
         can't be opened or runs out of memory.
         """
         options = _special_options(allowed_special, disallowed_special, bos, eos)
-        return self._encode([text], options)[0]
+        data = _to_bytes(text)
+        if len(data) <= HOST_BYTES:
+            ids = self._current_encoders().encode_document(data, options)
+            if ids is not None:
+                return ids
+        return self._encode([data], options)[0]
 
     def encode_batch(
         self,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend, select_backend
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -60,6 +61,12 @@ class ProcessEncoders:
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)
         return ids.take(), np.concatenate(starts)
+
+    def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
+        """Return the ids of a short document at once; None if they take more than words' ids."""
+        with self._lock:
+            encoder = self._encoder(options, is_small=True)
+            return encoder.encode_document(text) if isinstance(encoder, CpuEncoder) else None
 
     def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
         """Return an encoder that handles special tokens; the last one is kept."""

@@ -79,6 +79,9 @@ def check_encoding(rng: random.Random, pattern: str, documents: list[bytes]) -> 
     for host_encoder in (CpuEncoder, CuttingCpuEncoder):
         encoder = host_encoder(vocabulary, slice_bytes, rng.choice([1, 2]))
         assert encoded(encoder, documents) == expected, (vocabulary, documents)
+    at_once = CpuEncoder(vocabulary).encode_document(documents[0])
+    if at_once is not None:
+        assert at_once.tolist() == encoded(NumpyEncoder(vocabulary), documents[:1])[0], documents
 
 
 def check_counting(rng: random.Random, pattern: str, documents: list[bytes]) -> None:
@@ -117,7 +120,7 @@ def is_utf8(text: bytes) -> bool:
 
 def main() -> None:
     path, seed, rounds = sys.argv[1:]
-    library.LIBRARY = Path(path)
+    vars(library)["LIBRARY"] = Path(path)
     os.environ[library.VARIABLE] = "c"
     rng = random.Random(int(seed))
     for _ in range(int(rounds)):

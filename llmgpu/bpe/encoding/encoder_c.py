@@ -38,7 +38,15 @@ class CpuEncoder(HostEncoder):
         self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
-        super().__init__(vocabulary, CSliceEncoder(vocabulary, threads), slice_bytes, threads)
+        self._c_slices = CSliceEncoder(vocabulary, threads)
+        super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
+
+    def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
+        """Return the ids of a document at once; None if a byte of it may have no token.
+
+        That, and patterns that C does not know, are left to `encode`.
+        """
+        return self._c_slices.encode_document(text)
 
 
 class CSliceEncoder:
@@ -79,6 +87,15 @@ class CSliceEncoder:
         if not self._is_complete:
             require_tokens(self._vocabulary, piece.text, ids, entry, offset)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
+
+    def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
+        """Do what `CpuEncoder.encode_document` says."""
+        if self._pattern.is_marked or not self._is_complete:
+            return None
+        encoder = self._take_encoder()
+        ids = encoder.encode_document(text)
+        self._idle.append(encoder)
+        return ids
 
     def _take_encoder(self) -> CEncoder:
         try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding import encoder_c, encoder_numpy
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import EncodedWords, SafeCuts
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matches, Words
 from llmgpu.bpe.pretokens.pattern import PATTERNS
@@ -64,8 +65,11 @@ def encode(vocabulary: Vocabulary, text: bytes, slice_bytes: int, threads: int =
     """Return the ids that all encoders on the host give."""
     found = []
     for host_encoder in HOST_ENCODERS:
-        pieces = host_encoder(vocabulary, slice_bytes, threads).encode(corpus_from_bytes([text]))
+        encoder = host_encoder(vocabulary, slice_bytes, threads)
+        pieces = encoder.encode(corpus_from_bytes([text]))
         found.append([i for piece in pieces for i in piece.ids.tolist()])
+        if isinstance(encoder, CpuEncoder) and (ids := encoder.encode_document(text)) is not None:
+            found.append(ids.tolist())
     assert all(ids == found[0] for ids in found)
     return found[0]
 
