@@ -69,23 +69,20 @@ static Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
     }
 }
 
-static inline uint64_t *filter_word(const Vocabulary *vocabulary, const Word *word, int *bit)
+static inline uint32_t filter_index(const Vocabulary *vocabulary, const Word *word)
 {
-    uint32_t index = (uint32_t)(word->hash >> 32) & vocabulary->filter_mask;
-
-    *bit = index & 63;
-    return vocabulary->filter + (index >> 6);
+    return (uint32_t)(word->hash >> 32) & vocabulary->filter_mask;
 }
 
 static uint32_t token_id(const Vocabulary *vocabulary, const uint8_t *start, int64_t length)
 {
     Word word;
-    int bit;
 
     if (length > vocabulary->longest)
         return NO_ID;
     set_word(&word, start, length);
-    if (!(*filter_word(vocabulary, &word, &bit) >> bit & 1))
+    uint32_t index = filter_index(vocabulary, &word);
+    if (!(vocabulary->filter[index >> 6] >> (index & 63) & 1))
         return NO_ID;
     const Slot *slot = table_find(&vocabulary->tokens, &word);
     return slot_is_free(slot) ? NO_ID : slot->value[0];
@@ -484,7 +481,6 @@ static int add_tokens(Vocabulary *vocabulary, const uint8_t *data, const int64_t
     for (int64_t k = 0; k < count; k++) {
         int64_t length = offsets[tokens[k] + 1] - offsets[tokens[k]];
         Word word;
-        int bit;
         if (length == 0)
             continue;
         set_word(&word, data + offsets[tokens[k]], length);
@@ -495,8 +491,8 @@ static int add_tokens(Vocabulary *vocabulary, const uint8_t *data, const int64_t
         if (slot == NULL)
             return NO_MEMORY;
         slot->value[0] = (uint32_t)tokens[k];
-        uint64_t *bits = filter_word(vocabulary, &word, &bit);
-        *bits |= UINT64_C(1) << bit;
+        uint32_t index = filter_index(vocabulary, &word);
+        vocabulary->filter[index >> 6] |= UINT64_C(1) << (index & 63);
         if (length > vocabulary->longest)
             vocabulary->longest = length;
         if (length == 1)
