@@ -5,6 +5,7 @@
 - A file that is there is replaced if it is of the kind that is written, if it is empty, or if it is
   of no known kind. The kind is seen in its first bytes, except that of ids without a header: these
   have a side file.
+- Binary files are not written to a terminal.
 - Standard output and other descriptors, pipes and devices replace nothing. They may be named twice,
   except for standard output and pipes.
 """
@@ -39,6 +40,7 @@ RECORD = "benchmark results"
 PAGE = "an HTML page"
 TEXT = "text"
 
+_BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE)
 _STANDARD_INPUT = "-"
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
@@ -109,6 +111,12 @@ def check_outputs(
             )
         taken[identity] = output
     for output in () if force else outputs:
+        if output.kind in _BINARY and _is_terminal(output.path):
+            name = "standard output" if output.path == STANDARD_OUTPUT else output.path
+            raise OutputError(
+                f"{output.kind} is binary, and {name} is a terminal: name a file, or redirect "
+                "the output"
+            )
         _check_replaceable(output)
 
 
@@ -128,6 +136,21 @@ def _check_replaceable(output: Output) -> None:
         )
     if not output.is_chosen and os.path.isfile(path):
         raise OutputError(f"{path} exists already: use --force to replace it, or name a file: -o")
+
+
+def _is_terminal(path: str) -> bool:
+    try:
+        if path == STANDARD_OUTPUT:
+            return sys.stdout.isatty()
+        if not stat.S_ISCHR(os.stat(path).st_mode):
+            return False
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except (OSError, ValueError, AttributeError):  # opening it for the output says so
+        return False
+    try:
+        return os.isatty(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _identity(path: str, *, is_input: bool) -> object:

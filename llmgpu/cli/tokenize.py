@@ -39,7 +39,15 @@ from llmgpu.tokens.bin import (
     read_side_file,
     side_path,
 )
-from llmgpu.tokens.formats import FORMATS, describe_formats, open_writer, outputs, read_tokens
+from llmgpu.tokens.formats import (
+    FORMATS,
+    describe_formats,
+    format_by_name,
+    open_writer,
+    outputs,
+    read_tokens,
+    recognize_format,
+)
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable
@@ -76,8 +84,7 @@ class _Output:
     "--format",
     "format_name",
     type=click.Choice(list(FORMATS)),
-    default="ids",
-    show_default=True,
+    show_default="that of the ending of -o, else ids; with --decode, recognized",
     help=f"Format of the ids: {describe_formats()}.",
 )
 @click.option(
@@ -86,7 +93,7 @@ class _Output:
     show_default="that of the vocabulary",
     help="How words become tokens: longest token first (greedy), or merges in order (bpe).",
 )
-@click.option("--decode", is_flag=True, help="Convert ids in --format back to text.")
+@click.option("--decode", is_flag=True, help="Convert files of ids back to text.")
 @click.option("--count", is_flag=True, help="Only print the number of tokens.")
 @click.option(
     "--line-documents", is_flag=True, help="Make each line a document, written as it arrives."
@@ -126,7 +133,7 @@ def tokenize(
     files: tuple[str, ...],
     vocab: str,
     output: str,
-    format_name: str,
+    format_name: str | None,
     match: str | None,
     decode: bool,
     count: bool,
@@ -150,15 +157,16 @@ def tokenize(
 
     \b
     Example:
-      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin --format bin
-      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --format bin --shard-tokens 100M
+      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
+      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
       echo 'a line' | llmgpu tokenize --vocab v.bin
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
-      llmgpu tokenize --vocab v.bin --decode -o text ids.txt
+      llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
     """
     if decode and (count or line_documents):
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
-    target = _Output(output, format_name, layout, shard_tokens, resume, force)
+    by_name = "ids" if decode else format_by_name(output)
+    target = _Output(output, format_name or by_name, layout, shard_tokens, resume, force)
     _check_output(target, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode and not special.is_plain:
@@ -166,14 +174,16 @@ def tokenize(
     report = Reporter(quiet=quiet)
     sources = files or ("-",)
     found = Sources([], 0) if decode else resolve_sources(sources)
+    ids = [(name, format_name or recognize_format(name)) for name in sources] if decode else []
     if not count:
-        _check_files(target, [vocab, *_read(sources if decode else found, format_name)], decode)
+        read = _read_for(ids) if decode else [source.path for source in found.files]
+        _check_files(target, [vocab, *read], decode)
     growth = Growth()  # before a device is opened, which takes memory, too
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM))
     vocabulary = Vocabulary.load(vocab)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
     if decode:
-        summary = _decode(sources, vocabulary, vocab, target)
+        summary = _decode(ids, vocabulary, vocab, target)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
         backend = selected()
@@ -186,7 +196,7 @@ def tokenize(
             if shard_tokens is None:
                 return open_writer(
                     output,
-                    format_name,
+                    target.format,
                     vocabulary_size=vocabulary.size,
                     fingerprint=vocabulary.fingerprint,
                     match_facts=vocabulary.match_facts,
@@ -219,12 +229,10 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
 
 
-def _read(sources: Sources | Sequence[str], format: str) -> list[str]:
-    """Return the files that are read: those of a text, or those of ids with their side files."""
-    if isinstance(sources, Sources):
-        return [source.path for source in sources.files]
-    sides = [side_path(name) for name in sources if format == "bin" and name != "-"]
-    return [*sources, *sides]
+def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the files that decoding `ids`, files and their formats, reads."""
+    sides = [side_path(name) for name, format in ids if format == "bin" and name != "-"]
+    return [*(name for name, _ in ids), *sides]
 
 
 def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
@@ -320,15 +328,16 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
 
 
 def _decode(
-    sources: tuple[str, ...], vocabulary: Vocabulary, vocab: str, output: _Output
+    sources: Sequence[tuple[str, str]], vocabulary: Vocabulary, vocab: str, output: _Output
 ) -> dict[str, Any]:
+    """Decode files of ids, each with its format; return the summary."""
     size, tokens, text_bytes = vocabulary.size, 0, 0
     with atomic_output(output.name) as file:
-        for source in sources:
-            if output.format == "bin" and source != "-":
+        for source, format in sources:
+            if format == "bin" and source != "-":
                 made_with = str(read_side_file(source)["fingerprint"])
                 matched_as(source, made_with, vocabulary, vocab)
-            blocks = read_tokens(source, output.format, vocabulary_size=size, layout=output.layout)
+            blocks = read_tokens(source, format, vocabulary_size=size, layout=output.layout)
             for ids in blocks:
                 data = vocabulary.decode(ids)
                 file.write(data)

@@ -15,7 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
-from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs
+from llmgpu.outputs import (
+    DECIMAL_IDS,
+    JSONL_IDS,
+    NPY,
+    TOKEN_FILE,
+    Output,
+    check_outputs,
+    kind_of,
+)
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import BinWriter, bin_outputs, get_layout, read_bin
 from llmgpu.tokens.ids import JsonlWriter, TextWriter, read_decimals, read_jsonl
@@ -27,10 +35,11 @@ from llmgpu.tokens.sinks import TokenWriter
 class TokenFormat:
     """A format: what it is, for --help, and what `read_tokens` and `open_writer` call.
 
-    kind: of its files, see `llmgpu.outputs`.
+    ending: of names of its files. kind: of its files, see `llmgpu.outputs`.
     """
 
     description: str
+    ending: str
     kind: str
     read: Callable[[str, int | None, str], Iterator[NDArray[np.int64]]]
     open_writer: Callable[[str | Path, int, str, str], TokenWriter]
@@ -38,17 +47,32 @@ class TokenFormat:
 
 FORMATS = {
     "ids": TokenFormat(
-        "decimal ids, one line per document", DECIMAL_IDS, read_decimals, TextWriter
+        "decimal ids, one line per document", ".txt", DECIMAL_IDS, read_decimals, TextWriter
     ),
-    "jsonl": TokenFormat("JSON lines", JSONL_IDS, read_jsonl, JsonlWriter),
-    "npy": TokenFormat("one NumPy array", NPY, read_npy, NpyWriter),
-    "bin": TokenFormat("raw numbers with a side file .json", TOKEN_FILE, read_bin, BinWriter),
+    "jsonl": TokenFormat("JSON lines", ".jsonl", JSONL_IDS, read_jsonl, JsonlWriter),
+    "npy": TokenFormat("one NumPy array", ".npy", NPY, read_npy, NpyWriter),
+    "bin": TokenFormat(
+        "raw numbers with a side file .json", ".bin", TOKEN_FILE, read_bin, BinWriter
+    ),
 }
 
 
 def describe_formats() -> str:
     """Return the names of all formats and what they are, for --help."""
     return ", ".join(f"{name} ({format.description})" for name, format in FORMATS.items())
+
+
+def format_by_name(path: str | Path) -> str:
+    """Return the format that the ending of a file's name stands for: ``ids`` unless it is known."""
+    ending = Path(path).suffix.lower()
+    return next((name for name, format in FORMATS.items() if format.ending == ending), "ids")
+
+
+def recognize_format(path: str | Path) -> str:
+    """Return the format of a file of ids, by its content and side file, or else by its name."""
+    kind = kind_of(str(path))
+    found = (name for name, format in FORMATS.items() if format.kind == kind)
+    return next(found, format_by_name(path))
 
 
 def _get_format(name: str) -> TokenFormat:

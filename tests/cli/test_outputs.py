@@ -205,7 +205,7 @@ def test_outputs_have_files_of_their_own(
         ("import ranks --pattern gpt2 -o ids.bin", "ids.bin is a token file"),
         ("tokenize --vocab v.bin corpus.txt -o ranks", "ranks is a rank file, and decimal ids"),
         ("tokenize --vocab v.bin corpus.txt -o v2.bin", "v2.bin is a vocabulary"),
-        ("tokenize --vocab v.bin corpus.txt -o ids.bin", "ids.bin is a token file"),
+        ("tokenize --vocab v.bin corpus.txt -o ids.bin --format ids", "ids.bin is a token file"),
         ("tokenize --vocab v.bin corpus.txt -o ids", None),
         ("tokenize --vocab v.bin corpus.txt -o ids --format npy", "ids is decimal ids"),
         ("tokenize --vocab v.bin corpus.txt -o ids.bin --format bin", None),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import select
 import shlex
 import subprocess
 import sys
@@ -30,6 +32,48 @@ def test_files_come_back(
     assert on_cpu.returncode == 0
     folder = corpus.parent
     assert (folder / "out").read_bytes() == (folder / "cpu").read_bytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_ending_gives_the_format_and_reading_recognizes_it(
+    llmgpu: Run, corpus: Path, vocab: Path, name: str
+) -> None:
+    arguments = ("tokenize", "--vocab", "v.bin", "--device", "cpu")
+    named = f"named{FORMATS[name].ending.upper()}"
+    assert llmgpu(*arguments, "corpus.txt", "-o", named).returncode == 0
+    assert llmgpu(*arguments, "corpus.txt", "-o", "asked.txt", "--format", name).returncode == 0
+    assert (corpus.parent / named).read_bytes() == (corpus.parent / "asked.txt").read_bytes()
+    for ids in (named, "asked.txt"):
+        back = llmgpu(*arguments, "--decode", ids, ids)
+        assert back.returncode == 0 and back.stdout == 2 * corpus.read_bytes(), back.stderr
+
+
+def test_files_of_several_formats_are_decoded_together(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    names = ("a.bin", "b.npy", "c.txt", "d.jsonl", "e", "f.npz")
+    for name in names:
+        llmgpu("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", name, "--device", "cpu")
+    back = llmgpu("tokenize", "--vocab", "v.bin", "--decode", *names)
+    assert back.returncode == 0 and back.stdout == len(names) * corpus.read_bytes()
+    (corpus.parent / "a.bin.json").unlink()
+    alone = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "a.bin")
+    fails(alone, 1, "the side file of a.bin")
+    fails(llmgpu("tokenize", "--vocab", "v.bin", "--decode", "a.bin", "-o", "a.bin"), 1, "input")
+
+
+def test_binary_ids_are_not_written_to_a_terminal(corpus: Path, vocab: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [*COMMAND, "tokenize", "corpus.txt", "--vocab", "v.bin", "--device", "cpu"]
+    here = {"cwd": corpus.parent, "env": environment(), "stderr": subprocess.PIPE}
+    try:
+        for options in (["--format", "npy"], ["--format", "bin", "-o", os.ttyname(theirs)]):
+            done = subprocess.run([*command, *options], stdout=theirs, **here)  # type: ignore[call-overload]
+            fails(done, 1, "is a terminal: name a file, or redirect")
+        assert not select.select([ours], [], [], 0)[0]
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @pytest.mark.parametrize("name", FORMATS)
