@@ -134,7 +134,8 @@ class _Object:
         if address is None:
             raise out_of_memory()
         self.address: int = address
-        weakref.finalize(self, getattr(loaded, f"llmgpu_{kind}_free"), address)
+        # Not at the end of the process, when a thread may still use it.
+        weakref.finalize(self, getattr(loaded, f"llmgpu_{kind}_free"), address).atexit = False
 
 
 def _plain(argument: Any) -> Any:

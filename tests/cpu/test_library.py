@@ -129,3 +129,28 @@ def test_utf8_is_valid_up_to_where_python_says(some: bytes, valid: str) -> None:
         except UnicodeDecodeError as error:
             expected = error.start
         assert library.valid_utf8(text) == expected
+
+
+@needs_engine
+@pytest.mark.skipif(sys.platform != "linux", reason="limits addresses as Linux does")
+def test_memory_that_is_not_there_is_an_error_line() -> None:
+    program = (
+        "import resource, numpy as np\n"
+        "from llmgpu.bpe.pretokens.c_pattern import make_c_pattern\n"
+        "from llmgpu.bpe.pretokens.pattern import get_pattern\n"
+        "from llmgpu.cpu.library import CCounter\n"
+        "from llmgpu.errors import LlmgpuError\n"
+        "text = np.random.default_rng(1).integers(0, 256, 8 << 20, np.uint8)\n"
+        "starts = np.zeros(1, np.int64)\n"
+        "counter = CCounter(make_c_pattern(get_pattern('gpt2')))\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "limit = pages * resource.getpagesize() + (24 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "try:\n"
+        "    counter.count(text[:-16], None, len(text) - 16, starts, 1 << 30)\n"
+        "except LlmgpuError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.startswith("not enough memory for the words of the text"), done.stderr
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
