@@ -24,6 +24,7 @@ SLICE_BYTES = 1 << 20
 MAX_TABLE_BYTES = 384 << 20  # of the tables of all threads
 LEAST_TABLE_BYTES = 24 << 20  # of one
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
+_LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
 _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
 
 
@@ -110,8 +111,10 @@ class CSliceEncoder:
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
 
     def _find_cuts(self, text: NDArray[np.uint8]) -> None:
-        """Let words be cut once a text beyond ASCII makes up for the time that takes."""
-        if self._has_cuts or len(text) < self._cuts_from or text.max(initial=0) < _FIRST_LEAD:
+        """Let words be cut once a text with much beyond ASCII makes up for the time that takes."""
+        if self._has_cuts or len(text) < self._cuts_from:
+            return
+        if self._cuts_from and _LEAST_SHARE * np.count_nonzero(text >= _FIRST_LEAD) < len(text):
             return
         with self._finding_cuts:
             if not self._has_cuts:
