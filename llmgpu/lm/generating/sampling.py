@@ -59,15 +59,34 @@ class Sampler:
 
         Of equally likely ids the smaller ones come first.
         """
+        negated = -logits
+        values, probabilities = self._distribution(negated)
+        return _smallest(negated, values), probabilities
+
+    def _distribution(
+        self, negated: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Return the negated logits of the candidates, ascending, and their probabilities."""
         options = self._options
-        # Top-k, by a stable sort: of equal logits the smaller ids come first.
-        ids = np.argsort(-logits, kind="stable")[: options.top_k or None]
-        below = logits[ids].astype(np.float64) - float(logits[ids[0]])
+        # Top-k: only what is kept is sorted, and ids are found for what is left after top-p.
+        values = negated
+        if 0 < options.top_k < len(negated):
+            values = np.partition(negated, options.top_k - 1)[: options.top_k]
+        values = np.sort(values)
+        below = float(values[0]) - values.astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):  # a tiny temperature gives 0
             probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:
             # Top-p: the shortest head of the list that reaches the probability.
             kept = int(np.searchsorted(np.cumsum(probabilities), options.top_p)) + 1
-            ids, probabilities = ids[:kept], probabilities[:kept] / probabilities[:kept].sum()
-        return ids, probabilities
+            values, probabilities = values[:kept], probabilities[:kept] / probabilities[:kept].sum()
+        return values, probabilities
+
+
+def _smallest(numbers: NDArray[np.float32], ascending: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return where the smallest numbers are, which are `ascending`; of equal ones the first."""
+    # NaN comes last, and no number compares as greater than NaN.
+    some = np.flatnonzero(~(numbers > ascending[-1]))
+    order: NDArray[np.int64] = np.argsort(numbers[some], kind="stable")
+    return some[order[: len(ascending)]]

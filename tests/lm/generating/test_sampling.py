@@ -48,6 +48,30 @@ def test_top_k_and_top_p_keep_the_likeliest() -> None:
     assert sampler(temperature=1, top_k=0, top_p=1e-9).candidates(LOGITS)[0].tolist() == [1]
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-9])
+@pytest.mark.parametrize("top_k", [0, 1, 2, 50, 299, 300, 1000])
+def test_candidates_are_those_of_a_full_sort_to_the_bit(top_k: int, top_p: float) -> None:
+    """With many ties, zeros of both signs and infinities; the seed repeats its draws with them."""
+    rng = np.random.default_rng(top_k)
+    logits = (3 * rng.standard_normal(300)).astype(np.float32)
+    ties = np.round(logits)
+    ties[rng.integers(0, 300, 40)] = -0.0
+    ties[rng.integers(0, 300, 40)] = -np.inf
+    for values in (logits, ties, np.zeros(300, np.float32)):
+        ids = sorted(range(300), key=lambda i, values=values: -values[i])[: top_k or None]
+        numbers = np.array([float(values[i]) - float(values[ids[0]]) for i in ids])
+        expected = np.exp(numbers / 0.7)
+        expected /= expected.sum()
+        total, kept = 0.0, 0
+        while top_p < 1 and total < top_p:
+            total, kept = total + expected[kept], kept + 1
+        if kept:
+            ids, expected = ids[:kept], expected[:kept] / expected[:kept].sum()
+        found, probabilities = sampler(temperature=0.7, top_k=top_k, top_p=top_p).candidates(values)
+        assert found.tolist() == ids
+        np.testing.assert_array_equal(probabilities, expected)
+
+
 def test_draws_follow_the_probabilities_and_repeat() -> None:
     draws = [
         [one.draw(LOGITS) for _ in range(4000)]

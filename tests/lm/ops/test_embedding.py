@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.lm.ops.backends import GpuOperations
+from llmgpu.lm.ops.backends import GpuOperations, open_operations
 from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import Groups, Operations
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
@@ -214,6 +214,23 @@ def test_groups_and_slices_that_end_anywhere(operations: Operations, runs: list[
     grad_out = float32_values(rng, len(tokens), 3)
     actual = backward(operations, [(tokens, grad_out)], len(runs))
     assert_close(actual, reference.embed_backward(tokens, grad_out, len(runs)))
+
+
+def test_numpy_adds_gradients_in_a_fixed_order() -> None:
+    """To the bit, in groups of all sizes at which pairwise summation changes how it adds."""
+    sizes = [*range(20), 127, 128, 129, 130, 136, 137, 138, 257, 258, 272, 273, 600]
+    rng = np.random.default_rng(8)
+    tokens = rng.permutation(np.repeat(np.arange(len(sizes), dtype=np.uint32), sizes))
+    grad_out = rng.standard_normal((len(tokens), 3)) * 10.0 ** rng.integers(-6, 6, (len(tokens), 1))
+    single = grad_out.astype(np.float32)
+    actual = backward(open_operations(None), [(tokens, grad_out)], len(sizes))
+    expected = reference.embed_backward_in_order(tokens, single, len(sizes))
+    np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
+    # It is that of NumPy's reduceat, with which runs of earlier versions were trained.
+    order, starts, rows = group_tokens(tokens)
+    count = np.count_nonzero(rows != NO_TOKEN)
+    sums = np.add.reduceat(single[order], starts[:count].astype(np.int64), axis=0)
+    np.testing.assert_array_equal(actual[rows[:count]], sums)
 
 
 def test_grouped_gradients_repeat_bit_for_bit(operations: Operations) -> None:
