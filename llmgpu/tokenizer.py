@@ -30,6 +30,7 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
+from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
 from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -68,14 +69,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", *, match: str | None = None) -> Tokenizer:
-        """Read a vocabulary file.
+        """Read a vocabulary.
 
+        path: a vocabulary file, a tokenizer.json, a rank file, vocab.json or merges.txt beside the
+            other, a folder of Hugging Face, or a published encoding whose ranks an installed
+            package has: "cl100k", "o200k", "gpt2".
         match: "bpe" (merges in order) or "greedy" (longest token first) instead of its own rule.
 
-        Raises VocabularyError if it can't be read or is damaged, and for an unknown rule;
-        DeviceError as the constructor.
+        Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
+        DeviceError as the constructor. Notes go to the log "llmgpu", at level INFO.
         """
-        vocabulary = Vocabulary.load(path)
+        vocabulary = open_vocabulary(path, note=_log.info)
         return cls(vocabulary.with_match(match or vocabulary.match), device)
 
     @classmethod
@@ -136,12 +140,7 @@ class Tokenizer:
 
         Raises VocabularyError for a folder without them, and as `from_huggingface`.
         """
-        path = Path(folder)
-        if (path / "tokenizer.json").exists():
-            return cls.from_huggingface(path / "tokenizer.json", device=device)
-        if (path / gpt2.VOCAB_NAME).exists():
-            return cls.from_gpt2(path / gpt2.VOCAB_NAME, path / gpt2.MERGES_NAME, device=device)
-        raise VocabularyError(f"{folder} has neither tokenizer.json nor {gpt2.VOCAB_NAME}")
+        return cls(find_in_folder(folder).read(_log.info), device)
 
     @classmethod
     def train(

@@ -73,6 +73,10 @@ class Reporter:
         else:
             click.echo(text, err=True)
 
+    def note(self, text: str) -> None:
+        """Print what has to be known of what was read or written."""
+        self.line(f"note: {text}")
+
     def note_left_out(self, summary: dict[str, Any]) -> None:
         """Print what a summary says of text that was invalid or left out."""
         for name, what in LEFT_OUT.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.backend import auto_adapter, list_adapters
-from llmgpu.cli.console import print_json, print_result
+from llmgpu.cli.console import Reporter, print_json, print_result
 from llmgpu.cli.options import TEXT, output_options
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.input_files import printable
@@ -41,12 +41,13 @@ def info(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Show the adapters of this machine, or facts about the vocabulary file VOCAB.
+    """Show the adapters of this machine, or facts about the vocabulary VOCAB.
 
     \b
     Example:
       llmgpu info
       llmgpu info v.bin
+      llmgpu info cl100k
       llmgpu info v.bin --tokens --search the --first 20
     """
     if vocab is None:
@@ -54,9 +55,10 @@ def info(
             raise click.UsageError("--tokens, --first and --search need a vocabulary file")
         _show(_adapter_facts(), as_json)
         return
-    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+    from llmgpu.bpe.interchange.open import open_vocabulary
 
-    vocabulary = Vocabulary.load(vocab)
+    report = Reporter(quiet=quiet)
+    vocabulary = open_vocabulary(vocab, note=report.note)
     if tokens or first or search:
         _list_tokens(vocabulary, first, search, as_json)
     else:

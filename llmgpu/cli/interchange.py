@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.formats import FORMATS, describe_formats, guess_format
+from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import (
@@ -69,24 +70,29 @@ def import_vocabulary(
 ) -> None:
     """Import a vocabulary of another tool, with exactly the same ids.
 
-    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, or vocab.json of GPT-2 together
-    with MERGES.TXT.
+    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, vocab.json of GPT-2 together
+    with MERGES.TXT (which may be left out if it is beside it), a folder with such files, or cl100k,
+    o200k, gpt2 or p50k if an installed package has the ranks.
 
     \b
     Example:
       llmgpu import cl100k_base.tiktoken -o cl100k.bin
       llmgpu import own.tiktoken --pattern gpt2 --special-token '<|end|>=50256'
       llmgpu import tokenizer.json
+      llmgpu import folder
       llmgpu import vocab.json merges.txt -o gpt2.bin
     """
     report = Reporter(quiet=quiet)
+    if merges is None:
+        found = find_vocabulary(source, format_name)
+        source, merges = found.path, found.merges
     chosen = format_name or guess_format(source, merges)
     vocabulary = FORMATS[chosen].read(
         source,
         merges,
         pattern=chosen_pattern(pattern, pattern_regex),
         special_tokens=dict(special_tokens),
-        note=lambda text: report.line(f"note: {text}"),
+        note=report.note,
     )
     context = click.get_current_context()
     named = context.get_parameter_source("output") != ParameterSource.DEFAULT
@@ -122,7 +128,7 @@ def export_vocabulary(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Export the vocabulary file VOCAB for another tool, with exactly the same ids.
+    """Export the vocabulary VOCAB for another tool, with exactly the same ids.
 
     \b
     Example:
@@ -132,9 +138,10 @@ def export_vocabulary(
     """
     report = Reporter(quiet=quiet)
     format = FORMATS[format_name]
-    check_outputs(format.outputs(output), [vocab], force=force)
-    vocabulary = Vocabulary.load(vocab)
-    format.write(vocabulary, output, note=lambda text: report.line(f"note: {text}"), force=force)
+    vocabulary_files = find_vocabulary(vocab)
+    check_outputs(format.outputs(output), vocabulary_files.inputs, force=force)
+    vocabulary = vocabulary_files.read(report.note)
+    format.write(vocabulary, output, note=report.note, force=force)
     report.line(f"{vocabulary.size:,} ids to {output}")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)

@@ -208,6 +208,18 @@ def add_options(
     return command
 
 
+def vocab_option(command: Decorated) -> Decorated:
+    """Add --vocab; see `llmgpu.bpe.interchange.open.find_vocabulary`."""
+    return click.option(
+        "--vocab",
+        required=True,
+        metavar="VOCAB",
+        help="Vocabulary: a file of bpe-train or import, a tokenizer.json, a rank file, vocab.json "
+        "beside merges.txt, a folder of Hugging Face, or cl100k, o200k, gpt2, p50k if an installed "
+        "package has it.",
+    )(command)
+
+
 def device_option(command: Decorated) -> Decorated:
     """Add --device."""
     return click.option(

@@ -13,6 +13,7 @@ from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
+from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.options import (
@@ -26,6 +27,7 @@ from llmgpu.cli.options import (
     make_special_options,
     output_options,
     special_options,
+    vocab_option,
 )
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.memory import Growth
@@ -69,9 +71,7 @@ class _Output:
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILE...|-]")
-@click.option(
-    "--vocab", required=True, metavar="FILE", help="Vocabulary file of bpe-train or import."
-)
+@vocab_option
 @click.option(
     "--output",
     "-o",
@@ -175,12 +175,13 @@ def tokenize(
     sources = files or ("-",)
     found = Sources([], 0) if decode else resolve_sources(sources)
     ids = [(name, format_name or recognize_format(name)) for name in sources] if decode else []
+    vocabulary_files = find_vocabulary(vocab)
     if not count:
         read = _read_for(ids) if decode else [source.path for source in found.files]
-        _check_files(target, [vocab, *read], decode)
+        _check_files(target, [*vocabulary_files.inputs, *read], decode)
     growth = Growth()  # before a device is opened, which takes memory, too
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM))
-    vocabulary = Vocabulary.load(vocab)
+    vocabulary = vocabulary_files.read(report.note)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
     if decode:
         summary = _decode(ids, vocabulary, vocab, target)

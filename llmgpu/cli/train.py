@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.special_encoding import token_id
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.options import (
     TEXT,
@@ -23,6 +23,7 @@ from llmgpu.cli.options import (
     id_or_text,
     make_corpus_options,
     output_options,
+    vocab_option,
 )
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
@@ -144,7 +145,7 @@ def _interval_options(command: Decorated) -> Decorated:
 
 @click.command()
 @click.argument("corpus", nargs=-1, required=True)
-@click.option("--vocab", required=True, metavar="FILE", help="Vocabulary of the model.")
+@vocab_option
 @click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
 @click.option("--resume", is_flag=True, help="Resume from the newest checkpoint in --output.")
 @click.option("--force", is_flag=True, help="Replace the run in --output.")
@@ -192,14 +193,15 @@ def train(
     report = Reporter(quiet=quiet)
     reading = {name: settings.pop(name) for name in _READING}
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
-    vocabulary = Vocabulary.load(vocab)
+    vocabulary_files = find_vocabulary(vocab)
+    vocabulary = vocabulary_files.read(report.note)
     named = id_or_text(eos)
     separator = default_separator(vocabulary) if named is None else token_id(vocabulary, named)
     if not resume:  # what can't work is refused before there is a folder
         new_settings(settings, vocabulary.size)
     backend = select_backend(device)
     read = [source.path for source in resolve_sources(corpus).files]
-    check_outputs(_written(output, force), [vocab, *read])
+    check_outputs(_written(output, force), [*vocabulary_files.inputs, *read])
     with open_run_folder(output, resume=resume, force=force) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from tests.bpe.interchange.samples import trained
+from tests.bpe.interchange.samples import cl100k_path, trained
 from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
 from tests.cli.conftest import Run, fails
 
@@ -86,7 +86,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["import", "ranks", "--special-token", "=5"], 2, "is not a text and an id"),
         (["import", "ranks", "--pattern", "gpt9"], 2, "gpt9"),
         (["export", "missing.bin", "--to", "gpt2", "-o", "out"], 1, "missing.bin"),
-        (["export", "t.json", "--to", "gpt2", "-o", "out"], 1, "t.json"),
+        (["export", "ranks", "--to", "gpt2", "-o", "out"], 1, "ranks: a rank file does not say"),
         (["export", "v.bin", "--to", "tiktoken", "-o", "/dev/full"], 1, "/dev/full"),
         (["export", "v.bin", "--to", "gpt2", "-o", "t.json"], 1, "t.json"),
         (["export", "v.bin", "--to", "gpt2"], 2, "--output"),
@@ -100,3 +100,37 @@ def test_bad_input(llmgpu: Run, v_bin: Path, arguments: list[str], code: int, me
     before = {path: path.read_bytes() for path in folder.iterdir()}
     fails(llmgpu(*arguments), code, message)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_vocabularies_of_others_are_taken_everywhere(llmgpu: Run, v_bin: Path) -> None:
+    folder = v_bin.parent
+    (folder / "hf").mkdir()
+    (folder / "text").write_text("it's a text, it's one")
+    for name, out in (("huggingface", "hf/tokenizer.json"), ("gpt2", "pair"), ("tiktoken", "r")):
+        assert llmgpu("export", "v.bin", "--to", name, "-o", out).returncode == 0
+    wanted = llmgpu("tokenize", "text", "--vocab", "v.bin", "--device", "cpu").stdout
+    for vocab in ("hf", "hf/tokenizer.json", "pair", "pair/merges.txt", "r"):
+        ids = llmgpu("tokenize", "text", "--vocab", vocab, "--device", "cpu")
+        assert ids.returncode == 0 and ids.stdout == wanted, ids.stderr
+        back = llmgpu("tokenize", "--vocab", vocab, "--decode", stdin=ids.stdout)
+        assert back.stdout == (folder / "text").read_bytes()
+        assert b"tokens: 400" in llmgpu("info", vocab).stdout
+        done = llmgpu("import", vocab, "-o", "again.bin")
+        assert done.returncode == 0, done.stderr
+        done = llmgpu("export", vocab, "--to", "huggingface", "-o", "again.json")
+        assert done.returncode == 0, done.stderr
+    done = llmgpu("tokenize", "text", "--vocab", "hf", "-o", "hf/tokenizer.json", "--force")
+    fails(done, 1, "hf/tokenizer.json is an input")
+    fails(llmgpu("info", "o300k"), 1, "can't read the vocabulary o300k")
+
+
+def test_a_published_vocabulary_by_name(
+    llmgpu: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cl100k_path()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    done = llmgpu("tokenize", "--vocab", "cl100k", "--device", "cpu", stdin=b"hello world")
+    assert done.stdout == b"15339 1917\n", done.stderr
+    fails(llmgpu("info", "gpt2"), 1, "tiktoken.get_encoding('r50k_base')")
+    (tmp_path / "cl100k").write_text("something else")
+    fails(llmgpu("info", "cl100k"), 1, "cl100k: not a vocabulary file of llmgpu")

@@ -59,7 +59,7 @@ class _Encoding:
 
 
 # By the SHA-256 of the rank file.
-_ENCODINGS = {
+ENCODINGS = {
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _Encoding(
         "r50k_base", "gpt2", {_END: 50256}
     ),
@@ -109,7 +109,7 @@ def read(
         known = _read_side(path, canonical, note) or _recognize(canonical, note)
         if known is None and pattern is None:
             raise VocabularyError(
-                "a rank file does not say how text is cut: name the pattern with --pattern, "
+                "a rank file does not say how text is cut: import it with --pattern, "
                 f"one of {', '.join(PATTERNS)}"
             )
         chosen = get_pattern(pattern or (known.pattern if known else ""))
@@ -268,7 +268,7 @@ def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note)
 
 
 def _recognize(canonical: bytes, note: Note) -> _Encoding | None:
-    encoding = _ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
+    encoding = ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
     if encoding:
         count = len(encoding.special_tokens)
         note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count} special tokens")

@@ -1,0 +1,109 @@
+"""How to open a vocabulary that is named by a path: whichever tool made it, or a published name.
+
+The content of a file says what it is. An existing path wins over a name.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import Note, no_notes
+from llmgpu.outputs import MERGES_TXT, RANKS, TOKENIZER_JSON, VOCAB_JSON, VOCABULARY, kind_of
+
+_VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class VocabularyFiles:
+    """What a path stands for.
+
+    format: a name in `llmgpu.bpe.interchange.formats.FORMATS`; None for a vocabulary file of
+    llmgpu. merges: the second file of format ``gpt2``.
+    """
+
+    path: str
+    format: str | None = None
+    merges: str | None = None
+
+    @property
+    def inputs(self) -> list[str]:
+        """The files that may be read."""
+        side = [f"{self.path}.json"] if self.format == "tiktoken" else []
+        return [self.path, *filter(None, [self.merges]), *side]
+
+    def read(self, note: Note = no_notes) -> Vocabulary:
+        """Read the vocabulary; see `open_vocabulary`."""
+        if self.format is None:
+            return Vocabulary.load(self.path)
+        from llmgpu.bpe.interchange.formats import FORMATS
+
+        return FORMATS[self.format].read(self.path, self.merges, note=note)
+
+
+def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
+    """Read a vocabulary, see `find_vocabulary`.
+
+    note: is told what `llmgpu.bpe.interchange.formats.Format.read` tells.
+
+    Raises VocabularyError if it can't be read exactly.
+    """
+    return find_vocabulary(path).read(note)
+
+
+def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
+    """Return what a path stands for, by its content.
+
+    path: a vocabulary file, a tokenizer.json, a rank file, a vocab.json or merges.txt beside the
+    other, a folder with such files, or the name of a published encoding such as ``cl100k``.
+    format: the one to take of a folder.
+
+    Raises VocabularyError for a folder without a vocabulary, a file without its other half, and a
+    published encoding that this machine does not have.
+    """
+    name = str(path)
+    if os.path.isdir(name):
+        return find_in_folder(name, format)
+    if not os.path.lexists(name):
+        from llmgpu.bpe.interchange.published import find_ranks
+
+        ranks = find_ranks(name)
+        return VocabularyFiles(name) if ranks is None else VocabularyFiles(ranks, "tiktoken")
+    kind = kind_of(name)
+    if kind == VOCABULARY:
+        return VocabularyFiles(name)
+    if kind == RANKS:
+        return VocabularyFiles(name, "tiktoken")
+    if kind == VOCAB_JSON:
+        return _pair(name, _VOCAB, _MERGES)
+    if kind == MERGES_TXT or name.endswith(_MERGES):
+        return _pair(name, _MERGES, _VOCAB)
+    is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))
+    return VocabularyFiles(name, "huggingface" if is_json else None)
+
+
+def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
+    """Return the vocabulary of a folder: its tokenizer.json, else its vocab.json and merges.txt.
+
+    Raises VocabularyError for a folder without them.
+    """
+    path = Path(folder)
+    if format != "gpt2" and (path / _TOKENIZER).exists():
+        return VocabularyFiles(str(path / _TOKENIZER), "huggingface")
+    if (path / _VOCAB).exists():
+        return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
+    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}")
+
+
+def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:
+    """Return vocab.json and merges.txt by the name of one; they may share a prefix."""
+    folder, file = os.path.split(name)
+    stem = file.removesuffix(ending) if file.endswith(ending) else ""
+    other = os.path.join(folder, stem + other_ending)
+    if not os.path.exists(other):
+        raise VocabularyError(f"{name} is a {ending}, which needs {other} beside it")
+    vocab, merges = (name, other) if ending == _VOCAB else (other, name)
+    return VocabularyFiles(vocab, "gpt2", merges)

@@ -1,0 +1,140 @@
+"""Vocabularies of all kinds by a path, and published ones by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmgpu import Tokenizer
+from llmgpu.bpe.interchange import formats
+from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
+from llmgpu.bpe.interchange.published import ALIASES, find_ranks
+from llmgpu.errors import VocabularyError
+from tests.bpe.interchange.samples import cl100k_path, trained
+
+CACHED_CL100K = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A vocabulary in every format, alone and in folders."""
+    trained().save(tmp_path / "v.bin")
+    for name, out in (("huggingface", "t.json"), ("tiktoken", "ranks"), ("gpt2", "pair")):
+        formats.FORMATS[name].write(trained(), tmp_path / out)
+    (tmp_path / "hf").mkdir()
+    shutil.copy(tmp_path / "t.json", tmp_path / "hf" / "tokenizer.json")
+    for half in ("vocab.json", "merges.txt"):
+        shutil.copy(tmp_path / "pair" / half, tmp_path / f"own-{half}")
+        shutil.copy(tmp_path / "pair" / half, tmp_path / "hf" / half)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("v.bin", None),
+        ("t.json", "huggingface"),
+        ("ranks", "tiktoken"),
+        ("pair", "gpt2"),
+        ("pair/vocab.json", "gpt2"),
+        ("pair/merges.txt", "gpt2"),
+        ("own-vocab.json", "gpt2"),
+        ("own-merges.txt", "gpt2"),
+        ("hf", "huggingface"),
+    ],
+)
+def test_a_path_is_opened_by_its_content(folder: Path, name: str, format: str | None) -> None:
+    found = find_vocabulary(folder / name)
+    assert found.format == format and all(map(os.path.exists, found.inputs))
+    opened = open_vocabulary(folder / name)
+    assert (opened.tokens, opened.special_tokens) == (trained().tokens, trained().special_tokens)
+    text = "it's a text  12"
+    ids = Tokenizer.load(folder / "v.bin", "cpu").encode(text)
+    assert list(Tokenizer.load(folder / name, "cpu").encode(text)) == list(ids)
+
+
+def test_a_folder_by_a_format(folder: Path) -> None:
+    assert find_vocabulary(folder / "hf", "gpt2").format == "gpt2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("merges.txt", b"#version: 0.2\n", r"is a merges.txt, which needs .*vocab.json beside it"),
+        ("vocab.json", b'{"a": 0}', r"is a vocab.json, which needs .*merges.txt beside it"),
+        ("x.json", b'{"b": "c"}', "not a tokenizer.json: no model"),
+        ("x", b"\0\1", "not a vocabulary file of llmgpu"),
+        ("x.txt", b"a text", "not a vocabulary file of llmgpu"),
+        ("cl100k", b"YQ== 0\n", "how text is cut: import it with --pattern"),
+        ("folder/x", b"", "has neither tokenizer.json nor vocab.json"),
+    ],
+)
+def test_what_is_no_vocabulary(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(VocabularyError, match=message):
+        open_vocabulary(path.parent if "/" in name else path)
+
+
+def test_a_missing_file_is_no_published_name(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"can't read the vocabulary .*No such file"):
+        open_vocabulary(tmp_path / "cl100k")
+
+
+def test_tiktokens_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published ranks are found where tiktoken finds them; others there are refused."""
+    load = pytest.importorskip("tiktoken.load")
+    ranks = cl100k_path()
+    digest = hashlib.sha256(ranks.read_bytes()).hexdigest()
+    monkeypatch.setenv("DATA_GYM_CACHE_DIR", str(tmp_path))
+    cached = tmp_path / CACHED_CL100K
+    shutil.copy(ranks, cached)
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    address = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
+    assert load.read_file_cached(address, digest) == ranks.read_bytes()
+    assert find_ranks("cl100k") == find_ranks("cl100k_base") == str(cached)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    assert find_ranks("cl100k") == str(ranks)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with cached.open("ab") as stream:
+        stream.write(b"IQIi 100256\n")
+    assert find_ranks("cl100k") == str(ranks)
+    shutil.copy(cached, tmp_path / "fb374d419588a4632f3f557e76b4b70aebbca790")
+    with pytest.raises(VocabularyError, match=r"o200k_base; .*fb374.* is not as published"):
+        find_ranks("o200k")
+
+
+def test_a_side_file_in_the_cache_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    shutil.copy(cl100k_path(), tmp_path / CACHED_CL100K)
+    (tmp_path / f"{CACHED_CL100K}.json").write_text("{}")
+    assert find_ranks("cl100k") == str(cl100k_path())
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert find_ranks("of-nobody") is None
+    for alias, name in ALIASES.items():
+        if name != "cl100k_base":
+            with pytest.raises(VocabularyError, match=f"get_encoding\\('{name}'\\)"):
+                find_ranks(alias)
+
+
+def test_a_vocabulary_of_our_own_imports_no_other_format(folder: Path) -> None:
+    code = (
+        "import sys; from llmgpu.bpe.interchange.open import open_vocabulary;"
+        "open_vocabulary('v.bin');"
+        "print([m for m in sys.modules if m.startswith('llmgpu.bpe.interchange.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert json.loads(done.stdout.replace("'", '"')) == ["llmgpu.bpe.interchange.open"], done.stderr
