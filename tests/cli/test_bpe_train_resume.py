@@ -117,7 +117,9 @@ def test_what_began_with_another_version_of_unicode_keeps_it(llmgpu: Run, tmp_pa
     run |= {"text_field": "text", "encoding_errors": "raw", "doc_separators": [], "limit": None}
     del run["Unicode version"]
     counts = count_corpus(corpus_from_bytes(text), make_plan(options, NUMPY))
-    save_counts(Checkpoint.begin(tmp_path / "kept", run).counts_path, counts)
+    checkpoint = Checkpoint.begin(tmp_path / "kept", run)
+    save_counts(checkpoint.counts_path, counts)
+    checkpoint.close()
     save_counts(tmp_path / "c", counts)
     expected = train_vocabulary(counts, options, NUMPY).vocabulary
     common = ("--device", "cpu", "-q", "--vocab-size", "275")

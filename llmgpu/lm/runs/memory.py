@@ -10,6 +10,7 @@ compute in between, and for copies of weights on their way to a device or a file
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,6 +48,8 @@ class _Measuring(Operations):
         self.largest = max(self.largest, tensor, key=lambda each: each.nbytes)
         if self.backend.is_software:
             require_free(self.nbytes + tensor.nbytes, self.free, "at least ")
+        elif tensor.nbytes > sys.maxsize:  # more than an array can seem to have
+            self.require_bindable()
         # All elements are one and the same number.
         return replace(tensor, data=np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape))
 
