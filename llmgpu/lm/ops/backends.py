@@ -11,6 +11,7 @@ from llmgpu.lm.ops.linear import GpuLinear, NumpyLinear
 from llmgpu.lm.ops.loss import GpuLoss, NumpyLoss
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import GpuOptimizer, NumpyOptimizer
+from llmgpu.lm.ops.products import FixedProducts
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device
@@ -26,6 +27,11 @@ class GpuOperations(GpuAttention, GpuEmbedding, GpuLayers, GpuLinear, GpuLoss, G
     """All operations, as kernels."""
 
 
-def open_operations(device: Device | None) -> Operations:
-    """Return the operations on a device, or in NumPy if there is none."""
-    return NumpyOperations() if device is None else GpuOperations(device)
+def open_operations(device: Device | None, *, fixed_products: bool = False) -> Operations:
+    """Return the operations on a device, or in NumPy if there is none.
+
+    fixed_products: whether NumPy's matrix products have the same bits with any number of threads.
+    """
+    if device is not None:
+        return GpuOperations(device)
+    return NumpyOperations(FixedProducts() if fixed_products else None)

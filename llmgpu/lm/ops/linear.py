@@ -17,7 +17,7 @@ from llmgpu.lm.ops.matrix_tiling import (
     choose_tiling,
 )
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 # Outputs of a linear layer with few rows are computed one element a workgroup: this many rows,
 # of this many elements in all unless there is only one row.
@@ -36,22 +36,33 @@ class NumpyLinear(NumpyRecorder):
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         if residual is None:
-            np.matmul(x.array, _single(weight).T, out=out.array)
+            self._multiply(x.array, _single(weight).T, out.array)
         else:
-            np.add(x.array @ _single(weight).T, residual.array, out=out.array)
+            np.add(self._product(x.array, _single(weight).T), residual.array, out=out.array)
 
     @recorded
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
         if accumulate:
-            grad_x.array[...] += grad_out.array @ _single(weight)
+            grad_x.array[...] += self._product(grad_out.array, _single(weight))
         else:
-            np.matmul(grad_out.array, _single(weight), out=grad_x.array)
+            self._multiply(grad_out.array, _single(weight), grad_x.array)
 
     @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        grad_weight.array[...] += grad_out.array.T @ x.array
+        grad_weight.array[...] += self._product(grad_out.array.T, x.array)
+
+    def _product(self, left: FloatArray, right: FloatArray) -> FloatArray:
+        out = np.empty((left.shape[0], right.shape[1]), np.float32)
+        self._multiply(left, right, out)
+        return out
+
+    def _multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
+        if self.products is None:
+            np.matmul(left, right, out=out)
+        else:
+            self.products.multiply(left, right, out)
 
 
 def _single(weight: Tensor) -> NDArray[np.float32]:

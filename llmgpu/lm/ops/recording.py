@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 if TYPE_CHECKING:
@@ -51,6 +53,11 @@ class NumpyRecorder(Operations):
     has_half_precision = True
     max_tensor_bytes = sys.maxsize
 
+    def __init__(self, products: FixedProducts | None = None) -> None:
+        """Start without tensors; products: None leaves matrix products to NumPy's library."""
+        super().__init__()
+        self.products = products
+
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
@@ -62,7 +69,8 @@ class NumpyRecorder(Operations):
 
     def run(self, program: Program) -> None:
         # Numbers that are tiny or not finite go through without a warning, as on a GPU.
-        with np.errstate(all="ignore"):
+        threads = nullcontext() if self.products is None else self.products.one_blas_thread()
+        with np.errstate(all="ignore"), threads:
             for step in program.steps:
                 step()
 

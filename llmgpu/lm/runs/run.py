@@ -33,6 +33,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.products import has_fixed_products
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
@@ -142,7 +143,8 @@ class TrainingRun:
         prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
         slots = intervals.unread_steps(self._options.steps)
         try:
-            operations = open_operations(backend.device)
+            self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
+            operations = open_operations(backend.device, fixed_products=self._fixed_products)
             self._trainer = Trainer(operations, config, self._options, slots)
         except DeviceError as error:
             raise DeviceError(
@@ -157,6 +159,12 @@ class TrainingRun:
         else:
             self._log = self._resume(checkpoint)
 
+    def _chosen_products(self, *, resumed: bool) -> bool:
+        """Whether matrix products have the same bits with any number of threads, in NumPy."""
+        if resumed:  # runs of earlier versions left the threads to NumPy's library
+            return bool(read_log(self._folder.log).facts.get("fixed_products", False))
+        return self._backend.device is None and has_fixed_products()
+
     def _token_facts(self) -> dict[str, Any]:
         return {"tokens": len(self._source), "tokens_crc32": self._source.checksum}
 
@@ -166,6 +174,7 @@ class TrainingRun:
         return {
             "tool": f"llmgpu {__version__}",
             "device": self._backend.description,
+            "fixed_products": self._fixed_products,
             "vocabulary": self._vocabulary.fingerprint,
             "parameters": config.parameters,
             "memory_bytes": needed_bytes,

@@ -11,6 +11,8 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
+from llmgpu.lm.ops.backends import NumpyOperations
+from llmgpu.lm.ops.products import has_fixed_products
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import Intervals, TrainingRun
@@ -66,3 +68,26 @@ def test_a_summary_is_json_for_any_losses(tmp_path: Path) -> None:
     assert summary["validation_loss"] > 710  # e to that is more than a float can be
     assert summary["perplexity"] is None
     json.dumps(summary, allow_nan=False)
+
+
+def log_facts(folder: RunFolder) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(folder.log.read_text().splitlines()[0])
+    return facts
+
+
+def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Path) -> None:
+    """A run of an earlier version, whose log does not say it, leaves the threads as they were."""
+    for name, said in (("new", has_fixed_products()), ("old", False)):
+        with open_run_folder(tmp_path / name) as folder:
+            prepared(folder, [], steps=2).run()
+            facts = log_facts(folder)
+            assert facts.pop("fixed_products") is has_fixed_products()
+            if name == "old":
+                rest = folder.log.read_text().splitlines(keepends=True)[1:]
+                folder.log.write_text("".join([json.dumps(facts) + "\n", *rest]))
+            resumed = prepared(folder, [], load_checkpoint(folder.path), steps=4)
+            operations = resumed._trainer.model.operations
+            assert isinstance(operations, NumpyOperations)
+            assert (operations.products is not None) is said
+            resumed.run()
+            assert ("fixed_products" in log_facts(folder)) is (name == "new")

@@ -1,0 +1,100 @@
+"""Matrix products in NumPy whose bits do not depend on the number of threads.
+
+The threads of OpenBLAS wait for each other in a loop, which costs more than they give where others
+use the processors, and add some products in another order than one thread does. So `FixedProducts`
+gives each of its own threads whole rows or columns of a product, which OpenBLAS computes with one
+thread: how it adds along the inner dimension does not depend on how many rows and columns there
+are. Other libraries (MKL, Accelerate) keep their threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import numpy.linalg
+
+from llmgpu.lm.ops.tensor import FloatArray
+from llmgpu.processors import usable_processors
+
+ALIGNMENT = 64  # rows or columns of a part: a multiple of what OpenBLAS computes at once
+LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
+
+
+@cache
+def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Return the functions of NumPy's OpenBLAS that get and set its number of threads, if any."""
+    # Looking up a name in an extension finds those of the libraries it was linked with, except on
+    # Windows.
+    extension = Path(sys.modules["numpy.linalg._umath_linalg"].__file__ or "")
+    beside = Path(np.__file__).parent.with_name("numpy.libs").glob("*openblas*")
+    for path in (extension, *beside):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        for prefix, suffix in product(("scipy_", ""), ("64_", "")):
+            names = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
+            get, change = (getattr(library, name, None) for name in names)
+            if get is not None and change is not None:
+                return get, change
+    return None
+
+
+def has_fixed_products() -> bool:
+    """Whether `FixedProducts` can tell NumPy's library to use one thread."""
+    return _openblas() is not None
+
+
+class FixedProducts:
+    """Products by threads of its own, as many as OpenBLAS would use; the same bits with any."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        """Start without threads; None: as OPENBLAS_NUM_THREADS and the processors allow."""
+        blas = _openblas()
+        allowed = 1 if blas is None else min(blas[0](), usable_processors())
+        self._threads = threads or allowed
+        self._pool = ThreadPoolExecutor(self._threads, "products")
+
+    @contextmanager
+    def one_blas_thread(self) -> Iterator[None]:
+        """Let OpenBLAS use one thread while the block runs."""
+        blas = _openblas()
+        if blas is None:
+            yield
+            return
+        get, change = blas
+        before = get()
+        change(1)
+        try:
+            yield
+        finally:
+            change(before)
+
+    def multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
+        """Write left @ right, (M, K) and (K, N), to out (M, N)."""
+        rows, columns = out.shape
+        parts = min(self._threads, rows * columns * left.shape[1] // LEAST_PART)
+        if parts < 2:
+            np.matmul(left, right, out=out)
+            return
+        step = -(-max(rows, columns) // (parts * ALIGNMENT)) * ALIGNMENT
+        pieces = [slice(start, start + step) for start in range(0, max(rows, columns), step)]
+        if rows >= columns:
+            work = [(left[piece], right, out[piece]) for piece in pieces]
+        else:
+            work = [(left, right[:, piece], out[:, piece]) for piece in pieces]
+        for each in [self._pool.submit(_multiply, *arrays) for arrays in work]:
+            each.result()
+
+
+def _multiply(left: FloatArray, right: FloatArray, out: FloatArray) -> None:
+    with np.errstate(all="ignore"):  # each thread has its own
+        np.matmul(left, right, out=out)
