@@ -32,7 +32,7 @@ class Backend:
         return self.device is None or self.device.is_software
 
 
-NUMPY = Backend(None, "NumPy on the CPU")
+NUMPY = Backend(None, "the CPU")
 
 
 def select_backend(wanted: str) -> Backend:

@@ -57,6 +57,11 @@ _MARKED = {  # kinds that their first bytes show
     NPY: rb"\x93NUMPY",
     "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
     "a Parquet file": rb"PAR1",
+    "a file of weights": rb".{4}\0{4}\{\s*\"|GGUF[\1-\x0f]\0\0\0",
+    "a database": rb"SQLite format 3\0",
+    "a picture": rb"\x89PNG\r\n|GIF8[79]a|\xff\xd8\xff[\xe0-\xef]",
+    "a PDF": rb"%PDF-",
+    "a program": rb"\x7fELF|\xcf\xfa\xed\xfe",
 }
 _WRITTEN = {  # kinds that are text
     DECIMAL_IDS: rb"(?=\s*\d)[\d\s]*\Z",
@@ -121,7 +126,8 @@ def check_outputs(
 
 
 def _also(other: str, path: str) -> str:
-    return "" if other == path else f", the same file as {other}"
+    name = "standard input" if other == _STANDARD_INPUT else other
+    return "" if other == path else f", the same file as {name}"
 
 
 def _check_replaceable(output: Output) -> None:

@@ -41,6 +41,12 @@ from llmgpu.outputs import (
         (gzip.compress(b"text", mtime=0), "a compressed file"),
         (np.arange(999, dtype="<u2").tobytes(), None),
         (np.array([20240520, 1, 5], "<i4").tobytes(), TOKEN_FILE),
+        ((90).to_bytes(8, "little") + b'{"__metadata__": {}}', "a file of weights"),
+        (b'12345678{"text"', TEXT),
+        (b"SQLite format 3\0" + bytes(9), "a database"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(9), "a picture"),
+        (b"%PDF-1.7\n%\xe2\xe3\0", "a PDF"),
+        (b"\x7fELF\2\1\1\0", "a program"),
     ],
 )
 def test_the_kind_of_a_file(tmp_path: Path, data: bytes, kind: str | None) -> None:
@@ -72,6 +78,15 @@ def test_files_are_compared_by_identity(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="named for two outputs, the same file as"):
             check_outputs([Output(str(name), TEXT), Output(str(dangling), TEXT)])
     check_outputs([Output(str(tmp_path / "a"), TEXT), Output(str(tmp_path / "b"), TEXT)], ["-"])
+
+
+def test_standard_input_is_named_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"text")
+    with open(path) as stream, monkeypatch.context() as patch:
+        patch.setattr("sys.stdin", stream)
+        with pytest.raises(OutputError, match="an input, the same file as standard input: "):
+            check_outputs([Output(str(path), TEXT)], ["-"])
 
 
 def test_a_pipe_takes_one_output(tmp_path: Path) -> None:

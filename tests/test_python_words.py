@@ -41,3 +41,12 @@ def test_the_api_speaks_of_arguments(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="force=True") as refused:
         Tokenizer(special, "cpu").save(tmp_path / "text")
     assert "--" not in str(refused.value)
+
+
+def test_advice_names_nothing_that_the_api_lacks(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_vocabulary("o200k", "hf"), "cpu")
+    with pytest.raises(VocabularyError, match="export it to huggingface instead"):
+        tokenizer.export("gpt2", tmp_path)
+    tokenizer.save(tmp_path / "v.bin")
+    with pytest.raises(VocabularyError, match="'x': this version supports greedy, bpe"):
+        Tokenizer.load(tmp_path / "v.bin", match="x")

@@ -228,7 +228,7 @@ def device_option(command: Decorated) -> Decorated:
         default="auto",
         show_default=True,
         metavar="auto|cpu|gpu|NAME",
-        help="Compute on the CPU with NumPy (cpu), on the best adapter (gpu), on the adapter whose "
+        help="Compute on the CPU (cpu), on the best adapter (gpu), on the adapter whose "
         "name contains NAME, or on the fastest of these for the work (auto). Also LLMGPU_DEVICE.",
     )(command)
 

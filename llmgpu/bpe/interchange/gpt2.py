@@ -130,7 +130,7 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
     if vocabulary.pattern != "gpt2":
         raise VocabularyError(
             "GPT-2's tokenizers cut by pattern gpt2 and would give other ids, because this "
-            f"vocabulary's is {quote(vocabulary.pattern)}: use --to huggingface"
+            f"vocabulary's is {quote(vocabulary.pattern)}: export it to huggingface instead"
         )
     if vocabulary.normalized_tokens:
         raise VocabularyError("GPT-2's files have no normalized special tokens")

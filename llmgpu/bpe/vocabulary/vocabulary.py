@@ -44,7 +44,7 @@ from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 MATCH_RULES = ("greedy", "bpe")
@@ -348,7 +348,8 @@ def _check_rules(vocabulary: Vocabulary) -> None:
         ("Unicode version", vocabulary.unicode, VERSIONS),
     ):
         if value not in known:
-            raise VocabularyError(f"unknown {what} {value!r}: this version supports {known}")
+            names = ", ".join(str(name) for name in known if name)
+            raise VocabularyError(f"unknown {what} {quote(value)}: this version supports {names}")
     unknown = vocabulary.unknown_token
     if unknown is not None and not 0 <= unknown < vocabulary.size:
         raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")
