@@ -91,7 +91,7 @@ class Outputs:
     multiple=True,
     default=(ALL,),
     metavar="all|cpu|gpu|NAME",
-    help="Device to measure; all (the default) is NumPy and every adapter. Repeatable.",
+    help="Device to measure; all (the default) is the CPU and every adapter. Repeatable.",
 )
 @click.option(
     "--corpus",

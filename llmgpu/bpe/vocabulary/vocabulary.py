@@ -349,7 +349,9 @@ def _check_rules(vocabulary: Vocabulary) -> None:
     ):
         if value not in known:
             names = ", ".join(str(name) for name in known if name)
-            raise VocabularyError(f"unknown {what} {quote(value)}: this version supports {names}")
+            raise VocabularyError(
+                f"unknown {what} {quote(str(value))}: this version supports {names}"
+            )
     unknown = vocabulary.unknown_token
     if unknown is not None and not 0 <= unknown < vocabulary.size:
         raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")
