@@ -147,7 +147,7 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
             if one != other:
                 raise InputError(
                     f"{first.source} and {part.source} can't be added up: {what} {one!r} and "
-                    f"{other!r}"
+                    f"{other!r}; count one of the corpora again"
                 )
         accumulator.add(part.words)
     return replace(
