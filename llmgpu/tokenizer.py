@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import ALIASES, FORMATS
 from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
 from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
@@ -387,6 +387,7 @@ class Tokenizer:
         Raises VocabularyError for an unknown format, or one that can't give the same ids;
         OutputError for files that can't be written.
         """
+        format = ALIASES.get(format, format)
         if format not in FORMATS:
             raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
         FORMATS[format].write(self._vocabulary, path, note=_log.info, force=force)

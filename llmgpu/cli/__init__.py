@@ -7,6 +7,7 @@ import no wgpu.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -15,7 +16,7 @@ import click
 
 from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
 from llmgpu.errors import LlmgpuError, shorten
-from llmgpu.input_files import printable
+from llmgpu.input_files import printable, quote
 from llmgpu.version import __version__
 
 COMMANDS = {
@@ -44,6 +45,16 @@ class LazyGroup(click.Group):
         module, _, attribute = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; one that is mistyped is an error with those it may have meant."""
+        near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS)
+        if near:
+            names = " or ".join(repr(name) for name in near)
+            raise click.UsageError(f"No such command {quote(args[0])}. Did you mean {names}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options; --help and --version print here, so see `invoke`."""

@@ -26,7 +26,13 @@ from llmgpu.bpe.pretokens.pattern import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.interrupts import last_act
-from llmgpu.cli.options import ByteSize, Percentage, force_option, output_options
+from llmgpu.cli.options import (
+    ByteSize,
+    Percentage,
+    VocabularySize,
+    force_option,
+    output_options,
+)
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
@@ -104,7 +110,9 @@ class Outputs:
     "--limit", type=ByteSize(), metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
 )
 @click.option(
-    "--vocab-size", type=int, help=f"Size to train to.  [default: {suite.DEFAULT_VOCAB_SIZE}]"
+    "--vocab-size",
+    type=VocabularySize(),
+    help=f"Size to train to.  [default: {suite.DEFAULT_VOCAB_SIZE}]",
 )
 @click.option(
     "--pattern",

@@ -45,6 +45,7 @@ from llmgpu.cli.options import (
     make_corpus_options,
     output_options,
     pattern_options,
+    piped_input,
 )
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
@@ -175,12 +176,12 @@ def bpe_train(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or - for stdin.
+    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
 
     \b
     Example:
       llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
-      zcat corpus.txt.gz | llmgpu bpe-train - --special-token '<|endoftext|>'
+      zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
       llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
       llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run --resume
       llmgpu bpe-train 'part-1/*.txt' --save-counts 1.counts --counts-only
@@ -188,6 +189,7 @@ def bpe_train(
     """
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
+    corpus = corpus or (() if from_counts else piped_input(report))
     _check_sources(corpus, from_counts, counts_output, counts_only)
     found = resolve_sources(corpus) if corpus else None
     read = [*from_counts, *filter(None, [settings["seed_vocab"]])]

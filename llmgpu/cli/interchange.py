@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import FORMATS, describe_formats, guess_format
+from llmgpu.bpe.interchange.formats import ALIASES, FORMATS, describe_formats, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
@@ -23,13 +23,26 @@ from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 
+class FormatName(click.Choice[str]):
+    """The name of a format, or another name that it goes by."""
+
+    def __init__(self) -> None:
+        """Take all names there are."""
+        super().__init__([*FORMATS, *ALIASES])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the format's own name."""
+        name = super().convert(value, param, ctx)
+        return ALIASES.get(name, name)
+
+
 @click.command("import")
 @click.argument("source", metavar="IN")
 @click.argument("merges", required=False, metavar="[MERGES.TXT]")
 @click.option(
     "--from",
     "format_name",
-    type=click.Choice(list(FORMATS)),
+    type=FormatName(),
     show_default="detected",
     help=f"Input format: {describe_formats()}.",
 )
@@ -112,7 +125,7 @@ def import_vocabulary(
 @click.option(
     "--to",
     "format_name",
-    type=click.Choice(list(FORMATS)),
+    type=FormatName(),
     required=True,
     help=f"Output format: {describe_formats()}.",
 )

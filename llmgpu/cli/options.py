@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
+import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +17,10 @@ from llmgpu.input_files import quote
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+    from llmgpu.cli.console import Reporter
     from llmgpu.text.corpus import CorpusOptions
+
+READING_INPUT = "reading standard input"
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -163,8 +168,15 @@ def chosen_pattern(pattern: str | None, pattern_regex: str | None) -> str | None
     return pattern or pattern_regex
 
 
+class VocabularySize(Amount):
+    """A number of ids: 8192, 50k (powers of 1000), 8Ki (powers of 1024)."""
+
+    name, one, units = "vocabulary size", "id", {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
+    examples = "32768, 50k or 32Ki"
+
+
 class VocabularySizes(click.ParamType[tuple[int, ...]]):
-    """One number of ids, or several with commas between them: 8192,32768."""
+    """One `VocabularySize`, or several with commas between them: 8192,32Ki."""
 
     name = "sizes"
 
@@ -175,10 +187,10 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         parts = str(value).split(",")
-        if not all(re.fullmatch(r"\s*[0-9]{1,10}\s*", part) for part in parts):
+        if len(parts) > 1 and "" in map(str.strip, parts):
             shown = quote(str(value))
             self.fail(f"{shown} is not a vocabulary size; write 32768, or 8192,32768", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
+        return tuple(sorted({VocabularySize().convert(part, param, ctx) for part in parts}))
 
 
 class SpecialToken(click.ParamType[tuple[str, int]]):
@@ -197,6 +209,18 @@ class SpecialToken(click.ParamType[tuple[str, int]]):
             shown = quote(str(value))
             self.fail(f"{shown} is not a text and an id; write '<|end|>=50256'", param, ctx)
         return text, int(number)
+
+
+def piped_input(report: Reporter) -> tuple[str, ...]:
+    """Return standard input, as a source of text, if it is a pipe or a file, and say so."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # there is none
+        return ()
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return ()
+    report.line(READING_INPUT)
+    return ("-",)
 
 
 def add_options(

@@ -17,6 +17,7 @@ from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.options import (
+    READING_INPUT,
     THREADS,
     TokenCount,
     corpus_options,
@@ -172,6 +173,8 @@ def tokenize(
     if decode and not special.is_plain:
         raise click.UsageError("--decode takes no special tokens: their ids become their text")
     report = Reporter(quiet=quiet)
+    if not files:
+        report.line(READING_INPUT)
     sources = files or ("-",)
     found = Sources([], 0) if decode else resolve_sources(sources)
     ids = [(name, format_name or recognize_format(name)) for name in sources] if decode else []

@@ -23,6 +23,7 @@ from llmgpu.cli.options import (
     id_or_text,
     make_corpus_options,
     output_options,
+    piped_input,
     vocab_option,
 )
 from llmgpu.errors import InputError
@@ -144,7 +145,7 @@ def _interval_options(command: Decorated) -> Decorated:
 
 
 @click.command()
-@click.argument("corpus", nargs=-1, required=True)
+@click.argument("corpus", nargs=-1)
 @vocab_option
 @click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
 @click.option("--resume", is_flag=True, help="Resume from the newest checkpoint in --output.")
@@ -191,6 +192,7 @@ def train(
       llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
     """
     report = Reporter(quiet=quiet)
+    corpus = corpus or _piped_corpus(report)
     reading = {name: settings.pop(name) for name in _READING}
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
     vocabulary_files = find_vocabulary(vocab)
@@ -209,7 +211,7 @@ def train(
             vocabulary = checkpoint.vocabulary
             asked = resumed_settings(checkpoint, _explicit(context, settings))
             separator = _same_separator(checkpoint, eos, separator)
-            report.line(f"resuming from {checkpoint.folder}")
+            _announce_resuming(report, checkpoint, asked.options.steps)
         else:
             asked = new_settings(settings, vocabulary.size)
             if resume:
@@ -254,6 +256,23 @@ def train(
     _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=False)
+
+
+def _piped_corpus(report: Reporter) -> tuple[str, ...]:
+    corpus = piped_input(report)
+    if not corpus:
+        raise click.UsageError("give CORPUS: text, or token files")
+    return corpus
+
+
+def _announce_resuming(report: Reporter, checkpoint: Checkpoint, steps: int) -> None:
+    done = checkpoint.state.step
+    report.line(f"resuming from {checkpoint.folder}")
+    if done >= steps:
+        report.line(
+            f"nothing is left to do: {done} of {steps} steps are done; a larger --steps continues "
+            "the run"
+        )
 
 
 def _written(folder: str, force: bool) -> list[Output]:

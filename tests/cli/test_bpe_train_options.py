@@ -65,6 +65,8 @@ def test_special_tokens_of_the_seed_are_not_counted(llmgpu: Run, tmp_path: Path)
     ("options", "code", "message"),
     [
         (["--vocab-size", "300,"], 2, "'300,' is not a vocabulary size"),
+        (["--vocab-size", "8kb"], 2, "'8kb' is not a vocabulary size"),
+        (["--vocab-size", "0.1"], 2, "'0.1' is less than one id"),
         (["--vocab-size", "many"], 2, "'many' is not a vocabulary size"),
         (["--vocab-size", "100,300"], 1, "the vocabulary size is 100"),
         (["--max-token-length", "0"], 2, "0 is not in the range x>=1"),
@@ -168,3 +170,11 @@ def test_a_bar_on_a_terminal(
     report("merging", 2, 2)
     report.close()
     assert "merging" in capsys.readouterr().err
+
+
+def test_sizes_with_units(llmgpu: Run, vocab: Path) -> None:
+    assert llmgpu("bpe-train", "corpus.txt", *CPU, "--vocab-size", "0.3k,.5ki").returncode == 2
+    sizes = ("--vocab-size", "0.3k, 0.5Ki,0.3K")
+    assert llmgpu("bpe-train", "corpus.txt", *CPU, *sizes, "-o", "w.bin").returncode == 0
+    made = sorted(path.name for path in vocab.parent.glob("w-*.bin"))
+    assert made == ["w-300.bin", "w-512.bin"]

@@ -106,7 +106,7 @@ def test_vocabularies_of_others_are_taken_everywhere(llmgpu: Run, v_bin: Path) -
     folder = v_bin.parent
     (folder / "hf").mkdir()
     (folder / "text").write_text("it's a text, it's one")
-    for name, out in (("huggingface", "hf/tokenizer.json"), ("gpt2", "pair"), ("tiktoken", "r")):
+    for name, out in (("hf", "hf/tokenizer.json"), ("gpt2", "pair"), ("tiktoken", "r")):
         assert llmgpu("export", "v.bin", "--to", name, "-o", out).returncode == 0
     wanted = llmgpu("tokenize", "text", "--vocab", "v.bin", "--device", "cpu").stdout
     for vocab in ("hf", "hf/tokenizer.json", "pair", "pair/merges.txt", "r"):

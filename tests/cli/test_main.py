@@ -12,8 +12,9 @@ import pytest
 
 from llmgpu import __version__
 from llmgpu.backend import list_adapters
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS
-from tests.cli.conftest import Run, environment
+from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
 @pytest.mark.parametrize(
@@ -114,3 +115,38 @@ def test_both_show_the_traceback(llmgpu: Run, llmgpu_process: Run) -> None:
         done = run("bpe-train", "missing.txt", "--debug")
         assert done.returncode == 1
         assert b"Traceback" in done.stderr and b"InputError" in done.stderr
+
+
+def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
+    fails(llmgpu("tokenise"), 2, "No such command 'tokenise'. Did you mean 'tokenize'?")
+    fails(llmgpu("tokenize", "--vocb", "v.bin"), 2, "--vocab")
+    fails(llmgpu("x"), 2, "No such command 'x'")
+
+
+def test_a_pipe_is_read_if_nothing_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    text, note = corpus.read_bytes(), b"reading standard input\n"
+    named = llmgpu("bpe-train", "corpus.txt", "--vocab-size", "300", "--device", "cpu", "-o", "a")
+    options = ("--vocab-size", "0.3k", "--device", "cpu", "-o", "b")
+    piped = llmgpu("bpe-train", *options, stdin=text)
+    assert piped.returncode == named.returncode == 0, piped.stderr
+    assert piped.stderr.startswith(note) and note not in named.stderr
+    one, other = (Vocabulary.load(corpus.parent / name) for name in "ab")
+    assert (one.tokens, one.fingerprint) == (other.tokens, other.fingerprint)
+    assert note not in llmgpu("bpe-train", *options, "--quiet", stdin=text).stderr
+    assert llmgpu("tokenize", "--vocab", "v.bin", stdin=b"a").stderr.startswith(note)
+    sizes = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "32", "--steps", "1")
+    model = llmgpu("train", "--vocab", "v.bin", "-o", "run", "--device", "cpu", *sizes, stdin=text)
+    assert model.returncode == 0 and model.stderr.startswith(note), model.stderr
+    fails(llmgpu("bpe-train", *options), 1, "error: ")
+
+
+def test_a_device_is_not_read_unless_it_is_named(corpus: Path) -> None:
+    for command in (["bpe-train"], ["train", "--vocab", "v.bin", "-o", "run"]):
+        done = subprocess.run(
+            [*COMMAND, *command],
+            cwd=corpus.parent,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+        fails(done, 2, "CORPUS")

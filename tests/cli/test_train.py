@@ -347,3 +347,15 @@ def test_generating_repeats_with_a_seed_and_on_every_device(
     fails(llmgpu("generate", "run"), 1, "give a --prompt")
     fails(llmgpu(*command, "--temperature", "-1"), 1, "temperature is -1.0")
     fails(llmgpu("generate", "nowhere", "--prompt", "a"), 1, "no such folder")
+
+
+def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    command = (*TRAIN, "--device", "cpu", "--steps")
+    assert b"nothing is left" not in llmgpu(*command, "2").stderr
+    folder = corpus.parent / "run"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = llmgpu(*command, "2", "--resume")
+    assert done.returncode == 0 and b"nothing is left to do: 2 of 2 steps" in done.stderr
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    further = llmgpu(*command, "3", "--resume")
+    assert further.returncode == 0 and b"nothing is left" not in further.stderr, further.stderr

@@ -66,6 +66,7 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {"tiktoken": tiktoken, "huggingface": huggingface, "gpt2": gpt2}
+ALIASES = {"hf": "huggingface"}
 
 
 def describe_formats() -> str:
