@@ -142,7 +142,8 @@ class OutputFile:
                 os.chmod(self.temporary, mode)
             return os.fdopen(self._unfinished.descriptor, "wb")
         except BaseException:
-            os.close(self._unfinished.descriptor)
+            with suppress(OSError):  # an interrupt in fdopen has closed it
+                os.close(self._unfinished.descriptor)
             self._unfinished.remove()
             raise
 

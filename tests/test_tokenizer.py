@@ -267,8 +267,8 @@ def test_folders_and_pairs_of_files(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert pair == made
     with pytest.raises(VocabularyError, match=r"neither tokenizer\.json nor vocab\.json"):
         Tokenizer.from_pretrained(tmp_path)
-    with pytest.raises(VocabularyError, match="unknown format 'hf': use one of tiktoken"):
-        tokenizer.export("hf", tmp_path / "x")
+    with pytest.raises(VocabularyError, match="unknown format 'nope': use one of tiktoken"):
+        tokenizer.export("nope", tmp_path / "x")
 
 
 def test_training_saving_and_loading(tmp_path: Path) -> None:
