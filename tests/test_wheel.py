@@ -97,7 +97,7 @@ def test_it_runs_in_another_folder(wheel: Path, tmp_path: Path) -> None:
     (work / "text").write_bytes(b"one two one two three\n" * 50)
     for device in ["cpu", "gpu"] if list_adapters() else ["cpu"]:
         command = ("-m", "llmgpu")
-        run(*command, "bpe-train", "text", "--vocab-size", "270", "--device", device)
+        run(*command, "bpe-train", "text", "-o", "v.bin", "--vocab-size", "270", "--device", device)
         run(*command, "tokenize", "text", "--vocab", "v.bin", "-o", "ids", "--device", device)
         back = run(*command, "tokenize", "ids", "--vocab", "v.bin", "--decode")
         assert back == (work / "text").read_bytes()
