@@ -29,6 +29,7 @@ def test_generator_gives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert made == FILE.read_text(encoding="ascii"), "wgpu or cffi moved: run the generator"
 
 
+@pytest.mark.slow  # cffi parses each type
 def test_types_have_the_layout_that_cffi_parses() -> None:
     parsed, saved = cffi.FFI(), declarations._saved_interface()
     parsed.cdef(header().read_text())
