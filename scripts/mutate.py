@@ -32,7 +32,7 @@ COPIED = ("llmgpu", "tests", "wgsl", "docs", "pyproject.toml")
 TESTS = {
     "bpe/words/word_table.py": "bpe/words/test_word_table.py bpe/test_engines.py",
     "bpe/words/hash_table.py": "bpe/words/test_hash_table.py",
-    "bpe/words/spilling.py": "bpe/words/test_spilling.py bpe/words/test_count_numpy.py",
+    "bpe/words/spilling.py": "bpe/words/test_spilling.py bpe/words/test_count_host.py",
     "bpe/words/counts_file.py": "bpe/words/test_counts_file.py",
     "bpe/encoding/pair_ranks.py": "bpe/encoding/test_pair_ranks.py bpe/encoding/test_matching.py",
     "bpe/encoding/matching.py": "bpe/encoding/test_matching.py bpe/encoding/test_encoder_numpy.py",

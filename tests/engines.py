@@ -26,7 +26,7 @@ from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words import word_table
 from llmgpu.bpe.words.count_gpu import GpuWordCounter
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.cpu import build, library

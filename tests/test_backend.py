@@ -1,4 +1,4 @@
-"""Which backend is taken, and that it is selected while other work goes on."""
+"""Which backend is selected, and that other work continues meanwhile."""
 
 import subprocess
 import sys

@@ -40,8 +40,8 @@ _held: list[int] = []
 def handled_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt for signals that come in the block; in the main thread only.
 
-    After a signal the block may leave threads behind that the process waits for at its end, so the
-    process is still ended in time.
+    After a signal, threads that the block started may still be running, and the process would wait
+    for them at its end: it is still ended in time.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

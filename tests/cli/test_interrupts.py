@@ -1,4 +1,4 @@
-"""Signals end a command cleanly and soon, whatever it is doing."""
+"""Signals end a command cleanly and soon, in every phase."""
 
 from __future__ import annotations
 

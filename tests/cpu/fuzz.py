@@ -18,7 +18,7 @@ from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed

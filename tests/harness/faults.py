@@ -175,7 +175,7 @@ def what_is_next(job: Job, case: Path, new: Files) -> list[str]:
         differ = [name for name in {**now, **new} if now.get(name) != new.get(name)]
         found.append(f"the next run makes other files: {differ}")
     left = [path.name for path in (case / "out").rglob("*.tmp")]
-    return found + ([f"left behind: {left}"] if left else [])
+    return found + ([f"not removed: {left}"] if left else [])
 
 
 def run_all(

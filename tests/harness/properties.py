@@ -87,4 +87,4 @@ def what_was_left(folder: Path, before: Seen) -> str:
         return f"inputs changed: {sorted(changed)}"
     left = [path for path in state_of(folder) if path.endswith((".tmp", ".lock"))]
     left = [path for path in left if not path.endswith("run.lock")]
-    return f"left behind: {left}" if left else ""
+    return f"not removed: {left}" if left else ""

@@ -8,7 +8,7 @@ that make the token: then pairs are merged in stages, rank by rank and from the 
   independently. So a window's tokens up to one of their borders are those of that part alone.
 - Two parts may be put end to end if the last token of the first and the first token of the second,
   merged together, become these two again. What could cross the border is a pair of the symbols on
-  either side; at every stage these are the same whatever surrounds the two tokens. Of equal symbols
+  either side; at every stage they do not depend on what surrounds the two tokens. Of equal symbols
   in a row every other pair is merged, counted from the left; the border of the last token with the
   one before it is not crossed, so counting starts there.
 

@@ -12,7 +12,7 @@ from llmgpu.bpe.encoding.special_encoding import (
     with_special_tokens,
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.count_numpy import default_threads
+from llmgpu.bpe.words.count_host import default_threads
 from llmgpu.cpu.library import library
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.plan import Plan
-from llmgpu.bpe.words import count_numpy
+from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.spilling import default_memory_bytes
 from llmgpu.memory import Costs, Memory
 
@@ -42,7 +42,7 @@ def _counting(plan: Plan, words: float, nbytes: float) -> Memory:
 
         on_device = count_gpu.gpu_bytes(words, nbytes, plan.counting.device)
         return _on_device(plan, _UPLOAD.of(words, nbytes), on_device)
-    costs = count_numpy.memory_costs(plan.options.threads)
+    costs = count_host.memory_costs(plan.options.threads)
     return Memory(min(costs.of(words, nbytes), costs.fixed + default_memory_bytes()))
 
 

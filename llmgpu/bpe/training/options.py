@@ -38,7 +38,7 @@ class TrainingOptions:
         text again for each merge, on a GPU.
     recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
         a power of two. It changes no merge, only how fast they are found.
-    threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_numpy`.
+    threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_host`.
     unicode: version of the pattern's character classes, which must be that of the seed.
     match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
         merges are the same.

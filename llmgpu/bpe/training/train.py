@@ -36,7 +36,7 @@ from llmgpu.bpe.training.symbols import (
 )
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError

@@ -19,7 +19,7 @@ from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
-from llmgpu.bpe.words.count_numpy import count_slice
+from llmgpu.bpe.words.count_host import count_slice
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, no_words
 from llmgpu.bpe.words.word_table_gpu import (

@@ -21,7 +21,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.host_encoders import HOST_ENCODERS

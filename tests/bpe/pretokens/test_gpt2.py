@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
 from llmgpu.bpe.pretokens.pattern import PATTERNS, start_mask
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference

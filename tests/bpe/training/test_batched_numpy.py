@@ -17,7 +17,7 @@ from llmgpu.bpe.training import batched_numpy, linked_words
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids

@@ -19,7 +19,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.symbols import byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.words import count_numpy
+from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.gpu import Device
@@ -70,7 +70,7 @@ def test_merging_is_within_its_estimate(words: DistinctWords) -> None:
 def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
     words, costs = (
         of_lengths(LETTERS, RNG.integers(3, longest, 300_000).tolist()),
-        count_numpy.NUMPY_COSTS,
+        count_host.NUMPY_COSTS,
     )
     padded = np.concatenate([words.data, np.zeros(PADDING, np.uint8)])
     table = WordTable()
@@ -81,20 +81,20 @@ def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
 
 @pytest.mark.parametrize("spaces", [0.25, 0.4])
 def test_a_slice_is_within_its_estimate(spaces: float) -> None:
-    size = count_numpy.SLICE_BYTES // 2
+    size = count_host.SLICE_BYTES // 2
     letters = RNG.choice(np.frombuffer(LETTERS[:3], np.uint8), size + PADDING)
     buffer = np.where(RNG.random(len(letters)) < spaces, ord(" "), letters).astype(np.uint8)
     none = np.empty(0, np.int64)
     piece = Slice(buffer[:size], none, closed=True, end=True, buffer=buffer, main_end=size)
-    table = count_numpy.NumpyCountTable(as_pattern("cl100k"))
+    table = count_host.NumpyCountTable(as_pattern("cl100k"))
     peak = peak_of(lambda: table.add(piece))
     words, nbytes = table.size
-    of_words = count_numpy.NUMPY_COSTS.of(words, nbytes) - count_numpy.NUMPY_COSTS.fixed
-    assert peak <= of_words + count_numpy.NUMPY_THREAD_BYTES // 2 <= 2.5 * peak
+    of_words = count_host.NUMPY_COSTS.of(words, nbytes) - count_host.NUMPY_COSTS.fixed
+    assert peak <= of_words + count_host.NUMPY_THREAD_BYTES // 2 <= 2.5 * peak
 
 
 def test_what_is_known_is_told_and_becomes_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    counting = partial(count_numpy.count_words, slice_bytes=1 << 12)
+    counting = partial(count_host.count_words, slice_bytes=1 << 12)
     monkeypatch.setattr(train, "count_words", counting)
     text = b" ".join(b"%x" % number for number in RNG.integers(0, 1 << 40, 20_000))
     told: list[Memory] = []

@@ -10,7 +10,7 @@ import pytest
 from llmgpu.bpe.training.symbols import Spellings, byte_symbols, seed_symbols, translate
 from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
-from llmgpu.bpe.words.count_numpy import count_words
+from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids

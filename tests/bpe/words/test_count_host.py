@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.words import count_numpy
-from llmgpu.bpe.words.count_numpy import count_words, default_threads
+from llmgpu.bpe.words import count_host
+from llmgpu.bpe.words.count_host import count_words, default_threads
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.bpe.word_lists import listed
@@ -96,7 +96,7 @@ def test_words_longer_than_a_piece() -> None:
 def test_a_word_beyond_the_limit(
     monkeypatch: pytest.MonkeyPatch, slice_bytes: int, threads: int
 ) -> None:
-    monkeypatch.setattr(count_numpy, "MAX_WORD_BYTES", 500)
+    monkeypatch.setattr(count_host, "MAX_WORD_BYTES", 500)
 
     def count(text: bytes) -> dict[bytes, int]:
         corpus = corpus_from_bytes(text)
