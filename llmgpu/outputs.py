@@ -32,6 +32,8 @@ SIDE_FILE = "the side file of a token file"
 MANIFEST = "a manifest of token shards"
 PROGRESS = "the progress of token shards"
 TOKENIZER_JSON = "a tokenizer.json"
+TOKENIZER_CONFIG = "a tokenizer_config.json"
+SPECIAL_TOKENS_MAP = "a special_tokens_map.json"
 RANKS = "a rank file"
 RANKS_SIDE_FILE = "the side file of a rank file"
 VOCAB_JSON = "a vocab.json"
@@ -70,6 +72,8 @@ _WRITTEN = {  # kinds that are text
     MERGES_TXT: rb"#version",
     VOCAB_JSON: rb'\s*\{\s*"(?:\\.|[^"\\])*"\s*:\s*\d+\s*[,}]',
     TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
+    TOKENIZER_CONFIG: rb'\s*\{.*"tokenizer_class"',
+    SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
     PAGE: rb"\s*(?i:<!doctype html|<html)",
 }
 _LLMC_MAGICS = {(20240520).to_bytes(4, "little"), (20240801).to_bytes(4, "little")}

@@ -129,7 +129,13 @@ def import_vocabulary(
     required=True,
     help=f"Output format: {describe_formats()}.",
 )
-@click.option("--output", "-o", required=True, metavar="OUT", help="File, or folder for gpt2.")
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    metavar="OUT",
+    help="File; folder for gpt2, and for huggingface with / at the end.",
+)
 @force_option
 @output_options
 def export_vocabulary(
@@ -146,6 +152,7 @@ def export_vocabulary(
     \b
     Example:
       llmgpu export v.bin --to huggingface -o tokenizer.json
+      llmgpu export v.bin --to huggingface -o folder/
       llmgpu export v.bin --to tiktoken -o v.tiktoken
       llmgpu export v.bin --to gpt2 -o folder
     """

@@ -16,7 +16,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from llmgpu.bpe.interchange.token_tables import (
     exportable_ids,
     exportable_merges,
     expression_of,
+    find_end_of_text,
     imported_vocabulary,
     name_of_huggingface,
     name_pairs,
@@ -44,12 +47,24 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.files import atomic_output
+from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import Note, listed, naming, no_notes, parse_json, quote, read_limited
-from llmgpu.outputs import TOKENIZER_JSON, Output, check_outputs
+from llmgpu.outputs import (
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    Output,
+    check_outputs,
+)
 from llmgpu.text.composition import normalize
 
-FILES = "a tokenizer.json"
+FILES = "a tokenizer.json, or a folder"
+
+_FOLDER = {
+    "tokenizer.json": TOKENIZER_JSON,
+    "tokenizer_config.json": TOKENIZER_CONFIG,
+    "special_tokens_map.json": SPECIAL_TOKENS_MAP,
+}
 
 _SEQUENCES = {  # what the components of a Sequence are called in it
     "normalizer": "normalizers",
@@ -112,23 +127,53 @@ def read(
 
 
 def outputs(path: str | Path) -> list[Output]:
-    """Return the file that `write` writes."""
-    return [Output(str(path), TOKENIZER_JSON)]
+    """Return the file that `write` writes, or the files in a folder."""
+    if not _is_folder(path):
+        return [Output(str(path), TOKENIZER_JSON)]
+    return [Output(os.path.join(path, name), kind) for name, kind in _FOLDER.items()]
+
+
+def _is_folder(path: str | Path) -> bool:
+    return os.path.isdir(path) or str(path).endswith(("/", os.sep))
 
 
 def write(
     vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
 ) -> None:
-    """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`."""
+    """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`.
+
+    path: a file; or a folder, there or with a slash at the end, which AutoTokenizer opens.
+    """
     content = describe(vocabulary)
     ids = content["model"]["vocab"]
-    data = json.dumps(content, ensure_ascii=False, indent=1)
-    check_outputs(outputs(path), force=force)
-    with atomic_output(path) as stream:
-        stream.write(data.encode() + b"\n")
+    end = find_end_of_text(vocabulary.special_tokens)
+    contents = [content, describe_config(eos_token=end), {"eos_token": end} if end else {}]
+    files = outputs(path)
+    check_outputs(files, force=force)
+    if len(files) > 1:
+        with output_errors(str(path)):
+            Path(path).mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        for file, described in zip(files, contents, strict=False):
+            data = json.dumps(described, ensure_ascii=False, indent=1)
+            stack.enter_context(atomic_output(file.path)).write(data.encode() + b"\n")
     note_unicode(vocabulary, note)
     if len(ids) < vocabulary.size:
         note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
+
+
+def describe_config(max_length: int | None = None, **tokens: str | None) -> dict[str, Any]:
+    """Return the content of a tokenizer_config.json.
+
+    max_length: most ids that a model takes. tokens: texts by what they are for, None for none.
+    """
+    content = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        **tokens,
+    }
+    return {key: value for key, value in content.items() if value is not None}
 
 
 def describe(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -38,6 +38,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, listed, quote
 
+# Special tokens that end a text, the likeliest first.
+ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
+
 MAX_IDS = 1 << 22  # without a limit, one short line could ask for any number of empty tokens
 
 _TO_TEXT = dict(enumerate(ALPHABET))
@@ -69,6 +72,11 @@ def stands_for_bytes(text: str) -> bool:
     except VocabularyError:
         return False
     return True
+
+
+def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
+    """Return the first of ENDS_OF_TEXT that is a special token, None if none is."""
+    return next((text for text in ENDS_OF_TEXT if text in special_tokens), None)
 
 
 def check_id(what: str, number: object) -> int:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.config import ModelConfig
@@ -184,9 +185,4 @@ def describe_tokenizer(
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     named = {"bos_token": texts.get(bos_id), "eos_token": texts.get(eos_id)}  # type: ignore[arg-type]
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.seq_len,
-        "clean_up_tokenization_spaces": False,
-        **{key: text for key, text in named.items() if text is not None},
-    }
+    return describe_config(config.seq_len, **named)

@@ -19,6 +19,7 @@ from pathlib import Path
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
+from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
@@ -40,7 +41,6 @@ from llmgpu.tokens.shards import (
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
 SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work
-SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
 
 _SHARDS = "tokens.bin"
 _MADE_FROM = "made-from.json"  # beside the shards once all are written: their resume key
@@ -50,8 +50,8 @@ _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 
 def default_separator(vocabulary: Vocabulary) -> int | None:
     """Return the id that a vocabulary has for the end of a document, by its usual names, if any."""
-    known = (vocabulary.special_tokens.get(text) for text in SEPARATORS)
-    return next((token for token in known if token is not None), None)
+    text = find_end_of_text(vocabulary.special_tokens)
+    return None if text is None else vocabulary.special_tokens[text]
 
 
 def open_tokens(

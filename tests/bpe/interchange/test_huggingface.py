@@ -584,3 +584,37 @@ class TestNormalizedAddedTokens:
             assert tokenizer.encode(text).tolist() == [97, 206, 169]
             with pytest.raises(InputError, match=r"special token .* is disallowed"):
                 tokenizer.encode(text, disallowed_special="all")
+
+
+class TestFolder:
+    def test_auto_tokenizer_opens_it_with_its_end_of_text(self, tmp_path: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        huggingface.write(trained(), f"{tmp_path}/new/")
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+        assert (theirs.eos_token, theirs.eos_token_id) == ("<|endoftext|>", 399)
+        for text in texts(8, 50):
+            assert theirs.encode(text) == bpe_encode(trained(), text.encode())
+
+    def test_what_it_holds(self, tmp_path: Path) -> None:
+        huggingface.write(trained(), tmp_path)
+        assert huggingface.read(tmp_path / "tokenizer.json").tokens == trained().tokens
+        described = json.loads((tmp_path / "special_tokens_map.json").read_bytes())
+        assert described == {"eos_token": "<|endoftext|>"}
+        described |= json.loads((tmp_path / "tokenizer_config.json").read_bytes())
+        assert described["tokenizer_class"] == "PreTrainedTokenizerFast"
+        huggingface.write(dataclasses.replace(trained(), special_tokens={}), tmp_path)
+        assert json.loads((tmp_path / "special_tokens_map.json").read_bytes()) == {}
+
+    @pytest.mark.parametrize(
+        "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+    )
+    def test_nothing_else_is_replaced(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).write_text("notes")
+        with pytest.raises(OutputError, match=f"{name} is text, and"):
+            huggingface.write(trained(), tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        huggingface.write(trained(), tmp_path, force=True)
+
+    def test_a_folder_that_can_not_be_made(self, tmp_path: Path) -> None:
+        with pytest.raises(OutputError, match=r"can't write .*/missing/new/"):
+            huggingface.write(trained(), f"{tmp_path}/missing/new/")
