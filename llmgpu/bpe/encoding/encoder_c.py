@@ -72,7 +72,7 @@ class CSliceEncoder:
         # The bytes of an unknown token are not those of the text, nor are those of its merges.
         self._has_cuts = vocabulary.unknown_token is not None and bool(vocabulary.missing_bytes())
 
-    def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
+    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, in part of a larger array, and where its last token ends.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
@@ -86,7 +86,7 @@ class CSliceEncoder:
         )
         self._idle.append(encoder)  # one that failed is not used again
         if not self._is_complete:
-            require_tokens(self._vocabulary, piece.text, ids, entry, offset)
+            require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:

@@ -130,13 +130,11 @@ class GpuEncoder:
         slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
         reader = SliceReader(source, self._vocabulary.cut)
         first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
-        offset = 0
         for slot, piece in submitted_slices(reader, slots, self._slice_bytes, first):
             if piece.oversized:
-                yield self._host.encode(piece, 0, offset)[0]
+                yield self._host.encode(piece, 0)[0]
             else:
-                yield self._fetch(slot, piece, self._finish(slot), offset, allocate)
-            offset += piece.main_end
+                yield self._fetch(slot, piece, self._finish(slot), allocate)
             self._empty = False
         self._idle = slots
 
@@ -162,7 +160,7 @@ class GpuEncoder:
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
     def _fetch(
-        self, slot: _Slot, piece: Slice, state: NDArray[Any], offset: int, allocate: Allocate
+        self, slot: _Slot, piece: Slice, state: NDArray[Any], allocate: Allocate
     ) -> EncodedSlice:
         tokens = int(state["tokens"])
         self._ids_per_byte = tokens / max(1, piece.main_end)
@@ -176,7 +174,7 @@ class GpuEncoder:
             # The tokens before the byte span the text before it.
             before = ids[: np.argmax(ids == NO_TOKEN)]
             position = int(self._vocabulary.token_spans[before].sum())
-            raise NoTokenError(slot.read_byte(position), offset + position)
+            raise NoTokenError(slot.read_byte(position), piece.offset + position)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     def _insert_long_words(

@@ -22,10 +22,10 @@ from llmgpu.text.corpus import TextSource
 class HostSlices(Protocol):
     """Encodes slices in any number of threads."""
 
-    def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
+    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
-        entry: where in the slice the first token starts. offset: of the slice in the whole text.
+        entry: where in the slice the first token starts.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
@@ -59,13 +59,11 @@ class HostEncoder:
         room = self._slice_bytes + PADDING
         # One buffer more than threads: the next slice is read while all of them work.
         buffers = [np.empty(room, np.uint8) for _ in range(self._threads + 1)]
-        offset = 0
         pending: deque[tuple[Future[tuple[EncodedSlice, int]], NDArray[np.uint8]]] = deque()
         with ThreadPoolExecutor(self._threads) as pool:
             while (piece := reader.read(buffers.pop())) is not None:
-                encoded = pool.submit(self._slices.encode, piece, 0, offset)
+                encoded = pool.submit(self._slices.encode, piece, 0)
                 pending.append((encoded, piece.buffer))
-                offset += piece.main_end
                 # A short slice is all that a pipe held, and its writer may wait for the answer: do
                 # not keep its ids back until the buffers are used up.
                 patient = piece.length > self._slice_bytes // 2
@@ -79,12 +77,11 @@ class HostEncoder:
     def _encode_alone(self, source: TextSource, allocate: Allocate) -> Iterator[EncodedSlice]:
         reader = SliceReader(source, self._vocabulary.cut, self._lookahead)
         buffer = np.empty(self._slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
-        entry = offset = 0
+        entry = 0
         while (piece := reader.read(buffer)) is not None:
-            encoded, stopped = self._slices.encode(piece, entry, offset)
+            encoded, stopped = self._slices.encode(piece, entry)
             # The last token may reach into the next slice, whose first token then starts later.
             entry = max(stopped, entry) - piece.main_end
-            offset += piece.main_end
             yield _settled(encoded, allocate)
 
 
@@ -104,18 +101,14 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
 
 
 def require_tokens(
-    vocabulary: Vocabulary,
-    text: NDArray[np.uint8],
-    ids: NDArray[np.uint32],
-    entry: int,
-    offset: int,
+    vocabulary: Vocabulary, piece: Slice, ids: NDArray[np.uint32], entry: int
 ) -> None:
-    """Raise NoTokenError for the first byte that has no token, whose id is NO_TOKEN.
+    """Raise NoTokenError for the first byte of a slice that has no token: its id is NO_TOKEN.
 
-    text, ids: of a slice. entry: where its first token starts. offset: of the slice in the whole.
+    ids: of the slice. entry: where its first token starts.
     """
     if ids.max(initial=0) != NO_TOKEN:
         return
     before = ids[: np.argmax(ids == NO_TOKEN)]
     position = entry + int(vocabulary.token_spans[before].sum())
-    raise NoTokenError(int(text[position]), offset + position)
+    raise NoTokenError(int(piece.text[position]), piece.offset + position)

@@ -222,16 +222,16 @@ class SliceEncoder:
         self._safe_cuts = SafeCuts(vocabulary, unmerged)
         self._words = EncodedWords(matcher)
 
-    def encode(self, piece: Slice, entry: int, offset: int) -> tuple[EncodedSlice, int]:
+    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
-        entry: where in the slice the first token starts. offset: of the slice in the whole text.
+        entry: where in the slice the first token starts.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
         words = self._words_of(piece, entry)
         ids, counts, stopped = self._encode_words(piece, words)
-        require_tokens(self._vocabulary, piece.text, ids, entry, offset)
+        require_tokens(self._vocabulary, piece, ids, entry)
         starts = _document_starts(piece, words, counts)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 

@@ -127,9 +127,9 @@ class GpuGreedyEncoder:
     def _host(self) -> SliceEncoder:
         return SliceEncoder(self._vocabulary, GreedyMatcher(self._vocabulary))
 
-    def encode_on_host(self, piece: Slice, offset: int) -> EncodedSlice:
-        """Encode a slice that the device can't; offset: of the slice in the whole text."""
-        return self._host.encode(piece, 0, offset)[0]
+    def encode_on_host(self, piece: Slice) -> EncodedSlice:
+        """Encode a slice that the device can't."""
+        return self._host.encode(piece, 0)[0]
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
@@ -228,7 +228,6 @@ class _Run:
         self._reader = SliceReader(source, encoder._vocabulary.cut, encoder._lookahead)
         self._lengths = encoder._vocabulary.token_spans
         self._carry = 0  # where the first token of the next slice starts
-        self._offset = 0  # text bytes before it
 
     def slices(self) -> Iterator[EncodedSlice]:
         encoder = self._encoder
@@ -238,8 +237,7 @@ class _Run:
         encoder._device.write(slots[0].state, state)
         for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
             if piece.oversized:
-                yield encoder.encode_on_host(piece, self._offset)
-                self._offset += piece.main_end
+                yield encoder.encode_on_host(piece)
             else:
                 yield self._collect(slot, piece)
         encoder._idle = slots
@@ -247,17 +245,14 @@ class _Run:
     def _collect(self, slot: _Slot, piece: Slice) -> EncodedSlice:
         decided, state = slot.wait()
         if not decided:
-            encoded = self._encoder.encode_on_host(slot.read_slice(piece), self._offset)
-            self._offset += piece.main_end
-            return encoded
+            return self._encoder.encode_on_host(slot.read_slice(piece))
         ids = self._allocate(int(state[STATE_TOTAL]))
         slot.fetch(ids)
         if state[STATE_UNMATCHED] != NO_BYTE:
-            offset = self._offset + int(state[STATE_UNMATCHED])
+            offset = piece.offset + int(state[STATE_UNMATCHED])
             raise NoTokenError(int(state[STATE_UNMATCHED_BYTE]), offset)
         starts = self._document_starts(ids, piece.document_starts)
         self._carry = int(state[STATE_CARRY])
-        self._offset += piece.main_end
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     def _document_starts(

@@ -39,6 +39,7 @@ class Slice(Piece):
     """A part of a text: its pre-tokens are those of the main part, the rest is there to be seen.
 
     buffer: uint8, the text at its front, PADDING bytes or more after it.
+    offset: bytes of the whole text before it.
     main_end: where the main part ends; pre-tokens that start before it belong to the slice, and
         end by there unless the text is cut anywhere.
     continues: the slice begins inside a pre-token, so the text is cut anywhere.
@@ -47,6 +48,7 @@ class Slice(Piece):
 
     buffer: NDArray[np.uint8]
     main_end: int
+    offset: int = 0
     continues: bool = False
     oversized: bool = False
 
@@ -76,6 +78,7 @@ class SliceReader:
         self._tail_starts = NO_TEXT.starts  # where documents begin in it
         self._continues = False
         self._ended = False
+        self._offset = 0  # of the tail in the whole text
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end.
@@ -96,6 +99,7 @@ class SliceReader:
                 piece.end,
                 buffer=buffer,
                 main_end=cut,
+                offset=self._offset,
                 continues=self._continues,
                 oversized=oversized,
             )
@@ -134,6 +138,7 @@ class SliceReader:
 
     def _keep(self, piece: Slice, starts: NDArray[np.int64]) -> None:
         self._tail = piece.text[piece.main_end :].copy()
+        self._offset += piece.main_end
         self._tail_starts = starts
         self._ended = piece.end
         cut_inside = self._lookahead is not None and not piece.closed
