@@ -22,6 +22,7 @@ from llmgpu.version import __version__
 COMMANDS = {
     "bench": "llmgpu.cli.bench:bench",
     "bpe-train": "llmgpu.cli.bpe_train:bpe_train",
+    "count": "llmgpu.cli.count:count",
     "export": "llmgpu.cli.interchange:export_vocabulary",
     "import": "llmgpu.cli.interchange:import_vocabulary",
     "generate": "llmgpu.cli.generate:generate",

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from llmgpu.text.corpus import CorpusOptions
 
 READING_INPUT = "reading standard input"
+VOCAB_HELP = (
+    "Vocabulary: a file of bpe-train or import, a tokenizer.json, a rank file, vocab.json beside "
+    "merges.txt, a folder of Hugging Face, or cl100k, o200k, gpt2, p50k if an installed package "
+    "has it."
+)
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -238,9 +243,7 @@ def vocab_option(command: Decorated) -> Decorated:
         "--vocab",
         required=True,
         metavar="VOCAB",
-        help="Vocabulary: a file of bpe-train or import, a tokenizer.json, a rank file, vocab.json "
-        "beside merges.txt, a folder of Hugging Face, or cl100k, o200k, gpt2, p50k if an installed "
-        "package has it.",
+        help=VOCAB_HELP,
     )(command)
 
 

@@ -53,9 +53,13 @@ from llmgpu.tokens.formats import (
 )
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.sinks import TokenSink
-from llmgpu.tokens.tokenizing import encode_corpus, encode_into, encoding_key, require_rereadable
-
-GPU_FROM = 64_000_000  # bytes of text that take as long without a GPU as opening one does
+from llmgpu.tokens.tokenizing import (
+    GPU_FROM,
+    encode_corpus,
+    encode_into,
+    encoding_key,
+    require_rereadable,
+)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,14 @@ class CorpusOptions:
     line_documents: bool = False
 
 
+class Begin(NamedTuple):
+    """Where a source begins: after how many bytes of text, and how many documents."""
+
+    offset: int
+    documents: int
+    path: str
+
+
 class _Reader(Protocol):
     """Hands over the text of one source."""
 
@@ -92,6 +100,7 @@ class Corpus(Closing):
     options: how.
     total_bytes: bytes of all sources on disk, None if one of them is not a regular file.
     text_bytes, documents: handed over so far.
+    begun: where each source begins that was opened so far.
     """
 
     def __init__(
@@ -112,7 +121,7 @@ class Corpus(Closing):
         self._policy = Utf8Policy(self.options.encoding_errors)
         self._splitter = DocumentSplitter(self.options.separators, self.options.line_documents)
         self._remaining = self.sources.files[::-1]  # the next one is the last
-        self._begun: list[tuple[int, str]] = []  # where in the text sources begin, and which
+        self.begun: list[Begin] = []
         self._file: ByteStream | DocumentFile | None = None
         self._reader: _Reader | None = None
         self._finished_bytes = 0
@@ -171,7 +180,7 @@ class Corpus(Closing):
         starts = [NO_TEXT.starts]
         deadline = 0.0
         while length < room and self._next_is_ready(length, deadline):
-            reader = self._reader or self._open_next(self.text_bytes + length)
+            reader = self._reader or self._open_next(length, sum(map(len, starts)))
             piece = reader.read(buffer[length:room])
             if piece.length and not length:
                 deadline = time.monotonic() + PATIENCE_SECONDS
@@ -185,10 +194,10 @@ class Corpus(Closing):
 
     def place(self, offset: int) -> tuple[str, int]:
         """Return whose text an offset is in ("" for memory), and the offset in that text."""
-        index = bisect_right(self._begun, offset, key=itemgetter(0)) - 1
+        index = bisect_right(self.begun, offset, key=itemgetter(0)) - 1
         if index < 0:
             return "", offset
-        begin, path = self._begun[index]
+        begin, _, path = self.begun[index]
         return "standard input" if path == STANDARD_INPUT else path, offset - begin
 
     def _next_is_ready(self, length: int, deadline: float) -> bool:
@@ -200,9 +209,11 @@ class Corpus(Closing):
             return self._remaining[-1].size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
-    def _open_next(self, offset: int) -> _Reader:
+    def _open_next(self, length: int, documents: int) -> _Reader:
+        """Open the next source; length, documents: of the text before it, not handed over yet."""
         source = self._remaining.pop()
-        self._begun.append((offset, source.path))
+        begin = Begin(self.text_bytes + length, self.documents + documents, source.path)
+        self.begun.append(begin)
         self._policy.begin(source.path)
         self._splitter.begin()
         documents_in = format_of(source)

@@ -16,6 +16,8 @@ from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.sinks import TokenSink
 
+GPU_FROM = 64_000_000  # bytes of text that take as long without a GPU as opening one does
+
 
 def encode_corpus(
     encoder: Encoder, text: Corpus, allocate: Allocate = new_ids

@@ -1,0 +1,252 @@
+"""``llmgpu count``: the tokens of files, by one vocabulary or several."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
+from llmgpu.cli.options import (
+    THREADS,
+    VOCAB_HELP,
+    TokenCount,
+    corpus_options,
+    device_option,
+    gpu_from,
+    make_corpus_options,
+    make_special_options,
+    output_options,
+    piped_input,
+    special_options,
+)
+from llmgpu.errors import InputError
+from llmgpu.input_files import printable
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.encoding.encoder import Encoder
+    from llmgpu.text.corpus import CorpusOptions
+    from llmgpu.text.sources import Sources
+
+LEAST_COLUMN = 8  # characters
+MOST_LABEL = 14
+LEAST_NAME = 20
+
+
+class Row(NamedTuple):
+    """What a line tells of a file or a folder: its path, bytes of text, tokens by vocabulary."""
+
+    path: str
+    text_bytes: int
+    tokens: list[int]
+
+
+# By --sort: the key, ascending.
+ORDERS = {
+    "path": lambda row: os.fsencode(row.path),
+    "tokens": lambda row: -row.tokens[0],
+    "bytes": lambda row: -row.text_bytes,
+}
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[PATH...|-]")
+@click.option(
+    "--vocab",
+    "vocabs",
+    required=True,
+    multiple=True,
+    metavar="VOCAB",
+    help=f"{VOCAB_HELP} Repeatable: a column each.",
+)
+@click.option(
+    "--per",
+    type=click.Choice(["file", "folder", "total"]),
+    default="file",
+    show_default=True,
+    help="What to print a line for.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(list(ORDERS)),
+    show_default="as they are read",
+    help="Order of the lines; most tokens (of the first VOCAB) or bytes first.",
+)
+@click.option(
+    "--budget",
+    type=TokenCount(),
+    metavar="N",
+    help="Fail, with exit code 1, if there are more than N tokens in all (50K, 2M).",
+)
+@click.option(
+    "--threads",
+    type=THREADS,
+    show_default="number of processors; with NumPy up to 4",
+    help="Number of threads that encode without a GPU.",
+)
+@special_options
+@corpus_options
+@device_option
+@output_options
+def count(
+    paths: tuple[str, ...],
+    vocabs: tuple[str, ...],
+    per: str,
+    sort: str | None,
+    budget: int | None,
+    threads: int | None,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    allowed_special: tuple[str, ...],
+    disallow_special: tuple[str, ...],
+    bos: str | None,
+    eos: str | None,
+    **reading: Any,
+) -> None:
+    """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
+
+    \b
+    Example:
+      llmgpu count --vocab v.bin corpus.txt
+      llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
+      git diff | llmgpu count --vocab o200k --budget 8K
+    """
+    from llmgpu.backend import start_selecting
+    from llmgpu.bpe.encoding.open import open_encoder
+    from llmgpu.bpe.interchange.open import open_vocabulary
+    from llmgpu.text.sources import resolve_sources
+    from llmgpu.tokens.tokenizing import GPU_FROM
+
+    report = Reporter(quiet=quiet)
+    paths = paths or piped_input(report)
+    if not paths:
+        raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
+    special = make_special_options(allowed_special, disallow_special, bos, eos)
+    options = make_corpus_options(**reading)
+    begin = time.perf_counter()
+    with ExitStack() as stack:
+        stack.callback(report.close)
+        kept = None
+        if "-" in paths and len(vocabs) > 1:
+            kept = _keep_input(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmgpu-")))
+        sources = resolve_sources([(name == "-" and kept) or name for name in paths])
+        selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM))
+        vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
+        backend = selected()
+        encoders = [
+            open_encoder(vocabulary, backend, special=special, threads=threads)
+            for vocabulary in vocabularies
+        ]
+        rows, summary = _count(encoders, sources, options, report)
+    rows = [row._replace(path="-") if row.path == kept else row for row in rows]
+    if per == "folder":
+        rows = _by_folder(rows)
+    if sort:
+        rows.sort(key=ORDERS[sort])
+    total = Row("total", summary["text_bytes"], summary["tokens"])
+    report.note_left_out(summary)
+    if not as_json:
+        _print_table(_labels(vocabs), [] if per == "total" else rows, total)
+    else:
+        summary |= {
+            "vocabularies": list(vocabs),
+            "fingerprints": [vocabulary.fingerprint for vocabulary in vocabularies],
+            "device": backend.description,
+            "seconds": round(time.perf_counter() - begin, 3),
+        }
+        if per != "total":
+            names = {"file": "files", "folder": "folders"}
+            summary[names[per]] = [row._asdict() for row in rows]
+        print_json(summary, to_stderr=False)
+    _check_budget(budget, vocabs, total)
+
+
+def _keep_input(folder: str) -> str:
+    """Write standard input to a file, for several passes; return its name."""
+    path = os.path.join(folder, "input")
+    with open(path, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
+
+
+def _count(
+    encoders: Sequence[Encoder], sources: Sources, options: CorpusOptions, report: Reporter
+) -> tuple[list[Row], dict[str, Any]]:
+    """Return a row for each file, and the summary of all."""
+    from llmgpu.text.corpus import Corpus
+    from llmgpu.tokens.counting import count_files
+
+    passes = []
+    for encoder in encoders:
+        with Corpus(sources, options) as text:
+            passes.append(count_files(encoder, text, report))
+    rows = [
+        Row(files[0].path, files[0].text_bytes, [file.tokens for file in files])
+        for files in zip(*passes, strict=True)
+    ]
+    return rows, {
+        "tokens": [sum(file.tokens for file in files) for files in passes],
+        "text_bytes": text.text_bytes,
+        "documents": text.documents,
+        **left_out_of(text),
+    }
+
+
+def _by_folder(rows: Sequence[Row]) -> list[Row]:
+    """Return the sums of the files that are in the same folder, subfolders apart."""
+    sums: dict[str, Row] = {}
+    for row in rows:
+        name = os.path.dirname(row.path) or os.curdir
+        old = sums.get(name, Row(name, 0, [0] * len(row.tokens)))
+        tokens = [sum(pair) for pair in zip(old.tokens, row.tokens, strict=True)]
+        sums[name] = Row(name, old.text_bytes + row.text_bytes, tokens)
+    return list(sums.values())
+
+
+def _labels(vocabs: Sequence[str]) -> list[str]:
+    """Return the heads of the columns: names of files, or where those are equal whole paths."""
+    if len(vocabs) == 1:
+        return ["tokens"]
+    names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
+    labels = names if len(set(names)) == len(names) else vocabs
+    return [printable(label)[-MOST_LABEL:] for label in labels]
+
+
+def _print_table(labels: Sequence[str], rows: Sequence[Row], total: Row) -> None:
+    """Print the counts; a terminal gets separators of thousands, and names cut to its width."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    number = "{:,}" if is_terminal else "{}"
+    heads = [*labels, "bytes"]
+    lines = [
+        ([*(number.format(count) for count in (*row.tokens, row.text_bytes))], printable(row.path))
+        for row in [*rows, *([total] if len(rows) != 1 else [])]
+    ]
+    widths = [
+        max(LEAST_COLUMN, len(head), *(len(cells[column]) for cells, _ in lines))
+        for column, head in enumerate(heads)
+    ]
+    room = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
+    ratios = [f"{total.text_bytes / count:.3f}" if count else "-" for count in total.tokens]
+    for cells, name in [(heads, ""), *lines, ([*ratios, ""], "bytes a token")]:
+        if is_terminal and len(name) > max(room, LEAST_NAME):
+            name = f"…{name[1 - max(room, LEAST_NAME) :]}"
+        numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        print_result(f"{numbers}  {name}".rstrip())
+
+
+def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row) -> None:
+    """Raise InputError if there are more tokens than that, by any of the vocabularies."""
+    for vocab, tokens in zip(vocabs, total.tokens, strict=True):
+        if budget is not None and tokens > budget:
+            by = f" by {vocab}" if len(vocabs) > 1 else ""
+            over = f"{tokens:,} tokens{by} are {tokens - budget:,} more than the budget"
+            raise InputError(f"{over} of {budget:,}")

@@ -1,0 +1,104 @@
+"""``llmgpu count``: tables, JSON, budgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmgpu import Tokenizer
+from tests.cli.conftest import COMMAND, Run, environment, fails
+
+
+@pytest.fixture
+def folder(corpus: Path, vocab: Path, corpus_text: bytes) -> Path:
+    """A folder with two more, and a second vocabulary."""
+    for name, data in (("n/a.txt", corpus_text), ("n/b.txt", b""), ("n/deep/c.txt", b"a b c" * 9)):
+        (corpus.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus.parent / name).write_bytes(data)
+    return corpus.parent
+
+
+def counted(folder: Path, *names: str, vocab: str = "v.bin") -> list[int]:
+    """Return the tokens of files, each encoded alone."""
+    tokenizer = Tokenizer.load(folder / vocab, "cpu")
+    return [tokenizer.count((folder / name).read_bytes()) for name in names]
+
+
+def test_a_line_for_each_file_and_the_sum(llmgpu: Run, folder: Path) -> None:
+    first, _, last = tokens = counted(folder, "n/a.txt", "n/b.txt", "n/deep/c.txt")
+    done = llmgpu("count", "--vocab", "v.bin", "n", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.decode().splitlines()]
+    assert lines[0] == ["tokens", "bytes"] and lines[-1][1:] == ["bytes", "a", "token"]
+    assert [line[2] for line in lines[1:-1]] == ["n/a.txt", "n/b.txt", "n/deep/c.txt", "total"]
+    assert [int(line[0]) for line in lines[1:-1]] == [*tokens, sum(tokens)]
+    by_size = llmgpu("count", "--vocab", "v.bin", "n", "--sort", "tokens", "--json")
+    summary = json.loads(by_size.stdout)
+    assert [file["tokens"] for file in summary["files"]] == [[first], [last], [0]]
+    assert summary["tokens"] == [sum(tokens)] and summary["documents"] == 3
+    folders = json.loads(
+        llmgpu("count", "--vocab", "v.bin", "n", "--per", "folder", "--json").stdout
+    )
+    assert folders["folders"] == [
+        {"path": "n", "text_bytes": (folder / "n/a.txt").stat().st_size, "tokens": [first]},
+        {"path": "n/deep", "text_bytes": 45, "tokens": [last]},
+    ]
+
+
+def test_several_vocabularies_and_a_pipe(llmgpu: Run, folder: Path, corpus_text: bytes) -> None:
+    Tokenizer.train(folder / "n/deep", vocab_size=258, device="cpu").save(folder / "w.bin")
+    both = ("--vocab", "v.bin", "--vocab", "w.bin", "--device", "cpu")
+    expected = [counted(folder, "corpus.txt", vocab=name)[0] for name in ("v.bin", "w.bin")]
+    named = llmgpu("count", *both, "corpus.txt").stdout.decode().splitlines()
+    assert named[0].split() == ["v.bin", "w.bin", "bytes"] and len(named) == 3
+    assert named[1].split() == [*map(str, expected), str(len(corpus_text)), "corpus.txt"]
+    piped = llmgpu("count", *both, "--json", stdin=corpus_text)
+    assert json.loads(piped.stdout)["files"] == [
+        {"path": "-", "text_bytes": len(corpus_text), "tokens": expected}
+    ]
+    assert piped.stderr == b"reading standard input\n"
+    total = llmgpu("count", *both, "--per", "total", "-q", stdin=corpus_text).stdout.decode()
+    assert total.splitlines()[1].split()[-1] == "total" and len(total.splitlines()) == 3
+
+
+def test_a_budget_is_for_scripts(llmgpu: Run, folder: Path) -> None:
+    tokens = counted(folder, "corpus.txt")[0]
+    budget = ("count", "--vocab", "v.bin", "corpus.txt", "--budget")
+    assert llmgpu(*budget, str(tokens)).returncode == 0
+    over = llmgpu(*budget, str(tokens - 1))
+    fails(over, 1, f"{tokens:,} tokens are 1 more than the budget of {tokens - 1:,}")
+    assert str(tokens) in over.stdout.decode()
+    fails(llmgpu(*budget, "0"), 2, "less than one token")
+
+
+def test_nothing_to_read_is_wrong_usage(folder: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "count", "--vocab", "v.bin"],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    fails(done, 2, "give PATH")
+
+
+def test_a_terminal_gets_lines_of_its_width(folder: Path) -> None:
+    long = folder / ("very" * 20) / ("long" * 20)
+    long.mkdir(parents=True)
+    (long / "name.txt").write_bytes(b"text")
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "count", "--vocab", "v.bin", ".", "--device", "cpu", "-q"]
+    subprocess.run(
+        command, cwd=folder, env=environment() | {"COLUMNS": "80"}, stdout=theirs, check=True
+    )
+    os.close(theirs)
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    os.close(ours)
+    assert max(map(len, lines)) <= 80
+    assert any("…" in line and line.endswith("name.txt") for line in lines)
+    assert f"{counted(folder, 'corpus.txt')[0]:,}" in lines[1]

@@ -1,0 +1,88 @@
+"""Counts of a corpus: what each file has, encoded alone."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.tokens.counting import FileCount, count_files
+from llmgpu.tokens.tokenizing import encode_corpus
+from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
+from tests.engines import Engine
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Write files of many sizes and kinds; some are empty, some have no document."""
+    text = hostile_text(5, 60_000)
+    rng = np.random.default_rng(5)
+    paths = []
+    for number in range(60):
+        size = int(rng.choice([0, 1, 7, 300, 9_000]))
+        begin = int(rng.integers(len(text) - size))
+        data = text[begin : begin + size]
+        kind = ("txt", "jsonl", "txt.gz")[number % 3]
+        if kind == "jsonl":
+            data = b'{"text": "a|b c"}\n' * (size // 100)
+        paths.append(folder / f"{number:02}.{kind}")
+        paths[-1].write_bytes(gzip.compress(data) if kind.endswith("gz") else data)
+    return paths
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        CorpusOptions(),
+        CorpusOptions(separators=(b"|", b"e")),
+        CorpusOptions(line_documents=True),
+        CorpusOptions(encoding_errors="replace"),
+    ],
+    ids=["plain", "separators", "lines", "replace"],
+)
+def test_counts_are_those_of_each_file_alone(
+    tmp_path: Path, engine: Engine, options: CorpusOptions
+) -> None:
+    paths = [str(path) for path in files_in(tmp_path)]
+    encoder = engine.encoder(train(hostile_text(5, 60_000)), 1000)
+    expected = []
+    for path in paths:
+        with Corpus([path], options) as alone:
+            tokens = sum(len(piece.ids) for piece in encode_corpus(encoder, alone))
+            expected.append(FileCount(path, alone.text_bytes, tokens))
+    calls: list[int] = []
+    with Corpus(paths, options) as text:
+        counts = count_files(encoder, text, lambda phase, done, total: calls.append(done))
+        assert counts == expected
+        assert sum(count.text_bytes for count in counts) == text.text_bytes
+    assert calls[-1] == text.total_bytes
+
+
+def test_tokens_around_documents_belong_to_their_file(tmp_path: Path) -> None:
+    for name, data in (("a", b"low low"), ("b", b""), ("c", b"low")):
+        (tmp_path / name).write_bytes(data)
+    around = SpecialOptions(bos=65, eos=66)
+    encoder = open_encoder(train(b"low " * 50), NUMPY, special=around)
+    with Corpus([str(tmp_path)]) as text:
+        with_both = [count.tokens for count in count_files(encoder, text)]
+    with Corpus([str(tmp_path)]) as text:
+        plain = [
+            count.tokens for count in count_files(open_encoder(train(b"low " * 50), NUMPY), text)
+        ]
+    assert with_both == [tokens + 2 for tokens in plain] and plain[1] == 0
+
+
+def test_a_limit_ends_the_list(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"0123456789")
+    encoder = open_encoder(train(b"low " * 50), NUMPY)
+    with Corpus([str(tmp_path)], CorpusOptions(limit=15)) as text:
+        counts = count_files(encoder, text)
+    assert [(Path(count.path).name, count.text_bytes) for count in counts] == [("a", 10), ("b", 5)]
+    assert sum(count.tokens for count in counts) == 15
+    assert count_files(encoder, corpus_from_bytes(b"no file")) == []
