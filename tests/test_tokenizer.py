@@ -8,7 +8,9 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from tests.bpe.encoding.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL
 from tests.bpe.plain.test_recount_gpu import words
 from tests.cli.conftest import ROOT, environment
 from tests.conftest import require_adapter
+from tests.reference.bpe import EXPRESSIONS
 
 SURROGATES = st.text(st.sampled_from("ab \ud83d\ude00\udc80\ud800é😀"), max_size=8)
 
@@ -77,7 +80,7 @@ def test_long_texts_on_any_device(any_tokenizer: Tokenizer, tokenizer: Tokenizer
     text = long_text()
     assert len(text) > HOST_BYTES
     assert any_tokenizer.decode(any_tokenizer.encode(text)) == text
-    arguments = {"allowed_special": "all", "bos": 3}
+    arguments: dict[str, Any] = {"allowed_special": "all", "bos": 3}
     ids = any_tokenizer.encode(text, **arguments)
     np.testing.assert_array_equal(ids, tokenizer.encode(text, **arguments))
     pieces = [text[i : i + 1000] for i in range(0, len(text), 1000)]
@@ -224,6 +227,59 @@ def test_training_on_an_iterator(tmp_path: Path) -> None:
         Tokenizer.train_from_iterator([], vocab_size=300, device="cpu")
 
 
+def test_training_on_counts(tmp_path: Path) -> None:
+    text = words(3, 3_000, 200).decode() + "low"
+    (tmp_path / "corpus.txt").write_text(text)
+    arguments: dict[str, Any] = {"vocab_size": 300, "pattern": "gpt2", "device": "cpu"}
+    expected = Tokenizer.train(tmp_path / "corpus.txt", **arguments)
+    counts = Counter(EXPRESSIONS["gpt2"].findall(text))
+    assert Tokenizer.train_from_counts(counts, **arguments) == expected
+    in_bytes = {word.encode(): count for word, count in counts.items()}
+    assert Tokenizer.train_from_counts(in_bytes, **arguments) == expected
+    for word, count in ((b"", 1), (b"a", 0), (b"a", -1), (b"a", 1 << 63)):
+        with pytest.raises(InputError, match="counts are 1 or more"):
+            Tokenizer.train_from_counts({word: count}, **arguments)
+    with pytest.raises(InputError, match="empty"):
+        Tokenizer.train_from_counts({}, **arguments)
+    with pytest.raises(TypeError, match="str or bytes"):
+        Tokenizer.train_from_counts({3: 1}, **arguments)  # type: ignore[dict-item]
+
+
+def test_ids_come_in_the_type_that_is_asked_for(tokenizer: Tokenizer) -> None:
+    text = "abab ab"
+    ids = tokenizer.encode(text).tolist()
+    assert tokenizer.encode(text, dtype=list) == ids == tokenizer.encode_ordinary(text).tolist()
+    assert all(type(number) is int for number in tokenizer.encode(text, dtype=list))
+    dtypes: tuple[Any, ...] = ("int64", np.uint16, np.dtype("<i4"))
+    for dtype in dtypes:
+        found = tokenizer.encode(text, dtype=dtype)
+        assert found.dtype == np.dtype(dtype) and found.tolist() == ids
+    batch = [text, "", "b"]
+    assert tokenizer.encode_batch(batch, dtype=list) == [
+        tokenizer.encode(one, dtype=list) for one in batch
+    ]
+    arrays = tokenizer.encode_batch(batch, dtype="int64", eos=3)
+    assert [array.dtype for array in arrays] == [np.dtype("int64")] * 3
+    with pytest.raises(InputError, match="id 271 does not fit in uint8, which ends at 255"):
+        tokenizer.encode("a", dtype=np.uint8, eos=271)
+    for dtype in (float, "float32", bool, str):
+        with pytest.raises(TypeError, match="ids are integers"):
+            tokenizer.encode(text, dtype=dtype)
+
+
+def test_tensors(tokenizer: Tokenizer) -> None:
+    torch = pytest.importorskip("torch")
+    ids = tokenizer.encode("abab ab", dtype=torch.int64)
+    assert ids.dtype == torch.int64 and ids.tolist() == tokenizer.encode("abab ab").tolist()
+    assert torch.nn.Embedding(tokenizer.n_vocab, 4)(ids).shape == (len(ids), 4)
+    batch = tokenizer.encode_batch(["ab", ""], dtype=torch.int32)
+    assert [(one.dtype, len(one)) for one in batch] == [(torch.int32, 1), (torch.int32, 0)]
+    with pytest.raises(TypeError, match="ids are integers"):
+        tokenizer.encode("ab", dtype=torch.float32)
+    with pytest.raises(InputError, match="does not fit"):
+        tokenizer.encode("a", dtype=torch.int8, eos=271)
+
+
 def test_what_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match="'☃' at offset 1 of the text is disallowed"):
         tokenizer.encode("a☃", disallowed_special="all")
@@ -232,7 +288,7 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(VocabularyError, match="id 272"):
         tokenizer.encode("a", eos=272)
     with pytest.raises(TypeError, match="str or bytes, not int"):
-        tokenizer.encode(3)  # type: ignore[arg-type]
+        tokenizer.encode(3)  # type: ignore[call-overload]
     with pytest.raises(DeviceError):
         Tokenizer(vocabulary(), "no such adapter")
 
@@ -397,7 +453,7 @@ def test_importing_the_package_imports_little() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
-    assert done.stdout.splitlines() == ["[]", "False llmgpu.tokenizer"], done.stderr
+    assert done.stdout.splitlines() == ["[]", "False llmgpu.tokenizer.tokenizer"], done.stderr
 
 
 def test_names_of_the_package() -> None:

@@ -7,7 +7,7 @@ no matter how the parts were counted.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +92,23 @@ class WordCounts:
     def cut(self) -> Pattern:
         """The pattern with the character classes of its version."""
         return get_pattern(self.pattern, self.unicode)
+
+
+def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
+    """Return words with their counts, sorted by bytes.
+
+    Raises InputError for a word without bytes, a count below 1, and as `add_up`.
+    """
+    for word, count in counts.items():
+        if not word or not 1 <= count <= MAX_TEXT_BYTES:
+            raise InputError(
+                f"word {word!r} has the count {count}: words have 1 byte or more, counts are 1 or "
+                f"more, up to {MAX_TEXT_BYTES:,}"
+            )
+    data = np.frombuffer(b"".join(counts), np.uint8)
+    lengths = np.fromiter(map(len, counts), np.int64, len(counts))
+    numbers = np.fromiter(counts.values(), np.int64, len(counts))
+    return add_up([DistinctWords(data, offsets_of(lengths), numbers)])
 
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:

@@ -1,51 +1,48 @@
-"""The Python API: text to NumPy arrays of ids, and back.
-
-::
-
-    from llmgpu import Tokenizer
-
-    tokenizer = Tokenizer.load("v.bin")
-    ids = tokenizer.encode("hello world")  # uint32 (n,)
-    tokenizer.decode(ids)  # "hello world"
-
-Errors are an `llmgpu.errors.LlmgpuError`, which speaks of arguments, not of options.
-"""
+"""The tokenizer: a vocabulary, and the device that it encodes with."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
-from llmgpu.bpe.interchange.formats import ALIASES, FORMATS
-from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
 from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
 from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
-from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
+from llmgpu.bpe.vocabulary.spelling import character_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, VocabularyError
+from llmgpu.bpe.words.distinct_words import WordCounts, words_of
+from llmgpu.errors import InputError
 from llmgpu.python_words import speaks_python
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes, corpus_from_documents
+from llmgpu.tokenizer.arguments import (
+    SpecialArguments,
+    Token,
+    as_asked,
+    names_of,
+    several,
+    special_options,
+    to_bytes,
+)
+from llmgpu.tokenizer.decoder import Decoder
 from llmgpu.tokens.process_encoders import HOST_BYTES, ProcessEncoders
-
-Token = int | str
 
 _log = logging.getLogger("llmgpu")
 
 
 @speaks_python
-class Tokenizer:
+class Tokenizer(Decoder):
     """A vocabulary, and the device that it encodes with.
 
     - Ids are those of ``llmgpu tokenize``, on every device.
@@ -165,8 +162,8 @@ class Tokenizer:
         is missing or too small, LlmgpuError for an option out of range.
         """
         reading = reading or CorpusOptions()
-        separators = (*reading.separators, *map(_to_bytes, special_tokens))
-        text = Corpus(_names(corpus), replace(reading, separators=separators))
+        separators = (*reading.separators, *map(to_bytes, special_tokens))
+        text = Corpus(names_of(corpus), replace(reading, separators=separators))
         return cls._train(
             text,
             device,
@@ -196,68 +193,134 @@ class Tokenizer:
 
         Raises TypeError for a text that is neither str nor bytes, or a single str; else as `train`.
         """
-        separators = tuple(map(_to_bytes, special_tokens))
-        documents = map(_to_bytes, _several(texts))
+        separators = tuple(map(to_bytes, special_tokens))
+        documents = map(to_bytes, several(texts))
         text = corpus_from_documents(documents, CorpusOptions(separators=separators))
         options |= {"vocab_size": vocab_size, "special_tokens": tuple(special_tokens)}
         return cls._train(text, device, **options)
 
     @classmethod
-    def _train(cls, text: Corpus, device: str, **options: Any) -> Tokenizer:
+    def train_from_counts(
+        cls,
+        counts: Mapping[str, int] | Mapping[bytes, int],
+        *,
+        vocab_size: int,
+        pattern: str = DEFAULT_PATTERN,
+        device: str = "auto",
+        **options: Any,
+    ) -> Tokenizer:
+        """Train on words that were counted elsewhere.
+
+        counts: how often each occurs, 1 or more. A word is a pre-token as `pattern` cuts text; no
+            merge crosses its ends. options: others that `train` has, but for `reading`.
+
+        Raises InputError for a word without bytes or a count below 1; else as `train`.
+        """
+        sums: Counter[bytes] = Counter()
+        for word, count in counts.items():
+            sums[to_bytes(word)] += count
+        options |= {"vocab_size": vocab_size, "pattern": pattern}
+        return cls._train(WordCounts(words_of(sums), 1, pattern), device, **options)
+
+    @classmethod
+    def _train(cls, source: Corpus | WordCounts, device: str, **options: Any) -> Tokenizer:
         from llmgpu.bpe.training.options import TrainingOptions
         from llmgpu.bpe.training.train import train_vocabulary
 
-        with text:
-            result = train_vocabulary(text, TrainingOptions(**options), select_backend(device))
+        with source if isinstance(source, Corpus) else nullcontext():
+            result = train_vocabulary(source, TrainingOptions(**options), select_backend(device))
         return cls(result.vocabulary, device)
+
+    @overload
+    def encode(
+        self, text: str | bytes, **special: Unpack[SpecialArguments]
+    ) -> NDArray[np.uint32]: ...
+
+    @overload
+    def encode(
+        self, text: str | bytes, *, dtype: type[list[Any]], **special: Unpack[SpecialArguments]
+    ) -> list[int]: ...
+
+    @overload
+    def encode(
+        self, text: str | bytes, *, dtype: Any, **special: Unpack[SpecialArguments]
+    ) -> Any: ...
 
     def encode(
         self,
         text: str | bytes,
         *,
+        dtype: Any = None,
         allowed_special: Collection[str] = (),
         disallowed_special: Collection[str] = (),
         bos: Token | None = None,
         eos: Token | None = None,
-    ) -> NDArray[np.uint32]:
+    ) -> Any:
         """Return the ids of a document: uint32 (n,).
 
         text: bytes are used as they are, valid UTF-8 or not. In a str, a surrogate pair is its
             character and other surrogates are U+FFFD, as in tiktoken.
+        dtype: ``list`` for a list of int, another type of NumPy's, such as "int64", or one of
+            PyTorch's for a tensor: ``torch.int64`` is what ``nn.Embedding`` takes.
         allowed_special: special tokens whose text becomes their id, "all" for all; the text of
             others is plain text.
         disallowed_special: special tokens whose text is an error, "all" for those not allowed.
         bos, eos: put before and after; an id, or a text that is one token, special or not.
 
-        Raises InputError for a disallowed special token, and for a byte without a token if there is
-        no unknown token; VocabularyError for arguments that name no token; DeviceError if a device
-        can't be opened or runs out of memory.
+        Raises InputError for a disallowed special token, for a byte without a token if there is no
+        unknown token, and for an id that `dtype` can't hold; VocabularyError for arguments that
+        name no token; DeviceError if a device can't be opened or runs out of memory.
         """
-        options = _special_options(allowed_special, disallowed_special, bos, eos)
-        data = _to_bytes(text)
+        options = special_options(allowed_special, disallowed_special, bos, eos)
+        data = to_bytes(text)
         if len(data) <= HOST_BYTES:
             ids = self._current_encoders().encode_document(data, options)
             if ids is not None:
-                return ids
-        return self._encode([data], options)[0]
+                return as_asked(ids, dtype)
+        return as_asked(self._encode([data], options)[0], dtype)
+
+    def encode_ordinary(self, text: str | bytes) -> NDArray[np.uint32]:
+        """Return the ids of a document whose special tokens are plain text: uint32 (n,)."""
+        return self.encode(text)
+
+    @overload
+    def encode_batch(
+        self, texts: Iterable[str | bytes], **special: Unpack[SpecialArguments]
+    ) -> list[NDArray[np.uint32]]: ...
+
+    @overload
+    def encode_batch(
+        self,
+        texts: Iterable[str | bytes],
+        *,
+        dtype: type[list[Any]],
+        **special: Unpack[SpecialArguments],
+    ) -> list[list[int]]: ...
+
+    @overload
+    def encode_batch(
+        self, texts: Iterable[str | bytes], *, dtype: Any, **special: Unpack[SpecialArguments]
+    ) -> Any: ...
 
     def encode_batch(
         self,
         texts: Iterable[str | bytes],
         *,
+        dtype: Any = None,
         allowed_special: Collection[str] = (),
         disallowed_special: Collection[str] = (),
         bos: Token | None = None,
         eos: Token | None = None,
-    ) -> list[NDArray[np.uint32]]:
-        """Return the ids of each document as `encode` does, encoded in one pass.
+    ) -> Any:
+        """Return a list of the ids of each document as `encode` does, encoded in one pass.
 
         The arrays are views of one array, end to end. TypeError for a single str, whose characters
         would be documents.
         """
-        options = _special_options(allowed_special, disallowed_special, bos, eos)
-        ids, starts = self._encode(_several(texts), options)
+        options = special_options(allowed_special, disallowed_special, bos, eos)
+        ids, starts = self._encode(several(texts), options)
         bounds = [*starts.tolist(), len(ids)]
+        ids = as_asked(ids, dtype)
         return [ids[begin:end] for begin, end in pairwise(bounds)]
 
     def encode_file(
@@ -278,8 +341,8 @@ class Tokenizer:
 
         Raises as `encode` does, and InputError for files that can't be read.
         """
-        options = _special_options(allowed_special, disallowed_special, bos, eos)
-        with Corpus(_names(path), reading) as text:
+        options = special_options(allowed_special, disallowed_special, bos, eos)
+        with Corpus(names_of(path), reading) as text:
             is_small = text.total_bytes is not None and text.total_bytes <= HOST_BYTES
             return self._current_encoders().encode(text, options, is_small)[0]
 
@@ -295,7 +358,7 @@ class Tokenizer:
         Raises as `encode` does.
         """
         ids = self.encode(text, allowed_special=allowed_special)
-        encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else _to_bytes(text)
+        encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else to_bytes(text)
         return ids, character_spans(encoded, self._vocabulary.token_spans[ids])
 
     def count(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> int:
@@ -320,142 +383,6 @@ class Tokenizer:
                 return cut
         return ""
 
-    def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
-        """Return the text of `ids` (n,), any integers.
-
-        errors: how to handle bytes that are not UTF-8, as for `bytes.decode`.
-
-        Raises InputError for ids that are not in the vocabulary.
-        """
-        return self.decode_bytes(ids).decode(errors=errors)
-
-    def decode_bytes(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
-        return self._vocabulary.decode(ids)
-
-    def decode_batch(self, batch: Iterable[ArrayLike], errors: str = "replace") -> list[str]:
-        """Return the text of each list of ids."""
-        return [self.decode(ids, errors) for ids in batch]
-
-    def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
-        """Yield the text of each id as it comes: "" while a character is incomplete."""
-        return decode_stream(self._vocabulary, ids, errors)
-
-    def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
-        """Return the text of `ids` (n,), and the characters that each is for, int64 (n, 2).
-
-        A row is the first character of a token and the one after its last; see
-        `encode_with_offsets`.
-
-        Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
-        """
-        data = self.decode_bytes(ids)
-        lengths = self._vocabulary.token_lengths[np.asarray(ids, np.int64)]
-        try:
-            return data.decode(), character_spans(data, lengths)
-        except UnicodeDecodeError as error:
-            raise InputError(f"byte {error.start} of what the ids spell is not UTF-8") from error
-
-    def decode_single_token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of an id; InputError if it is unknown."""
-        return self.decode_bytes([token_id])
-
-    def token_to_id(self, token: str | bytes) -> int | None:
-        """Return the id of a token by its text or bytes, None if there is no such token.
-
-        A str that is a special token is that one; of ordinary tokens with the same bytes it is the
-        lowest id.
-        """
-        if isinstance(token, str) and token in self._vocabulary.special_tokens:
-            return self._vocabulary.special_tokens[token]
-        return self._ids.get(_to_bytes(token))
-
-    def get_vocab(self) -> dict[bytes, int]:
-        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
-        return dict(self._ids)
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        tokens, ids = self._vocabulary.tokens, self._vocabulary.ordinary_ids[::-1].tolist()
-        return {tokens[number]: number for number in ids if tokens[number]}
-
-    def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
-        """Write files of another tool, as ``llmgpu export --to`` does.
-
-        format: "tiktoken", "huggingface" or "gpt2". force: replace files of another kind.
-
-        Raises VocabularyError for an unknown format, or one that can't give the same ids;
-        OutputError for files that can't be written.
-        """
-        format = ALIASES.get(format, format)
-        if format not in FORMATS:
-            raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
-        FORMATS[format].write(self._vocabulary, path, note=_log.info, force=force)
-
-    def as_tiktoken(self, name: str = "llmgpu") -> Any:
-        """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
-
-        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
-        """
-        return to_tiktoken(self._vocabulary, name)
-
-    def as_hf(self) -> Any:
-        """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
-
-        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
-        installed.
-        """
-        return to_transformers(self._vocabulary)
-
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the vocabulary file atomically.
-
-        force: replace even a file that is of another kind, such as a text.
-
-        Raises OutputError if it can't be written.
-        """
-        self._vocabulary.save(path, force=force)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary."""
-        return self._vocabulary
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-        return self._vocabulary.size
-
-    n_vocab = vocab_size  # tiktoken's name
-
-    @property
-    def eot_token(self) -> int | None:
-        """Id of the special token ``<|endoftext|>``, None if there is none."""
-        return self._vocabulary.special_tokens.get(END_OF_TEXT)
-
-    @property
-    def match(self) -> str:
-        """How words become tokens: "bpe" (merges in order) or "greedy" (longest token first)."""
-        return self._vocabulary.match
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Ids of the special tokens by text; a copy."""
-        return dict(self._vocabulary.special_tokens)
-
-    def __len__(self) -> int:
-        return self._vocabulary.size
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both give the same ids, on any device."""
-        if not isinstance(other, Tokenizer):
-            return NotImplemented
-        same_special = self.special_tokens == other.special_tokens
-        return same_special and self._vocabulary.fingerprint == other._vocabulary.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self._vocabulary.fingerprint)
-
     def __repr__(self) -> str:
         pattern = self._vocabulary.pattern
         return f"<Tokenizer: {self.vocab_size} ids, pattern {pattern}, device {self._device!r}>"
@@ -472,7 +399,7 @@ class Tokenizer:
         self, texts: Iterable[str | bytes], options: SpecialOptions
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of documents, end to end, and where in them each starts."""
-        documents = [_to_bytes(text) for text in texts]
+        documents = [to_bytes(text) for text in texts]
         is_small = sum(map(len, documents)) <= HOST_BYTES
         return self._current_encoders().encode(corpus_from_bytes(documents), options, is_small)
 
@@ -486,35 +413,3 @@ class Tokenizer:
 
 # Kept alive, because a process must not close a device that it did not open.
 _encoders_of_parents: list[ProcessEncoders] = []
-
-
-def _special_options(
-    allowed: Collection[str], disallowed: Collection[str], bos: Token | None, eos: Token | None
-) -> SpecialOptions:
-    """Return options that can be compared and hashed."""
-    sets = [
-        frozenset([texts] if isinstance(texts, str) else texts) for texts in (allowed, disallowed)
-    ]
-    return SpecialOptions(sets[0], sets[1], bos, eos)
-
-
-def _several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
-    if isinstance(texts, (str, bytes)):
-        raise TypeError("several texts are expected: put a single one into a list")
-    return texts
-
-
-def _names(paths: str | Path | Sequence[str | Path]) -> list[str]:
-    return [os.fspath(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
-
-
-def _to_bytes(text: Any) -> bytes:
-    """Return a text in UTF-8; TypeError unless it is str or bytes."""
-    if isinstance(text, bytes):
-        return text
-    if not isinstance(text, str):
-        raise TypeError(f"a text is str or bytes, not {type(text).__name__}")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()

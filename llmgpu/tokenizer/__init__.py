@@ -1,0 +1,16 @@
+"""The Python API: text to ids, and back.
+
+::
+
+    from llmgpu import Tokenizer
+
+    tokenizer = Tokenizer.load("v.bin")
+    ids = tokenizer.encode("hello world")  # uint32 (n,)
+    tokenizer.decode(ids)  # "hello world"
+
+Errors are an `llmgpu.errors.LlmgpuError`, which speaks of arguments, not of options.
+"""
+
+from llmgpu.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Tokenizer"]

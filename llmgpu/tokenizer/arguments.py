@@ -1,0 +1,88 @@
+"""What the Python API takes and gives: texts, special tokens, and ids as callers want them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.errors import InputError
+
+Token = int | str
+
+
+class SpecialArguments(TypedDict, total=False):
+    """Arguments of all methods that encode."""
+
+    allowed_special: Collection[str]
+    disallowed_special: Collection[str]
+    bos: Token | None
+    eos: Token | None
+
+
+def special_options(
+    allowed: Collection[str], disallowed: Collection[str], bos: Token | None, eos: Token | None
+) -> SpecialOptions:
+    """Return options that can be compared and hashed."""
+    sets = [
+        frozenset([texts] if isinstance(texts, str) else texts) for texts in (allowed, disallowed)
+    ]
+    return SpecialOptions(sets[0], sets[1], bos, eos)
+
+
+def several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:
+    """Return several texts; TypeError for a single one, whose characters would be texts."""
+    if isinstance(texts, (str, bytes)):
+        raise TypeError("several texts are expected: put a single one into a list")
+    return texts
+
+
+def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
+    """Return one path or several as a list of names."""
+    return [os.fspath(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+
+
+def to_bytes(text: Any) -> bytes:
+    """Return a text in UTF-8; TypeError unless it is str or bytes."""
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise TypeError(f"a text is str or bytes, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
+    """Return ids as a list if `dtype` is ``list``, a tensor if it is PyTorch's, else an array.
+
+    Raises TypeError for a type that has no integers, InputError for an id that does not fit in it.
+    """
+    if dtype is None:
+        return ids
+    if dtype is list:
+        return ids.tolist()
+    if type(dtype).__module__ == "torch":
+        import torch
+
+        if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex:
+            raise TypeError(f"ids are integers, not {dtype}")
+        _check_fit(ids, torch.iinfo(dtype).max, dtype)
+        return torch.from_numpy(ids.astype(np.int64)).to(dtype)
+    wanted = np.dtype(dtype)
+    if wanted.kind not in "iu":
+        raise TypeError(f"ids are integers, not {wanted}")
+    _check_fit(ids, np.iinfo(wanted).max, wanted)
+    return ids.astype(wanted)
+
+
+def _check_fit(ids: NDArray[np.uint32], largest: int, dtype: Any) -> None:
+    most = int(ids.max(initial=0))
+    if most > largest:
+        raise InputError(f"id {most} does not fit in {dtype}, which ends at {largest}: use int64")

@@ -1,0 +1,169 @@
+"""The part of the Python API that needs no device: ids to text, and what a vocabulary holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from llmgpu.bpe.interchange.formats import ALIASES, FORMATS
+from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
+from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError, VocabularyError
+from llmgpu.python_words import speaks_python
+from llmgpu.tokenizer.arguments import to_bytes
+
+_log = logging.getLogger("llmgpu")
+
+
+@speaks_python
+class Decoder:
+    """A vocabulary as a program sees it."""
+
+    _vocabulary: Vocabulary
+
+    def decode(self, ids: ArrayLike, errors: str = "replace") -> str:
+        """Return the text of `ids` (n,), any integers.
+
+        errors: how to handle bytes that are not UTF-8, as for `bytes.decode`.
+
+        Raises InputError for ids that are not in the vocabulary.
+        """
+        return self.decode_bytes(ids).decode(errors=errors)
+
+    def decode_bytes(self, ids: ArrayLike) -> bytes:
+        """Return the bytes of `ids` (n,), any integers; InputError for unknown ids."""
+        return self._vocabulary.decode(ids)
+
+    def decode_batch(self, batch: Iterable[ArrayLike], errors: str = "replace") -> list[str]:
+        """Return the text of each list of ids."""
+        return [self.decode(ids, errors) for ids in batch]
+
+    def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
+        """Yield the text of each id as it comes: "" while a character is incomplete."""
+        return decode_stream(self._vocabulary, ids, errors)
+
+    def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
+        """Return the text of `ids` (n,), and the characters that each is for, int64 (n, 2).
+
+        A row is the first character of a token and the one after its last; see
+        `encode_with_offsets`.
+
+        Raises InputError for unknown ids and for ids whose bytes are not UTF-8.
+        """
+        data = self.decode_bytes(ids)
+        lengths = self._vocabulary.token_lengths[np.asarray(ids, np.int64)]
+        try:
+            return data.decode(), character_spans(data, lengths)
+        except UnicodeDecodeError as error:
+            raise InputError(f"byte {error.start} of what the ids spell is not UTF-8") from error
+
+    def decode_single_token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of an id; InputError if it is unknown."""
+        return self.decode_bytes([token_id])
+
+    def token_to_id(self, token: str | bytes) -> int | None:
+        """Return the id of a token by its text or bytes, None if there is no such token.
+
+        A str that is a special token is that one; of ordinary tokens with the same bytes it is the
+        lowest id.
+        """
+        if isinstance(token, str) and token in self._vocabulary.special_tokens:
+            return self._vocabulary.special_tokens[token]
+        return self._ids.get(to_bytes(token))
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """Return the text of an id as `decode` does, None if there is no such id."""
+        return self.decode([token_id]) if 0 <= token_id < self.vocab_size else None
+
+    def get_vocab(self) -> dict[bytes, int]:
+        """Return the ids of all ordinary tokens by their bytes; `special_tokens` has the others."""
+        return dict(self._ids)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        tokens, ids = self._vocabulary.tokens, self._vocabulary.ordinary_ids[::-1].tolist()
+        return {tokens[number]: number for number in ids if tokens[number]}
+
+    def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
+        """Write files of another tool, as ``llmgpu export --to`` does.
+
+        format: "tiktoken", "huggingface" or "gpt2". force: replace files of another kind.
+
+        Raises VocabularyError for an unknown format, or one that can't give the same ids;
+        OutputError for files that can't be written.
+        """
+        format = ALIASES.get(format, format)
+        if format not in FORMATS:
+            raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
+        FORMATS[format].write(self._vocabulary, path, note=_log.info, force=force)
+
+    def as_tiktoken(self, name: str = "llmgpu") -> Any:
+        """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
+
+        Raises VocabularyError if ranks can't give them, or tiktoken is not installed.
+        """
+        return to_tiktoken(self._vocabulary, name)
+
+    def as_hf(self) -> Any:
+        """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
+
+        Raises VocabularyError if a tokenizer.json can't give them, or transformers is not
+        installed.
+        """
+        return to_transformers(self._vocabulary)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the vocabulary file atomically.
+
+        force: replace even a file that is of another kind, such as a text.
+
+        Raises OutputError if it can't be written.
+        """
+        self._vocabulary.save(path, force=force)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary."""
+        return self._vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self._vocabulary.size
+
+    n_vocab = vocab_size  # tiktoken's name
+
+    @property
+    def eot_token(self) -> int | None:
+        """Id of the special token ``<|endoftext|>``, None if there is none."""
+        return self._vocabulary.special_tokens.get(END_OF_TEXT)
+
+    @property
+    def match(self) -> str:
+        """How words become tokens: "bpe" (merges in order) or "greedy" (longest token first)."""
+        return self._vocabulary.match
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by text; a copy."""
+        return dict(self._vocabulary.special_tokens)
+
+    def __len__(self) -> int:
+        return self._vocabulary.size
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both give the same ids, on any device."""
+        if not isinstance(other, Decoder):
+            return NotImplemented
+        same_special = self.special_tokens == other.special_tokens
+        return same_special and self._vocabulary.fingerprint == other._vocabulary.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self._vocabulary.fingerprint)
