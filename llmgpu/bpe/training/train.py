@@ -142,6 +142,7 @@ def carry_out(
             )
         return _recount(source, run)
     counts = source if isinstance(source, WordCounts) else _count(source, run)
+    _require_text(counts.words.text_bytes)
     if on_counted is not None:
         on_counted(counts)
     return _merge_words(counts, run, checkpoint)
@@ -179,7 +180,7 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
             batched_gpu.compile_kernels(device)
         with run.phase("count words"):
             words = counter.count(corpus, run.progress, on_words)
-    _require_text(corpus)
+    _require_text(corpus.text_bytes)
     run.on_memory(words_memory(run.plan, len(words), len(words.data), merges=merges))
     separators = corpus.options.separators
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
@@ -282,7 +283,7 @@ def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
     with run.phase("read"):
         most = recount_gpu.most_text_bytes(device)
         text, starts = _read_all(corpus, most, run.progress)
-        _require_text(corpus)
+        _require_text(corpus.text_bytes)
     with run.phase("merge"):
         learned = recount_gpu.train(device, text, starts, options, progress=run.progress)
     count = len(learned.pairs)
@@ -297,8 +298,8 @@ def _recount(corpus: Corpus, run: _Run) -> TrainingResult:
     )
 
 
-def _require_text(corpus: Corpus) -> None:
-    if corpus.text_bytes == 0:
+def _require_text(text_bytes: int) -> None:
+    if text_bytes == 0:
         raise InputError("the corpus is empty: there is no text to train on")
 
 
