@@ -1,14 +1,14 @@
-"""The command line: thin commands over the library, each in a module that is imported on demand.
+"""The command line: thin commands over the library.
+
+`commands` declares options and help, and imports neither NumPy nor what a command does; that is in
+the module of the same name here, imported when the command runs.
 
 Data goes to stdout and everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 128
-plus the number of the signal that interrupted it. ``--help`` and ``--version`` need no GPU and
-import no wgpu.
+plus the number of the signal that interrupted it.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import os
 import sys
 
@@ -17,19 +17,29 @@ import click
 from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
 from llmgpu.errors import LlmgpuError, shorten
 from llmgpu.input_files import printable, quote
+from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
 
-COMMANDS = {
-    "bench": "llmgpu.cli.bench:bench",
-    "bpe-train": "llmgpu.cli.bpe_train:bpe_train",
-    "count": "llmgpu.cli.count:count",
-    "export": "llmgpu.cli.interchange:export_vocabulary",
-    "import": "llmgpu.cli.interchange:import_vocabulary",
-    "generate": "llmgpu.cli.generate:generate",
-    "info": "llmgpu.cli.info:info",
-    "tokenize": "llmgpu.cli.tokenize:tokenize",
-    "train": "llmgpu.cli.train:train",
-}
+_ROOM = "llmgpu.cli.commands"
+COMMANDS: Registry[click.Command] = Registry(
+    {
+        "bench": Entry("llmgpu.cli.bench:bench", "Benchmark this machine."),
+        "bpe-train": Entry(
+            f"{_ROOM}.bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."
+        ),
+        "count": Entry("llmgpu.cli.count:count", "Count the tokens of files."),
+        "export": Entry(
+            f"{_ROOM}.interchange:export_vocabulary", "Export a vocabulary for another tool."
+        ),
+        "generate": Entry(f"{_ROOM}.generate:generate", "Continue a prompt with a trained model."),
+        "import": Entry(
+            f"{_ROOM}.interchange:import_vocabulary", "Import a vocabulary of another tool."
+        ),
+        "info": Entry(f"{_ROOM}.info:info", "Show adapters, or facts about a vocabulary."),
+        "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids, and back."),
+        "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
+    }
+)
 
 
 class LazyGroup(click.Group):
@@ -37,21 +47,26 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return COMMANDS.get(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, none of which is imported for that."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.summaries.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; one that is mistyped is an error with those it may have meant."""
-        near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS)
+        if args[0] in COMMANDS:
+            return super().resolve_command(ctx, args)
+        from difflib import get_close_matches
+
+        near = get_close_matches(args[0], COMMANDS)
         if near:
             names = " or ".join(repr(name) for name in near)
             raise click.UsageError(f"No such command {quote(args[0])}. Did you mean {names}?", ctx)

@@ -22,8 +22,8 @@ from llmgpu.bench.report.tables import NARROW, columns_of, facts_of, time_lines
 from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
 from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
 from llmgpu.bench.units import seconds_text
-from llmgpu.bpe.pretokens.pattern import PATTERNS
-from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.interrupts import last_act
 from llmgpu.cli.options import (

@@ -1,4 +1,4 @@
-"""``llmgpu bpe-train``: corpus in, vocabulary out."""
+"""What ``llmgpu bpe-train`` does: corpus in, vocabulary out."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.backend import start_selecting
-from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
+from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
-from llmgpu.bpe.training.options import ENGINES, TrainingOptions
+from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.train import (
     TrainingResult,
     carry_out,
     count_corpus,
 )
-from llmgpu.bpe.vocabulary.tie import TIE_RULES
-from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import (
@@ -33,20 +32,7 @@ from llmgpu.cli.console import (
     left_out_of,
     print_json,
 )
-from llmgpu.cli.options import (
-    TEXT,
-    THREADS,
-    VocabularySizes,
-    chosen_pattern,
-    corpus_options,
-    device_option,
-    force_option,
-    gpu_from,
-    make_corpus_options,
-    output_options,
-    pattern_options,
-    piped_input,
-)
+from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
@@ -58,109 +44,6 @@ GPU_FROM = 8_000_000  # bytes of text that take as long without a GPU as opening
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
-@click.command("bpe-train")
-@click.argument("corpus", nargs=-1)
-@click.option(
-    "--output",
-    "-o",
-    default="v.bin",
-    show_default=True,
-    metavar="FILE",
-    help="Write the vocabulary to this file; - is standard output.",
-)
-@click.option(
-    "--vocab-size",
-    "sizes",
-    type=VocabularySizes(),
-    default="32768",
-    show_default=True,
-    metavar="N[,N...]",
-    help="Size of the vocabulary, including special tokens and the tokens of a seed. Several sizes "
-    "are written to v-8192.bin, v-32768.bin and so on.",
-)
-@pattern_options(
-    show_default=f"the pattern of the seed or the counts, or {DEFAULT_PATTERN}",
-    help="Cut text into pre-tokens by this pattern; no token crosses their boundaries.",
-)
-@click.option(
-    "--min-frequency",
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Merge only pairs that occur at least this often.",
-)
-@click.option(
-    "--max-token-length",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="Make no tokens longer than this (one less than Hugging Face's max_token_length).",
-)
-@click.option(
-    "--special-token",
-    "special_tokens",
-    type=TEXT,
-    multiple=True,
-    metavar="TEXT",
-    help="Reserve an id for this token. In the corpus it separates documents and is not counted. "
-    "Repeatable.",
-)
-@click.option(
-    "--tie",
-    type=click.Choice(list(TIE_RULES)),
-    show_default="the rule of the seed, or hf",
-    help="Merge equally frequent pairs in the order of Hugging Face tokenizers (hf) or by byte "
-    "value (bytes).",
-)
-@click.option(
-    "--match",
-    type=click.Choice(MATCH_RULES),
-    show_default="the rule of the seed, or bpe",
-    help="How the vocabulary is applied to words: merges in order (bpe), or longest token first "
-    "(greedy).",
-)
-@click.option(
-    "--seed-vocab",
-    metavar="FILE",
-    help="Extend this vocabulary: its tokens keep their ids, and its merges come first.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(list(ENGINES)),
-    default="batched",
-    show_default=True,
-    help="Merge many pairs of the distinct words at a time (batched), or recount the whole text "
-    "for each merge (recount, GPU only). Both make the same merges.",
-)
-@click.option(
-    "--save-counts",
-    "counts_output",
-    metavar="FILE",
-    help="Also write the word counts to this file.",
-)
-@click.option("--counts-only", is_flag=True, help="Write the word counts without training.")
-@click.option(
-    "--from-counts",
-    multiple=True,
-    metavar="FILE",
-    help="Train on saved word counts instead of a CORPUS. Repeatable; the counts are added up.",
-)
-@click.option(
-    "--threads",
-    type=THREADS,
-    metavar="N",
-    show_default="number of processors; with NumPy up to 4",
-    help="Count words with this many threads if there is no GPU.",
-)
-@click.option(
-    "--checkpoint",
-    metavar="FOLDER",
-    help="Keep the progress of the run in this folder until it is finished, for --resume.",
-)
-@click.option("--resume", is_flag=True, help="Continue an interrupted run from its --checkpoint.")
-@force_option
-@corpus_options
-@device_option
-@output_options
 def bpe_train(
     corpus: tuple[str, ...],
     output: str,
@@ -176,17 +59,7 @@ def bpe_train(
     debug: bool,
     **settings: Any,
 ) -> None:
-    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
-
-    \b
-    Example:
-      llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
-      zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
-      llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
-      llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run --resume
-      llmgpu bpe-train 'part-1/*.txt' --save-counts 1.counts --counts-only
-      llmgpu bpe-train --from-counts 1.counts --from-counts 2.counts -o v.bin
-    """
+    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe."""
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
     corpus = corpus or (() if from_counts else piped_input(report))

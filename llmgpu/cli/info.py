@@ -1,4 +1,4 @@
-"""``llmgpu info``: the adapters of this machine, or the content of a vocabulary."""
+"""What ``llmgpu info`` shows: the adapters of this machine, or the content of a vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import click
 
 from llmgpu.backend import auto_adapter, list_adapters
 from llmgpu.cli.console import Reporter, print_json, print_result
-from llmgpu.cli.options import TEXT, output_options
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.input_files import printable
 from llmgpu.version import __version__
@@ -26,12 +25,6 @@ LIMITS_SHOWN = (
 FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query")
 
 
-@click.command()
-@click.argument("vocab", required=False)
-@click.option("--tokens", is_flag=True, help="List the tokens: id and bytes.")
-@click.option("--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens.")
-@click.option("--search", type=TEXT, metavar="TEXT", help="List only tokens that contain TEXT.")
-@output_options
 def info(
     vocab: str | None,
     tokens: bool,
@@ -41,15 +34,7 @@ def info(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Show the adapters of this machine, or facts about the vocabulary VOCAB.
-
-    \b
-    Example:
-      llmgpu info
-      llmgpu info v.bin
-      llmgpu info cl100k
-      llmgpu info v.bin --tokens --search the --first 20
-    """
+    """Show the adapters of this machine, or facts about the vocabulary VOCAB."""
     if vocab is None:
         if tokens or first or search:
             raise click.UsageError("--tokens, --first and --search need a vocabulary file")

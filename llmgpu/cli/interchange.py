@@ -1,4 +1,4 @@
-"""``llmgpu import`` and ``llmgpu export``: vocabularies of other tools in and out."""
+"""What ``llmgpu import`` and ``llmgpu export`` do: vocabularies of other tools in and out."""
 
 from __future__ import annotations
 
@@ -8,66 +8,15 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import ALIASES, FORMATS, describe_formats, guess_format
+from llmgpu.bpe.interchange.formats import FORMATS, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
-from llmgpu.cli.options import (
-    SpecialToken,
-    chosen_pattern,
-    force_option,
-    output_options,
-    pattern_options,
-)
+from llmgpu.cli.options import chosen_pattern
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 
-class FormatName(click.Choice[str]):
-    """The name of a format, or another name that it goes by."""
-
-    def __init__(self) -> None:
-        """Take all names there are."""
-        super().__init__([*FORMATS, *ALIASES])
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the format's own name."""
-        name = super().convert(value, param, ctx)
-        return ALIASES.get(name, name)
-
-
-@click.command("import")
-@click.argument("source", metavar="IN")
-@click.argument("merges", required=False, metavar="[MERGES.TXT]")
-@click.option(
-    "--from",
-    "format_name",
-    type=FormatName(),
-    show_default="detected",
-    help=f"Input format: {describe_formats()}.",
-)
-@pattern_options(
-    show_default="that of the file, gpt2 for vocab.json",
-    help="How text is cut, if the file does not say.",
-)
-@click.option(
-    "--special-token",
-    "special_tokens",
-    type=SpecialToken(),
-    multiple=True,
-    metavar="TEXT=ID",
-    help="Add a special token that the file lacks. Repeatable.",
-)
-@click.option(
-    "--output",
-    "-o",
-    default="v.bin",
-    show_default=True,
-    metavar="FILE",
-    help="Vocabulary file to write; - for stdout.",
-)
-@force_option
-@output_options
 def import_vocabulary(
     source: str,
     merges: str | None,
@@ -81,20 +30,7 @@ def import_vocabulary(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Import a vocabulary of another tool, with exactly the same ids.
-
-    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, vocab.json of GPT-2 together
-    with MERGES.TXT (which may be left out if it is beside it), a folder with such files, or cl100k,
-    o200k, gpt2 or p50k if an installed package has the ranks.
-
-    \b
-    Example:
-      llmgpu import cl100k_base.tiktoken -o cl100k.bin
-      llmgpu import own.tiktoken --pattern gpt2 --special-token '<|end|>=50256'
-      llmgpu import tokenizer.json
-      llmgpu import folder
-      llmgpu import vocab.json merges.txt -o gpt2.bin
-    """
+    """Import a vocabulary of another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)
     if merges is None:
         found = find_vocabulary(source, format_name)
@@ -120,24 +56,6 @@ def import_vocabulary(
         print_json(_summarize(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
 
 
-@click.command("export")
-@click.argument("vocab")
-@click.option(
-    "--to",
-    "format_name",
-    type=FormatName(),
-    required=True,
-    help=f"Output format: {describe_formats()}.",
-)
-@click.option(
-    "--output",
-    "-o",
-    required=True,
-    metavar="OUT",
-    help="File; folder for gpt2, and for huggingface with / at the end.",
-)
-@force_option
-@output_options
 def export_vocabulary(
     vocab: str,
     format_name: str,
@@ -147,15 +65,7 @@ def export_vocabulary(
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Export the vocabulary VOCAB for another tool, with exactly the same ids.
-
-    \b
-    Example:
-      llmgpu export v.bin --to huggingface -o tokenizer.json
-      llmgpu export v.bin --to huggingface -o folder/
-      llmgpu export v.bin --to tiktoken -o v.tiktoken
-      llmgpu export v.bin --to gpt2 -o folder
-    """
+    """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)
     format = FORMATS[format_name]
     vocabulary_files = find_vocabulary(vocab)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.input_files import quote
 
 if TYPE_CHECKING:
@@ -128,15 +129,12 @@ class PatternName(click.Choice[str]):
 
     def __init__(self) -> None:
         """Take all names there are."""
-        from llmgpu.bpe.pretokens.pattern import ALIASES, PATTERNS
-
         super().__init__([*PATTERNS, *ALIASES])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's own name."""
-        from llmgpu.bpe.pretokens.pattern import get_pattern
-
-        return get_pattern(super().convert(value, param, ctx)).name
+        name = super().convert(value, param, ctx)
+        return ALIASES.get(name, name)
 
 
 class PatternExpression(click.ParamType[str]):

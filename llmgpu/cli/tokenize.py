@@ -1,4 +1,4 @@
-"""``llmgpu tokenize``: text to ids, and back."""
+"""What ``llmgpu tokenize`` does: text to ids, and back."""
 
 from __future__ import annotations
 
@@ -14,37 +14,21 @@ from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
 from llmgpu.cli.options import (
     READING_INPUT,
-    THREADS,
-    TokenCount,
-    corpus_options,
-    device_option,
-    force_option,
     gpu_from,
     make_corpus_options,
     make_special_options,
-    output_options,
-    special_options,
-    vocab_option,
 )
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.tokens.bin import (
-    LAYOUTS,
-    describe_layouts,
-    matched_as,
-    read_side_file,
-    side_path,
-)
+from llmgpu.tokens.bin import matched_as, read_side_file, side_path
 from llmgpu.tokens.formats import (
-    FORMATS,
-    describe_formats,
     format_by_name,
     open_writer,
     outputs,
@@ -74,66 +58,6 @@ class _Output:
     force: bool
 
 
-@click.command()
-@click.argument("files", nargs=-1, metavar="[FILE...|-]")
-@vocab_option
-@click.option(
-    "--output",
-    "-o",
-    default="-",
-    show_default=True,
-    metavar="FILE",
-    help="File to write; - for stdout.",
-)
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(list(FORMATS)),
-    show_default="that of the ending of -o, else ids; with --decode, recognized",
-    help=f"Format of the ids: {describe_formats()}.",
-)
-@click.option(
-    "--match",
-    type=click.Choice(MATCH_RULES),
-    show_default="that of the vocabulary",
-    help="How words become tokens: longest token first (greedy), or merges in order (bpe).",
-)
-@click.option("--decode", is_flag=True, help="Convert files of ids back to text.")
-@click.option("--count", is_flag=True, help="Only print the number of tokens.")
-@click.option(
-    "--line-documents", is_flag=True, help="Make each line a document, written as it arrives."
-)
-@click.option(
-    "--threads",
-    type=THREADS,
-    show_default="number of processors; with NumPy up to 4",
-    help="Number of threads that encode without a GPU.",
-)
-@click.option(
-    "--layout",
-    type=click.Choice(list(LAYOUTS)),
-    default="raw",
-    show_default=True,
-    help=f"Layout of --format bin: {describe_layouts()}.",
-)
-@click.option(
-    "--shard-tokens",
-    type=TokenCount(),
-    metavar="N",
-    help="Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
-    "manifest OUT.json.",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
-    "with it, not written.",
-)
-@force_option
-@special_options
-@corpus_options
-@device_option
-@output_options
 def tokenize(
     files: tuple[str, ...],
     vocab: str,
@@ -158,16 +82,7 @@ def tokenize(
     eos: str | None,
     **reading: Any,
 ) -> None:
-    """Tokenize text: files, folders or globs, stdin by default. Each file is a document.
-
-    \b
-    Example:
-      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
-      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
-      echo 'a line' | llmgpu tokenize --vocab v.bin
-      tail -f log | llmgpu tokenize --vocab v.bin --line-documents
-      llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
-    """
+    """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     if decode and (count or line_documents):
         raise click.UsageError("--decode can't be combined with --count or --line-documents")
     by_name = "ids" if decode else format_by_name(output)

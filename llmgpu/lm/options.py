@@ -1,4 +1,4 @@
-"""The options of a training run, apart from the sizes of the model."""
+"""The options of training and of generating, apart from the sizes of the model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,46 @@ class TrainOptions:
         progress = (step - warmup) / (self.steps - warmup)
         height = (1 + math.cos(math.pi * progress)) / 2  # of the cosine, from 1 down to 0
         return minimum + (peak - minimum) * height
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Numbers of steps between two lines of the log, evaluations and checkpoints.
+
+    keep: how many of the newest checkpoints are kept.
+    """
+
+    log: int = 10
+    evaluation: int = 100
+    save: int = 100
+    keep: int = 2
+
+    def unread_steps(self, steps: int) -> int:
+        """Return the largest number of steps whose results are read at once."""
+        return min(self.log, self.evaluation, self.save, steps)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How ids are sampled.
+
+    temperature: divides the logits; 0 always takes the most likely id. top_k: sample from this many
+    of the most likely ids, or from all if 0. top_p: sample from the most likely ids that together
+    have at least this probability (A. Holtzman et al., arXiv 1904.09751).
+    """
+
+    temperature: float = 0.8
+    top_k: int = 200
+    top_p: float = 1.0
+    seed: int = 1337
+
+    def __post_init__(self) -> None:
+        """Check each value."""
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InputError(f"temperature is {self.temperature}, it must be 0 or more")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k}, it must be 0 (all) or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p is {self.top_p}, it must be above 0 and no more than 1")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")

@@ -19,7 +19,7 @@ from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
 from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
-from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN
+from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.vocabulary.spelling import character_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts, words_of

@@ -1,10 +1,6 @@
 """Token ids as plain little-endian numbers, with a side file ``PATH.json`` that describes them.
 
-A pipe or a device gets no side file. A layout, one line in LAYOUTS, may put a header first:
-
-- ``raw``: nothing.
-- ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
-  version, and the number of tokens. The magic says whether these are uint16 or uint32.
+A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may put a header first.
 
 A side file and ids that don't belong together would decode to wrong text. An old side file is
 removed before the ids that it describes are replaced, and the new one has a digest of samples of
@@ -17,7 +13,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -26,86 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary
+from llmgpu.bpe.vocabulary import MATCH_RULES
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import read_whole
 from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, Output
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
 from llmgpu.tokens.npy import NumbersWriter, read_numbers
 from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
-
-Dtype = np.dtype[np.unsignedinteger]
-
-_LLMC_HEADER_BYTES = 1024
-_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic, version
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A layout by its header.
-
-    description: for --help. header_bytes: length of the header. max_tokens: in one file, None for
-    any number.
-    make_header: returns the header of `count` numbers of a type, uint16 or uint32.
-    parse_header: returns type and number of the tokens, given the header and the name of the file;
-        InputError if it is not a header. None if there is nothing to parse.
-    """
-
-    name: str
-    description: str
-    header_bytes: int
-    max_tokens: int | None
-    make_header: Callable[[Dtype, int], bytes]
-    parse_header: Callable[[bytes, str], tuple[Dtype, int]] | None
-
-
-def _make_llmc_header(dtype: Dtype, count: int) -> bytes:
-    header = np.zeros(_LLMC_HEADER_BYTES // 4, "<i4")
-    header[:3] = *_LLMC_KINDS[dtype.name], count
-    return header.tobytes()
-
-
-def _parse_llmc_header(data: bytes, name: str) -> tuple[Dtype, int]:
-    if len(data) < _LLMC_HEADER_BYTES:
-        raise InputError(f"{name}: {len(data)} bytes, but a header takes {_LLMC_HEADER_BYTES}")
-    magic, version, count = np.frombuffer(data, "<i4", 3).tolist()
-    for kind, known in _LLMC_KINDS.items():
-        if known == (magic, version) and count >= 0:
-            return np.dtype(kind).newbyteorder("<"), count
-    raise InputError(
-        f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} tokens)"
-    )
-
-
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        Layout("raw", "numbers only", 0, None, lambda dtype, count: b"", None),
-        Layout(
-            "llmc",
-            "after a header as in llm.c",
-            _LLMC_HEADER_BYTES,
-            2**31 - 1,
-            _make_llmc_header,
-            _parse_llmc_header,
-        ),
-    )
-}
-
-
-def describe_layouts() -> str:
-    """Return the names of all layouts and what they are, for --help."""
-    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
-
-
-def get_layout(name: str) -> Layout:
-    """Return a layout by its name; InputError if there is none."""
-    if name not in LAYOUTS:
-        raise InputError(f"unknown layout {name!r}: use one of {', '.join(LAYOUTS)}")
-    return LAYOUTS[name]
-
 
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
@@ -329,7 +256,8 @@ def _check_header(
 ) -> tuple[np.dtype[np.integer], int]:
     """Return type and number of the tokens; InputError if the side file disagrees."""
     assert facts.layout.parse_header is not None
-    dtype, count = facts.layout.parse_header(stream.read(facts.layout.header_bytes), name)
+    kind, count = facts.layout.parse_header(stream.read(facts.layout.header_bytes), name)
+    dtype = np.dtype(kind).newbyteorder("<")
     if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
         raise InputError(
             f"{name}: its header says {count} ids of {dtype.itemsize} bytes, its side file "
@@ -362,7 +290,7 @@ class BinWriter(NumbersWriter):
         self._offsets: list[NDArray[np.int64]] = []
 
     def _header(self, count: int) -> bytes:
-        return self._layout.make_header(self._dtype, count)
+        return self._layout.make_header(self._dtype.name, count)
 
     def _write(self, piece: EncodedSlice) -> None:
         most = self._layout.max_tokens

@@ -7,12 +7,10 @@ is a number from 0 to 2^32 - 1; whether a vocabulary has it is for its decoder t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
 from llmgpu.outputs import (
@@ -24,35 +22,59 @@ from llmgpu.outputs import (
     check_outputs,
     kind_of,
 )
-from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.bin import BinWriter, bin_outputs, get_layout, read_bin
-from llmgpu.tokens.ids import JsonlWriter, TextWriter, read_decimals, read_jsonl
-from llmgpu.tokens.npy import NpyWriter, read_npy
-from llmgpu.tokens.sinks import TokenWriter
+from llmgpu.registry import imported
+from llmgpu.tokens.layouts import get_layout
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llmgpu.tokens.sinks import TokenWriter
 
 
 @dataclass(frozen=True)
 class TokenFormat:
     """A format: what it is, for --help, and what `read_tokens` and `open_writer` call.
 
-    ending: of names of its files. kind: of its files, see `llmgpu.outputs`.
+    ending: of names of its files. kind: of its files, see `llmgpu.outputs`. reader, writer: where
+    they are defined, see `llmgpu.registry.imported`.
     """
 
     description: str
     ending: str
     kind: str
-    read: Callable[[str, int | None, str], Iterator[NDArray[np.int64]]]
-    open_writer: Callable[[str | Path, int, str, str], TokenWriter]
+    reader: str
+    writer: str
 
 
 FORMATS = {
     "ids": TokenFormat(
-        "decimal ids, one line per document", ".txt", DECIMAL_IDS, read_decimals, TextWriter
+        "decimal ids, one line per document",
+        ".txt",
+        DECIMAL_IDS,
+        "llmgpu.tokens.ids:read_decimals",
+        "llmgpu.tokens.ids:TextWriter",
     ),
-    "jsonl": TokenFormat("JSON lines", ".jsonl", JSONL_IDS, read_jsonl, JsonlWriter),
-    "npy": TokenFormat("one NumPy array", ".npy", NPY, read_npy, NpyWriter),
+    "jsonl": TokenFormat(
+        "JSON lines",
+        ".jsonl",
+        JSONL_IDS,
+        "llmgpu.tokens.ids:read_jsonl",
+        "llmgpu.tokens.ids:JsonlWriter",
+    ),
+    "npy": TokenFormat(
+        "one NumPy array",
+        ".npy",
+        NPY,
+        "llmgpu.tokens.npy:read_npy",
+        "llmgpu.tokens.npy:NpyWriter",
+    ),
     "bin": TokenFormat(
-        "raw numbers with a side file .json", ".bin", TOKEN_FILE, read_bin, BinWriter
+        "raw numbers with a side file .json",
+        ".bin",
+        TOKEN_FILE,
+        "llmgpu.tokens.bin:read_bin",
+        "llmgpu.tokens.bin:BinWriter",
     ),
 }
 
@@ -84,7 +106,11 @@ def _get_format(name: str) -> TokenFormat:
 def outputs(path: str | Path, format: str) -> list[Output]:
     """Return the files that a writer of ids in one of FORMATS writes; InputError for another."""
     ids = Output(str(path), _get_format(format).kind)
-    return bin_outputs(path) if ids.kind == TOKEN_FILE else [ids]
+    if ids.kind != TOKEN_FILE:
+        return [ids]
+    from llmgpu.tokens.bin import bin_outputs
+
+    return bin_outputs(path)
 
 
 def open_writer(
@@ -105,7 +131,8 @@ def open_writer(
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
     check_outputs(outputs(path, format), force=force)
-    writer = _get_format(format).open_writer(path, vocabulary_size, fingerprint, layout)
+    make = imported(_get_format(format).writer)
+    writer: TokenWriter = make(path, vocabulary_size, fingerprint, layout)
     writer.match_facts = match_facts or {}
     return writer
 
@@ -122,6 +149,7 @@ def read_tokens(
     """
     chosen, name = _get_format(format), str(path)
     get_layout(layout)
-    if name != STANDARD_INPUT and not os.path.exists(name):
+    if name != "-" and not os.path.exists(name):
         raise InputError(f"no such file: {name!r}")
-    return chosen.read(name, vocabulary_size, layout)
+    blocks: Iterator[NDArray[np.int64]] = imported(chosen.reader)(name, vocabulary_size, layout)
+    return blocks

@@ -39,13 +39,12 @@ from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.tokens.bin import (
     BinWriter,
-    Layout,
     bin_outputs,
     describe_bin_file,
-    get_layout,
     read_side_file,
     side_path,
 )
+from llmgpu.tokens.layouts import Layout, get_layout
 from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 
 MANIFEST_FORMAT = "llmgpu-token-shards"

@@ -18,27 +18,48 @@ from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
 @pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+)
+def test_help_imports_nothing_that_computes(arguments: list[str]) -> None:
+    if arguments[0] != "bench":
+        assert not imported_by(arguments) & {"numpy", "msgpack", "rich", "wgpu"}
+    assert "wgpu" not in imported_by(arguments)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
-        ["--help"],
-        ["--version"],
-        ["bpe-train", "--help"],
-        ["import", "--help"],
-        ["export", "--help"],
+        "tokenize --vocab v.bin corpus.txt -o ids",
+        "tokenize --vocab v.bin corpus.txt --device cpu --count",
+        "info v.bin",
+        "bpe-train corpus.txt --vocab-size 300 --device cpu -o w.bin",
+        "bpe-train corpus.txt --vocab-size 300 -o w.bin",
+        "export v.bin --to tiktoken -o ranks",
     ],
 )
-def test_help_imports_no_wgpu(arguments: list[str]) -> None:
+def test_commands_import_what_they_use(vocab: Path, arguments: str) -> None:
+    modules = imported_by(arguments.split(), vocab.parent)
+    assert not modules & {"rich", "wgpu", "llmgpu.lm", "llmgpu.bench", "asyncio"}
+
+
+def imported_by(arguments: list[str], folder: Path | None = None) -> set[str]:
+    """Return the modules that a command imports, in a process of its own."""
     code = (
-        "import sys; sys.argv[1:] = sys.argv[1:]\n"
+        "import sys\n"
         "from llmgpu.cli import main\n"
         "try: main()\n"
         "except SystemExit as done: assert not done.code\n"
-        "assert 'wgpu' not in sys.modules"
+        "print('imported', *sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
-from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library

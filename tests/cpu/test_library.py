@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
-from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError

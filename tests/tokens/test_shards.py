@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, OutputError
-from llmgpu.tokens.bin import LAYOUTS, read_side_file
+from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import open_writer, read_tokens
+from llmgpu.tokens.layouts import LAYOUTS
 from llmgpu.tokens.shards import ShardWriter
 from llmgpu.tokens.sinks import TokenSink
 from tests.tokens.test_formats import (

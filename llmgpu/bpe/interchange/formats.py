@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
 from llmgpu.outputs import Output
+from llmgpu.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
 class Format(Protocol):
     """What the module of a format defines."""
-
-    FILES: str  # that it reads and writes, for --help
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
         """Whether a file with this content, named together with `merges_path`, is of the format."""
@@ -65,13 +65,16 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {"tiktoken": tiktoken, "huggingface": huggingface, "gpt2": gpt2}
+_ROOM = "llmgpu.bpe.interchange"
+# The summaries name the files that each reads and writes.
+FORMATS: Registry[Format] = Registry(
+    {
+        "tiktoken": Entry(f"{_ROOM}.tiktoken", "a rank file and its side file .json"),
+        "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json, or a folder"),
+        "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
+    }
+)
 ALIASES = {"hf": "huggingface"}
-
-
-def describe_formats() -> str:
-    """Return the names of all formats and their files, for --help."""
-    return ", ".join(f"{name} ({format.FILES})" for name, format in FORMATS.items())
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:

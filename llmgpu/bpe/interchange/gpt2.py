@@ -47,7 +47,6 @@ from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output, check_outputs
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
-FILES = f"{VOCAB_NAME} and {MERGES_NAME}"
 
 _HEADER = "#version: 0.2\n"
 

@@ -58,8 +58,6 @@ from llmgpu.outputs import (
 )
 from llmgpu.text.composition import normalize
 
-FILES = "a tokenizer.json, or a folder"
-
 _FOLDER = {
     "tokenizer.json": TOKENIZER_JSON,
     "tokenizer_config.json": TOKENIZER_CONFIG,

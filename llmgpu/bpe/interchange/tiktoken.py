@@ -32,7 +32,8 @@ from llmgpu.bpe.interchange.token_tables import (
     note_unicode,
     require_merging,
 )
-from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -42,7 +43,6 @@ from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
-FILES = "a rank file and its side file .json"
 
 _RANK = re.compile(rb"[0-9]{1,10}")
 _END = "<|endoftext|>"

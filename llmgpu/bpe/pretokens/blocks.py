@@ -38,7 +38,7 @@ Rule = Callable[[Text, Positions, str], tuple[Marks, int]]
 class Pattern(ABC):
     """A way to cut text into pre-tokens.
 
-    name: what users call it. aliases: other names for it.
+    name: what users call it.
     expression: the same as a regular expression over bytes.
     spellings: how another tool ("tiktoken", "huggingface") spells the expression if not like this;
         None if it can't.
@@ -48,7 +48,6 @@ class Pattern(ABC):
 
     name: str
     expression: str
-    aliases: tuple[str, ...] = ()
     spellings: Mapping[str, str | None] = field(default_factory=dict)
     kernel: str
     constants: Mapping[str, int] = field(default_factory=dict)
@@ -208,3 +207,11 @@ def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
     certain[:-1] |= is_space[:-2] & (codes[1:-1] == _SPACE) & ~is_space[2:]
     found = np.flatnonzero(certain)
     return int(positions[found[0] + 1]) if len(found) else -1
+
+
+NONE = DocumentPattern(
+    name="none",
+    expression=r"[\x00-\xff]+",
+    spellings={"tiktoken": r"[\s\S]+", "huggingface": None},
+    kernel="none",
+)

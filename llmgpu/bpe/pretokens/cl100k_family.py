@@ -152,14 +152,12 @@ def _variant(
     *,
     digits: int,
     whole_at_end: bool = False,
-    aliases: tuple[str, ...] = (),
     spellings: dict[str, str | None] | None = None,
 ) -> RulePattern:
     """Return a pattern of the family; digits, whole_at_end: see `_rule`."""
     return RulePattern(
         name=name,
         expression=expression,
-        aliases=aliases,
         spellings=spellings or {},
         kernel="cl100k",
         constants={"DIGITS": digits, "WHOLE_AT_END": int(whole_at_end)},
@@ -173,37 +171,34 @@ _CL100K = (
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 _SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-PATTERNS = (
-    _variant(
-        "cl100k",
-        _CL100K.replace("{1,3}+", "{1,3}"),
-        digits=3,
-        whole_at_end=True,
-        aliases=("gpt4",),
-        spellings={"tiktoken": _CL100K},
-    ),
-    _variant(
-        "rustbpe",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-        digits=3,
-    ),
-    _variant(
-        "llama3",
-        _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        digits=3,
-    ),
-    _variant(
-        "qwen2",
-        _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        digits=1,
-    ),
-    _variant(
-        "nanochat",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
-        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-        digits=2,
-    ),
+CL100K = _variant(
+    "cl100k",
+    _CL100K.replace("{1,3}+", "{1,3}"),
+    digits=3,
+    whole_at_end=True,
+    spellings={"tiktoken": _CL100K},
+)
+RUSTBPE = _variant(
+    "rustbpe",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    digits=3,
+)
+LLAMA3 = _variant(
+    "llama3",
+    _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    digits=3,
+)
+QWEN2 = _variant(
+    "qwen2",
+    _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    digits=1,
+)
+NANOCHAT = _variant(
+    "nanochat",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    digits=2,
 )

@@ -4,8 +4,8 @@
   runs that expression. It applies a rule on characters and runs of them, which is equivalent and
   vectorises. No pattern looks back: what follows a pre-token's start does not depend on what is
   before it, so a text may be cut there.
-- The table below has all patterns. To add one, write a `Pattern` in a module here (with a
-  kernel in wgsl/pretoken, unless it is a variant of a family) and a line to the table.
+- `llmgpu.bpe.pretokens.names` lists all patterns. To add one, write a `Pattern` in a module here
+  (with a kernel in wgsl/pretoken, unless it is a variant of a family) and a line to that table.
 - By pattern ``none`` a document is one pre-token. Any other regular expression is the pattern
   called ``regex:`` and the expression, see `llmgpu.bpe.pretokens.custom_regex`.
 - ``cl100k`` is what tiktoken has; ``rustbpe`` is the spelling of it in rustbpe and minbpe, which
@@ -30,30 +30,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens import byte_classes, cl100k_family, gpt2, o200k
-from llmgpu.bpe.pretokens.blocks import DocumentPattern, Pattern, last_set
+from llmgpu.bpe.pretokens.blocks import Pattern, last_set
 from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, RegexPattern
+from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.errors import LlmgpuError
 
 _WINDOW = 1 << 12  # bytes after a part that are looked at first to decide it
-
-_NONE = DocumentPattern(
-    name="none",
-    expression=r"[\x00-\xff]+",
-    spellings={"tiktoken": r"[\s\S]+", "huggingface": None},
-    kernel="none",
-)
-_TABLE: tuple[Pattern, ...] = (
-    byte_classes.PATTERN,
-    gpt2.PATTERN,
-    *cl100k_family.PATTERNS,
-    o200k.PATTERN,
-    _NONE,
-)
-PATTERNS = {pattern.name: pattern for pattern in _TABLE}
-ALIASES = {alias: pattern.name for pattern in PATTERNS.values() for alias in pattern.aliases}
-DEFAULT_PATTERN = "cl100k"
 
 
 def pattern_of_expression(expression: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ def code_point_classes(version: str) -> NDArray[np.uint8]:
     version: one of VERSIONS; LlmgpuError if it is not.
     """
     check_version(version)
-    table = files("llmgpu.bpe.pretokens") / f"unicode_{version}.txt"
+    table = Path(__file__).with_name(f"unicode_{version}.txt")
     _, _, written = table.read_text(encoding="ascii").partition("\n")  # the first line is a comment
     runs = re.findall(r"([0-9]*)([a-z])", "".join(written.split()))
     lengths = [int(length or "1") for length, _ in runs]

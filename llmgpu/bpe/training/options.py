@@ -7,16 +7,18 @@ from functools import cached_property
 from typing import Any
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pattern import DEFAULT_PATTERN, get_pattern
+from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
+from llmgpu.bpe.training import ENGINES
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
+from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
-from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
-from llmgpu.bpe.vocabulary.vocabulary import MATCH_RULES, Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError
 
 MAX_VOCABULARY = 1 << 20
-ENGINES = ("batched", "recount")
 UNICODE_FACT = "Unicode version"
 RECOUNT_SLOTS = 1024  # 8 KiB of workgroup memory
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.errors import LlmgpuError
-
-TIE_RULES = ("hf", "bytes")
 
 
 def _make_alphabet() -> tuple[str, ...]:

@@ -29,8 +29,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
-from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
+from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.bpe.vocabulary.file import (
     MAX_TEXT_BYTES,
     MAX_TRAINING_ENTRIES,
@@ -40,14 +42,12 @@ from llmgpu.bpe.vocabulary.file import (
     pack_ids,
     unpack,
 )
-from llmgpu.bpe.vocabulary.tie import TIE_RULES
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
-MATCH_RULES = ("greedy", "bpe")
 NORMALIZERS = (None, "NFC")
 
 # Entries of a file's training data, because older files have no field for them.

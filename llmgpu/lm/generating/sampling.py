@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.errors import InputError
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How ids are sampled.
-
-    temperature: divides the logits; 0 always takes the most likely id. top_k: sample from this many
-    of the most likely ids, or from all if 0. top_p: sample from the most likely ids that together
-    have at least this probability (A. Holtzman et al., arXiv 1904.09751).
-    """
-
-    temperature: float = 0.8
-    top_k: int = 200
-    top_p: float = 1.0
-    seed: int = 1337
-
-    def __post_init__(self) -> None:
-        """Check each value."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature is {self.temperature}, it must be 0 or more")
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}, it must be 0 (all) or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}, it must be above 0 and no more than 1")
-        if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
+from llmgpu.lm.options import SamplingOptions
 
 
 class Sampler:

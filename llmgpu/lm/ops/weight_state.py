@@ -148,13 +148,12 @@ class WeightState(ABC):
 class Optimizer:
     """An optimizer, as `llmgpu.lm.optimizers` lists it.
 
-    name: what --optimizer and checkpoints call it. summary: what sets it apart, for --help.
+    name: what --optimizer and checkpoints call it.
     make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
     only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
     optimizer can't do that.
     """
 
     name: str
-    summary: str
     make: Callable[[TensorMaker, Tensor], WeightState]
     make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None

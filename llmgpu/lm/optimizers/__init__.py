@@ -6,14 +6,19 @@ table: --help, options, the memory sum, checkpoints and error messages follow fr
 
 from __future__ import annotations
 
-from llmgpu.lm.ops.weight_state import Optimizer
-from llmgpu.lm.optimizers.adamw import ADAMW
-from llmgpu.lm.optimizers.adamw_8bit import ADAMW_8BIT
+from typing import TYPE_CHECKING
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    optimizer.name: optimizer
-    for optimizer in (
-        ADAMW,
-        ADAMW_8BIT,
-    )
-}
+from llmgpu.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from llmgpu.lm.ops.weight_state import Optimizer
+
+_ROOM = "llmgpu.lm.optimizers"
+OPTIMIZERS: Registry[Optimizer] = Registry(
+    {
+        "adamw": Entry(f"{_ROOM}.adamw:ADAMW", "keeps its moments in float32"),
+        "adamw-8bit": Entry(
+            f"{_ROOM}.adamw_8bit:ADAMW_8BIT", "keeps its moments in a quarter of the memory"
+        ),
+    }
+)

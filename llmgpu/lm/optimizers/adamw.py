@@ -156,4 +156,4 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
         yield tuple(array[start : start + PIECE] for array in arrays)
 
 
-ADAMW = Optimizer("adamw", "keeps its moments in float32", Moments.make, RowMoments.make_rows)
+ADAMW = Optimizer("adamw", Moments.make, RowMoments.make_rows)

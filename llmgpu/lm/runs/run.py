@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +34,7 @@ from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.products import has_fixed_products
+from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
@@ -47,23 +48,6 @@ _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the 
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _STOP_SIGNALS.append(signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Numbers of steps between two lines of the log, evaluations and checkpoints.
-
-    keep: how many of the newest checkpoints are kept.
-    """
-
-    log: int = 10
-    evaluation: int = 100
-    save: int = 100
-    keep: int = 2
-
-    def unread_steps(self, steps: int) -> int:
-        """Return the largest number of steps whose results are read at once."""
-        return min(self.log, self.evaluation, self.save, steps)
 
 
 @contextmanager

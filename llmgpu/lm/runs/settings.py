@@ -9,13 +9,12 @@ from typing import Any
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
-from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.options import PRESET_STEPS, TrainOptions
 
 # Options that runs of earlier versions do not have, and what these runs did.
 FORMER_OPTIONS: dict[str, Any] = {"padded_loss": True, "dense_gradient": True}
 
 MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed
-PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from llmgpu.bench.tokenizers.corpus import load_text, make_job
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN, expression_of
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

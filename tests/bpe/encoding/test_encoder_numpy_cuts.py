@@ -16,7 +16,7 @@ from llmgpu.bpe.encoding import encoder_c, encoder_numpy
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import EncodedWords, SafeCuts
 from llmgpu.bpe.encoding.matching import BpeMatcher, Matches, Words
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.host_encoders import HOST_ENCODERS

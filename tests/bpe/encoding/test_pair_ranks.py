@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import pair_ranks as module
 from llmgpu.bpe.encoding.pair_ranks import pair_ranks
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table import LONGEST_HASHED
 

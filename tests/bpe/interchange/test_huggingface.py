@@ -29,7 +29,7 @@ from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, name_of_huggingface, to_text
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import recovery
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError

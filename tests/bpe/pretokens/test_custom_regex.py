@@ -15,13 +15,8 @@ from llmgpu.bpe.pretokens.custom_regex import (
     REGEX_PREFIX,
     limit_match_seconds,
 )
-from llmgpu.bpe.pretokens.pattern import (
-    PATTERNS,
-    get_pattern,
-    last_start,
-    pattern_of_expression,
-    start_mask,
-)
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern, last_start, pattern_of_expression, start_mask
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

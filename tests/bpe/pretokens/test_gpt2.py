@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
-from llmgpu.bpe.pretokens.pattern import PATTERNS, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.byte_classes import _BLOCK
-from llmgpu.bpe.pretokens.pattern import (
-    PATTERNS,
-    get_pattern,
-    start_mask,
-)
-from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.vocabulary import TIE_RULES
+from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.errors import LlmgpuError
 from tests.reference import bpe as reference
 

@@ -17,7 +17,8 @@ from tokenizers import Regex, pre_tokenizers
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
 from llmgpu.bpe.pretokens import byte_classes, characters
 from llmgpu.bpe.pretokens import pattern as pattern_module
-from llmgpu.bpe.pretokens.pattern import PATTERNS, last_start, start_mask, start_masks_between
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import last_start, start_mask, start_masks_between
 from tests.reference import bpe as reference
 
 FAMILIES = sorted(set(PATTERNS) - {"class", "gpt2", "none"})

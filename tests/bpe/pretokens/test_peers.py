@@ -22,7 +22,8 @@ from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN
-from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS, code_point_classes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu import Device

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import slices
-from llmgpu.bpe.pretokens.pattern import PATTERNS, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes

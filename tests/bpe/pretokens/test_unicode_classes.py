@@ -14,7 +14,8 @@ import tiktoken
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.pattern import PATTERNS, get_pattern, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS, code_point_classes
 from llmgpu.errors import LlmgpuError
 

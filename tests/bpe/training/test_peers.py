@@ -8,7 +8,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.tokenizers.corpus import load_text
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.gpu import Device

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.training.symbols import Spellings, byte_symbols, seed_symbols, translate
-from llmgpu.bpe.vocabulary.tie import TIE_RULES, byte_ranks
+from llmgpu.bpe.vocabulary import TIE_RULES
+from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import VocabularyError

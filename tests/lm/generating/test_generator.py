@@ -10,9 +10,10 @@ import pytest
 from llmgpu.errors import InputError
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator
-from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
+from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.options import SamplingOptions
 from tests.lm.samples import read_weights
 from tests.reference.lm.llama import Llama
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.lm.generating.sampling import Sampler, SamplingOptions
+from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.options import SamplingOptions
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 

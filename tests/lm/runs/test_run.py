@@ -13,9 +13,10 @@ from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
 from llmgpu.lm.ops.backends import NumpyOperations
 from llmgpu.lm.ops.products import has_fixed_products
+from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
-from llmgpu.lm.runs.run import Intervals, TrainingRun
+from llmgpu.lm.runs.run import TrainingRun
 from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import new_settings
 from tests.lm.vocabularies import sample_text, sample_vocabulary

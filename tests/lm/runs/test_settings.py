@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
-from llmgpu.lm.runs.run import Intervals
+from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
 
 NOTHING_GIVEN = {"preset": "tiny", "steps": None, "learning_rate": 6e-4, "warmup_steps": None}

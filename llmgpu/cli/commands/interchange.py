@@ -1,0 +1,108 @@
+"""``llmgpu import`` and ``llmgpu export``: vocabularies of other tools in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgpu.bpe.interchange.formats import ALIASES, FORMATS
+from llmgpu.cli.options import SpecialToken, force_option, output_options, pattern_options
+
+
+class FormatName(click.Choice[str]):
+    """The name of a format, or another name that it goes by."""
+
+    def __init__(self) -> None:
+        """Take all names there are."""
+        super().__init__([*FORMATS, *ALIASES])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the format's own name."""
+        name = super().convert(value, param, ctx)
+        return ALIASES.get(name, name)
+
+
+@click.command("import")
+@click.argument("source", metavar="IN")
+@click.argument("merges", required=False, metavar="[MERGES.TXT]")
+@click.option(
+    "--from",
+    "format_name",
+    type=FormatName(),
+    show_default="detected",
+    help=f"Input format: {FORMATS.describe()}.",
+)
+@pattern_options(
+    show_default="that of the file, gpt2 for vocab.json",
+    help="How text is cut, if the file does not say.",
+)
+@click.option(
+    "--special-token",
+    "special_tokens",
+    type=SpecialToken(),
+    multiple=True,
+    metavar="TEXT=ID",
+    help="Add a special token that the file lacks. Repeatable.",
+)
+@click.option(
+    "--output",
+    "-o",
+    default="v.bin",
+    show_default=True,
+    metavar="FILE",
+    help="Vocabulary file to write; - for stdout.",
+)
+@force_option
+@output_options
+def import_vocabulary(**options: Any) -> None:
+    """Import a vocabulary of another tool, with exactly the same ids.
+
+    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, vocab.json of GPT-2 together
+    with MERGES.TXT (which may be left out if it is beside it), a folder with such files, or cl100k,
+    o200k, gpt2 or p50k if an installed package has the ranks.
+
+    \b
+    Example:
+      llmgpu import cl100k_base.tiktoken -o cl100k.bin
+      llmgpu import own.tiktoken --pattern gpt2 --special-token '<|end|>=50256'
+      llmgpu import tokenizer.json
+      llmgpu import folder
+      llmgpu import vocab.json merges.txt -o gpt2.bin
+    """
+    from llmgpu.cli import interchange
+
+    interchange.import_vocabulary(**options)
+
+
+@click.command("export")
+@click.argument("vocab")
+@click.option(
+    "--to",
+    "format_name",
+    type=FormatName(),
+    required=True,
+    help=f"Output format: {FORMATS.describe()}.",
+)
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    metavar="OUT",
+    help="File; folder for gpt2, and for huggingface with / at the end.",
+)
+@force_option
+@output_options
+def export_vocabulary(**options: Any) -> None:
+    """Export the vocabulary VOCAB for another tool, with exactly the same ids.
+
+    \b
+    Example:
+      llmgpu export v.bin --to huggingface -o tokenizer.json
+      llmgpu export v.bin --to huggingface -o folder/
+      llmgpu export v.bin --to tiktoken -o v.tiktoken
+      llmgpu export v.bin --to gpt2 -o folder
+    """
+    from llmgpu.cli import interchange
+
+    interchange.export_vocabulary(**options)

@@ -1,0 +1,97 @@
+"""``llmgpu tokenize``: text to ids, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgpu.bpe.vocabulary import MATCH_RULES
+from llmgpu.cli.options import (
+    THREADS,
+    TokenCount,
+    corpus_options,
+    device_option,
+    force_option,
+    output_options,
+    special_options,
+    vocab_option,
+)
+from llmgpu.tokens.formats import FORMATS, describe_formats
+from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
+
+
+@click.command()
+@click.argument("files", nargs=-1, metavar="[FILE...|-]")
+@vocab_option
+@click.option(
+    "--output",
+    "-o",
+    default="-",
+    show_default=True,
+    metavar="FILE",
+    help="File to write; - for stdout.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(list(FORMATS)),
+    show_default="that of the ending of -o, else ids; with --decode, recognized",
+    help=f"Format of the ids: {describe_formats()}.",
+)
+@click.option(
+    "--match",
+    type=click.Choice(MATCH_RULES),
+    show_default="that of the vocabulary",
+    help="How words become tokens: longest token first (greedy), or merges in order (bpe).",
+)
+@click.option("--decode", is_flag=True, help="Convert files of ids back to text.")
+@click.option("--count", is_flag=True, help="Only print the number of tokens.")
+@click.option(
+    "--line-documents", is_flag=True, help="Make each line a document, written as it arrives."
+)
+@click.option(
+    "--threads",
+    type=THREADS,
+    show_default="number of processors; with NumPy up to 4",
+    help="Number of threads that encode without a GPU.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(list(LAYOUTS)),
+    default="raw",
+    show_default=True,
+    help=f"Layout of --format bin: {describe_layouts()}.",
+)
+@click.option(
+    "--shard-tokens",
+    type=TokenCount(),
+    metavar="N",
+    help="Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
+    "manifest OUT.json.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
+    "with it, not written.",
+)
+@force_option
+@special_options
+@corpus_options
+@device_option
+@output_options
+def tokenize(**options: Any) -> None:
+    """Tokenize text: files, folders or globs, stdin by default. Each file is a document.
+
+    \b
+    Example:
+      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
+      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
+      echo 'a line' | llmgpu tokenize --vocab v.bin
+      tail -f log | llmgpu tokenize --vocab v.bin --line-documents
+      llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
+    """
+    from llmgpu.cli import tokenize
+
+    tokenize.tokenize(**options)

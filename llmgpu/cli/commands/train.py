@@ -1,0 +1,156 @@
+"""``llmgpu train``: text or token files in, a language model out."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from llmgpu.cli.options import (
+    TEXT,
+    Decorated,
+    add_options,
+    corpus_options,
+    device_option,
+    output_options,
+    vocab_option,
+)
+from llmgpu.lm.config import ACTIVATIONS, PRESETS
+from llmgpu.lm.optimizers import OPTIMIZERS
+from llmgpu.lm.options import PRECISIONS, PRESET_STEPS, Intervals, TrainOptions
+
+_DERIVED = ("steps", "min_learning_rate", "warmup_steps")  # their defaults follow from others
+_DEFAULTS = {
+    field.name: field.default for field in fields(TrainOptions) if field.name not in _DERIVED
+}
+
+
+def _model_options(command: Decorated) -> Decorated:
+    """Add the sizes of the model; the preset gives those that are left out."""
+    positive = click.IntRange(min=1)
+    options = (
+        click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
+                     show_default=True, help="Model sizes to start from."),
+        click.option("--dim", type=positive, help="Width of the model."),
+        click.option("--layers", type=positive, help="Number of layers."),
+        click.option("--heads", type=positive, help="Attention heads; must divide --dim."),
+        click.option("--kv-heads", type=positive,
+                     help="Key/value heads.  [default: same as --heads]"),
+        click.option("--ffn-dim", type=positive, help="Width of the feed-forward network."),
+        click.option("--seq-len", type=positive, help="Tokens per sequence."),
+        click.option("--tied/--untied", default=None,
+                     help="Use the embedding table as the output layer.  [default: tied]"),
+        click.option("--activation", type=click.Choice(ACTIVATIONS),
+                     help="Activation; gelu has no gate, and other tools can't open such a model."),
+    )  # fmt: skip
+    return add_options(command, options)
+
+
+def _training_options(command: Decorated) -> Decorated:
+    """Add how the model is trained; the defaults are those of `TrainOptions`."""
+    positive, number = click.IntRange(min=1), click.FLOAT
+    steps = ", ".join(f"{name}: {count}" for name, count in PRESET_STEPS.items())
+    optimizers = "; ".join(f"{name} {summary}" for name, summary in OPTIMIZERS.summaries.items())
+    table = (
+        ("--steps", "steps", positive,
+         f"Number of optimizer steps.  [default: {TrainOptions.steps}; {steps}]"),
+        ("--batch-size", "batch_size", positive, "Sequences per batch."),
+        ("--grad-accum", "grad_accum", positive,
+         "Batches per step: more tokens a step in the same memory."),
+        ("--lr", "learning_rate", number, "Peak learning rate."),
+        ("--min-lr", "min_learning_rate", number,
+         "Final learning rate, after a cosine decay.  [default: a tenth of --lr]"),
+        ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
+         "Steps of linear warm-up.  [default: a tenth of --steps, up to 100]"),
+        ("--weight-decay", "weight_decay", number, "Weight decay, applied to matrices only."),
+        ("--beta1", "beta1", number, "Decay of the mean of gradients."),
+        ("--beta2", "beta2", number, "Decay of the mean of squared gradients."),
+        ("--grad-clip", "grad_clip", number,
+         "Clip the global gradient norm to this; 0 disables it."),
+        ("--label-smoothing", "label_smoothing", number,
+         "Share of each target spread over all tokens."),
+        ("--z-loss", "z_loss", number,
+         "Weight of the penalty on the squared log-sum-exp of the logits."),
+        ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
+         f"{optimizers}."),
+        ("--precision", "precision", click.Choice(PRECISIONS),
+         "f16 computes with half-precision copies of the matrices (needs shader-f16)."),
+        ("--seed", "seed", click.IntRange(min=0),
+         "Seed of the initial weights and of the order of the text."),
+        ("--eval-fraction", "evaluation_fraction", number,
+         "Share of the text held out for evaluation."),
+        ("--eval-batches", "evaluation_batches", positive,
+         "Evaluate on at most this many batches."),
+    )  # fmt: skip
+    options = [
+        click.option(
+            flag, name, type=kind, default=_DEFAULTS.get(name), show_default=True, help=text
+        )
+        for flag, name, kind, text in table
+    ]
+    sparse = click.option(
+        "--sparse-embedding",
+        is_flag=True,
+        help="Update only the embedding rows of tokens in the batch (needs --untied).",
+    )
+    return add_options(command, [*options, sparse])
+
+
+def _interval_options(command: Decorated) -> Decorated:
+    """Add how often to log, evaluate and save, in steps."""
+    table = (
+        ("--log-interval", "log", "Log every this many steps."),
+        ("--eval-interval", "evaluation", "Evaluate every this many steps."),
+        ("--save-interval", "save", "Save a checkpoint every this many steps."),
+        ("--keep", "keep", "Keep this many of the newest checkpoints."),
+    )
+    options = [
+        click.option(
+            flag,
+            name,
+            type=click.IntRange(min=1),
+            default=getattr(Intervals, name),
+            show_default=True,
+            help=text,
+        )
+        for flag, name, text in table
+    ]
+    return add_options(command, options)
+
+
+@click.command()
+@click.argument("corpus", nargs=-1)
+@vocab_option
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
+@click.option("--resume", is_flag=True, help="Resume from the newest checkpoint in --output.")
+@click.option("--force", is_flag=True, help="Replace the run in --output.")
+@click.option(
+    "--eos",
+    type=TEXT,
+    metavar="ID|TEXT",
+    help="Token to put after each document.  [default: <|endoftext|> or similar, if present]",
+)
+@_model_options
+@_training_options
+@_interval_options
+@corpus_options
+@device_option
+@output_options
+def train(**options: Any) -> None:
+    """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
+
+    The run folder receives the log (log.jsonl), the loss curve (loss.svg) and checkpoints
+    (step-00000100 and so on), which Hugging Face transformers opens as Llama models. To resume an
+    interrupted run from its newest checkpoint, repeat the command with --resume.
+
+    \b
+    Example:
+      llmgpu train --vocab v.bin corpus.txt -o run
+      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
+      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000 --resume
+      llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
+    """
+    from llmgpu.cli import train
+
+    train.train(**options)

@@ -1,0 +1,80 @@
+"""The layouts of token files: what may be before the numbers. One line in LAYOUTS each.
+
+- ``raw``: nothing.
+- ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
+  version, and the number of tokens. The magic says whether these are uint16 or uint32.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmgpu.errors import InputError
+
+_LLMC_HEADER = struct.Struct("<3i1012x")
+_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic, version
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout by its header.
+
+    description: for --help. header_bytes: length of the header. max_tokens: in one file, None for
+    any number.
+    make_header: returns the header of `count` numbers of a type, uint16 or uint32.
+    parse_header: returns type and number of the tokens, given the header and the name of the file;
+        InputError if it is not a header. None if there is nothing to parse.
+    """
+
+    name: str
+    description: str
+    header_bytes: int
+    max_tokens: int | None
+    make_header: Callable[[str, int], bytes]
+    parse_header: Callable[[bytes, str], tuple[str, int]] | None
+
+
+def _make_llmc_header(kind: str, count: int) -> bytes:
+    return _LLMC_HEADER.pack(*_LLMC_KINDS[kind], count)
+
+
+def _parse_llmc_header(data: bytes, name: str) -> tuple[str, int]:
+    if len(data) < _LLMC_HEADER.size:
+        raise InputError(f"{name}: {len(data)} bytes, but a header takes {_LLMC_HEADER.size}")
+    magic, version, count = _LLMC_HEADER.unpack_from(data)
+    for kind, known in _LLMC_KINDS.items():
+        if known == (magic, version) and count >= 0:
+            return kind, count
+    raise InputError(
+        f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} tokens)"
+    )
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("raw", "numbers only", 0, None, lambda kind, count: b"", None),
+        Layout(
+            "llmc",
+            "after a header as in llm.c",
+            _LLMC_HEADER.size,
+            2**31 - 1,
+            _make_llmc_header,
+            _parse_llmc_header,
+        ),
+    )
+}
+
+
+def describe_layouts() -> str:
+    """Return the names of all layouts and what they are, for --help."""
+    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
+
+
+def get_layout(name: str) -> Layout:
+    """Return a layout by its name; InputError if there is none."""
+    if name not in LAYOUTS:
+        raise InputError(f"unknown layout {name!r}: use one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
