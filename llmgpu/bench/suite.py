@@ -19,7 +19,6 @@ from llmgpu.bench.engines import ALL, Engine, describe_machine, open_engines
 from llmgpu.bench.kernels.embedding import measure_embedding
 from llmgpu.bench.kernels.limits import measure_limits
 from llmgpu.bench.kernels.measure import measure_kernels
-from llmgpu.bench.models.train import measure_train
 from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
@@ -38,6 +37,7 @@ from llmgpu.bench.tokenizers.measure import (
     measure_tokenizing,
     measure_training,
 )
+from llmgpu.bench.train import measure_train
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError

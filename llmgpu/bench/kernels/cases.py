@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bench.models.training_steps import uneven_ids
+from llmgpu.bench.train import uneven_ids
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.tensor import Tensor
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels import embedding_kernels as kernels
+from llmgpu.bench.kernels import operations as kernels
 from llmgpu.bench.kernels.cases import (
     TOLERANCE,
     Array,

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bench import train
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.models import train, training_steps
-from llmgpu.bench.models.train import losses_agree, measure_train
-from llmgpu.bench.models.training_steps import OwnSteps, StepJob, choose_job, uneven_ids
 from llmgpu.bench.results import Limits
 from llmgpu.bench.timing import PartOptions
+from llmgpu.bench.train import (
+    OwnSteps,
+    StepJob,
+    choose_job,
+    losses_agree,
+    measure_train,
+    uneven_ids,
+)
 from llmgpu.gpu import Device
 from llmgpu.lm.config import preset
 from llmgpu.progress import no_progress
@@ -120,4 +126,4 @@ def test_ids_are_uneven_and_in_range() -> None:
     counts = np.bincount(ids, minlength=500)
     assert len(counts) == 500
     assert counts[0] > 5 * counts[50] > 5 * counts[499]
-    assert len(SMALL.batches()) == training_steps.CHECKED_STEPS
+    assert len(SMALL.batches()) == train.CHECKED_STEPS

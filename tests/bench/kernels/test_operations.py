@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.bench.kernels import embedding_kernels as lab
+from llmgpu.bench.kernels import operations as lab
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.kernel import constant

@@ -1,1 +1,0 @@
-"""Training steps of language models."""
