@@ -43,8 +43,8 @@ mutate: $(ENGINE) ## change the exact paths in 400 places: tests have to fail
 test: $(ENGINE) ## run the tests, but for the slow ones
 	$(PYTEST) -m 'not slow'
 
-test-slow: $(ENGINE) ## run the slow tests only
-	$(PYTEST) -m slow
+test-slow: $(ENGINE) ## run the slow tests, and property tests with more examples
+	LLMGPU_TEST_EXAMPLES=$${LLMGPU_TEST_EXAMPLES:-30} $(PYTEST) -m 'slow or hypothesis'
 
 FUZZ_CASES ?= 100000
 fuzz: $(SETUP) ## run commands on damaged files and odd options, FUZZ_CASES of them

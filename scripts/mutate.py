@@ -145,7 +145,7 @@ def tests_fail(folder: Path, module: str) -> bool:
         "not gpu",
         *tests,
     ]
-    environment = os.environ | {"PYTHONPATH": str(folder), "CI": "1"}
+    environment = os.environ | {"PYTHONPATH": str(folder), "CI": "1", "LLMGPU_TEST_EXAMPLES": "30"}
     try:
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, timeout=TEST_SECONDS

@@ -36,12 +36,21 @@ ROOT = Path(__file__).parents[1]
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
 MAX_WORKERS = 16  # each of them opens the adapter
+# Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
+QUICK_EXAMPLES, FULL_EXAMPLES = 10, 30
 NO_ADAPTER = "no adapter; install a Vulkan driver"
 _GUARDED: list[GuardedDevice] = []  # opened by tests so far: one, or none
 
+
+def examples(count: int = FULL_EXAMPLES) -> int:
+    """Return how many examples a property test has that takes `count` of them in a full run."""
+    wanted = int(os.environ.get("LLMGPU_TEST_EXAMPLES", QUICK_EXAMPLES))
+    return max(1, count * wanted // FULL_EXAMPLES)
+
+
 settings.register_profile(
     "llmgpu",
-    max_examples=int(os.environ.get("LLMGPU_TEST_EXAMPLES", "30")),
+    max_examples=examples(),
     deadline=None,
     derandomize="CI" in os.environ,
 )

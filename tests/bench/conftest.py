@@ -9,8 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from llmgpu.bench import timing, train
+from llmgpu.bench.kernels import embedding, limits, measure
+from llmgpu.bench.kernels.cases import Sizes
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import PARTS, Benchmark, BenchOptions
+from llmgpu.lm.config import ModelConfig
 
 T = TypeVar("T")
 
@@ -26,6 +30,19 @@ def run(options: BenchOptions) -> Record:
     benchmark = Benchmark(options)
     benchmark.run()
     return benchmark.record
+
+
+def small_parts(patch: pytest.MonkeyPatch) -> None:
+    """Let the parts about models take sizes, and time, that hardly count."""
+    config = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
+    patch.setattr(measure, "choose_sizes", lambda engine, quick: (Sizes(config, 3), "small"))
+    patch.setattr(measure, "QUICK_CASE_SECONDS", 0.0)
+    patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
+    patch.setattr(embedding, "QUICK_BUDGET", 0.0)
+    patch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    patch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
+    patch.setattr(limits, "PRODUCT_SIZE", 64)
+    patch.setattr(train, "RUN_SECONDS", 0.01)
 
 
 def assert_is_read_as_it_was(record: Record) -> None:
@@ -45,5 +62,6 @@ def measured() -> Record:
     """Measure every part on NumPy, as little as possible."""
     sizes: dict[str, Any] = {"limit": 20_000, "vocab_size": 300, "runs": 1, "quick": True}
     options = BenchOptions(parts=PARTS, devices=("cpu",), peers=False, **sizes)
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore"), pytest.MonkeyPatch.context() as patch:
+        small_parts(patch)
         return run(options)

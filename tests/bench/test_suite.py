@@ -26,10 +26,10 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.bench.conftest import assert_is_read_as_it_was, given, run
+from tests.bench.conftest import assert_is_read_as_it_was, given, run, small_parts
 from tests.bench.peers.test_tokenizers import crossing_vocabulary
 
-LIMIT = 20_000
+LIMIT = 8_000
 VOCAB_SIZE = 300
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 
@@ -244,6 +244,7 @@ def test_parts_about_models_read_no_text() -> None:
 
 def test_missing_torch_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises ImportError
+    small_parts(monkeypatch)
     record = run(small(parts=tuple(MODEL_PARTS), devices=("cpu",), runs=1))
     assert record.complete
     assert record.is_correct

@@ -13,6 +13,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from tests.bpe.encoding.test_encoder_gpu import with_pattern
 from tests.bpe.encoding.test_matching import merge_vocabularies
+from tests.conftest import examples
 from tests.engines import Engine, count, encode, train
 from tests.reference import bpe as reference
 from tests.reference import encoding as reference_encoding
@@ -64,7 +65,7 @@ EMPTY_AND_NOT = st.lists(
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     documents=EMPTY_AND_NOT,
     slice_bytes=st.sampled_from([64, 96, 4096]),
@@ -79,7 +80,7 @@ def test_empty_documents_where_slices_and_blocks_end(
     assert encode(encoder, documents) == [list(text) for text in documents]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(vocabulary=merge_vocabularies(), documents=st.lists(st.text("abc ", max_size=60)))
 def test_ids_of_unusual_vocabularies(
     engine: Engine, vocabulary: Vocabulary, documents: list[str]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 ASCII_CLASS = r" *[A-Za-z]+| *[0-9]+| +|\n|[^\n A-Za-z0-9]+"
@@ -55,19 +56,19 @@ RUNS = st.lists(st.tuples(st.sampled_from("ab ab09.\n\t-"), st.integers(1, 9)), 
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(documents=st.lists(RUNS, max_size=4), min_frequency=st.integers(0, 4))
 def test_runs_as_hugging_face(documents: list[str], min_frequency: int) -> None:
     assert_same_merges(documents, 30, ASCII_CLASS, min_frequency)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(documents=st.lists(st.text(st.characters(codec="ascii")), max_size=4))
 def test_ascii_as_hugging_face(documents: list[str]) -> None:
     assert_same_merges(documents, 40, ASCII_CLASS, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(documents=st.lists(st.text("a\u00e9\u0131 \u4e2d\U0001f600\u00ad1.\n"), max_size=4))
 def test_unicode_as_hugging_face(documents: list[str]) -> None:
     assert_same_merges(documents, 40, UNICODE_CLASS, 1)

@@ -19,6 +19,7 @@ from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError
+from tests.conftest import examples
 from tests.cpu.texts import CHARACTERS
 
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
@@ -103,7 +104,7 @@ def test_info_says_what_computes() -> None:
 
 
 @needs_engine
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.sampled_from(CHARACTERS), min_size=1, max_size=30).map(b"".join),
     st.sampled_from(sorted(PATTERNS)),
@@ -117,7 +118,7 @@ def test_pretokens_end_where_numpy_says(text: bytes, name: str, unicode: str) ->
 
 
 @needs_engine
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.sampled_from(CHARACTERS) | st.binary(max_size=9), max_size=20).map(b"".join),
     st.text(max_size=40),

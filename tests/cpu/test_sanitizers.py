@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.cpu import build
+from tests.conftest import examples
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -49,8 +50,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_texts_and_vocabularies(checked: Path, seed: int) -> None:
-    rounds = os.environ.get("LLMGPU_TEST_EXAMPLES", "150")
-    done = run(checked, ["-m", "tests.cpu.fuzz", str(checked), str(seed), rounds])
+    rounds = examples(150)
+    done = run(checked, ["-m", "tests.cpu.fuzz", str(checked), str(seed), str(rounds)])
     assert (done.returncode, done.stdout) == (0, f"{rounds} rounds\n"), done.stderr[-3000:]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import NFC, NFD
 
 from llmgpu.text.composition import normalize, starts_unit
+from tests.conftest import examples
 
 ROOT = Path(__file__).parents[2]
 CHARACTERS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -42,7 +43,7 @@ def test_every_code_point_alone_and_after_a_letter() -> None:
         assert normalize(character) == compose(character)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=examples(2000))
 @given(TEXTS)
 def test_any_text(text: str) -> None:
     composed = normalize(text)
@@ -50,7 +51,7 @@ def test_any_text(text: str) -> None:
     assert normalize(composed) == composed
 
 
-@settings(max_examples=2000)
+@settings(max_examples=examples(2000))
 @given(TEXTS, TEXTS)
 def test_text_may_be_cut_where_a_unit_starts(before: str, after: str) -> None:
     if after and starts_unit(after[0]):

@@ -13,6 +13,7 @@ from tokenizers.normalizers import NFC
 
 from llmgpu.text.corpus import FilteredSource, corpus_from_bytes
 from llmgpu.text.nfc import NfcFilter
+from tests.conftest import examples
 
 # Marks that compose, reorder or do neither; Hangul letters; singletons; exclusions; a stray half.
 CHARACTERS = "aeO \n\u0300\u0301\u0308\u0323\u0327\u0345\u0338각가각Å\u212b\u1e9b\u0958\u093c\u0915"
@@ -46,7 +47,7 @@ def read(documents: list[bytes], block: int, room: int) -> list[bytes]:
     return [text[begin:stop] for begin, stop in pairwise([*starts, len(text)])]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(DOCUMENTS, st.integers(1, 40), st.integers(1, 20))
 def test_documents_are_normalized_wherever_they_are_cut(
     documents: list[bytes], block: int, room: int

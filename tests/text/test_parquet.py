@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from llmgpu.errors import InputError
 from llmgpu.text import parquet
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from tests.conftest import examples
 from tests.text.reading import read_documents, split_lines, write
 
 pa = pytest.importorskip("pyarrow")
@@ -34,7 +35,7 @@ def read_and_close(paths: list[str], options: CorpusOptions | None = None) -> li
         return read_documents(corpus)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
 @given(
     st.lists(st.none() | st.text(max_size=9), max_size=20),
     st.integers(1, 9),

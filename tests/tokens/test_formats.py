@@ -29,6 +29,7 @@ from llmgpu.tokens import npy, sinks
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import FORMATS, open_writer, read_tokens
 from llmgpu.tokens.sinks import TokenWriter
+from tests.conftest import examples
 
 VOCABULARY = 70_000
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,7 +106,7 @@ def test_round_trip(tmp_path: Path, format: str, piece: int) -> None:
 
 
 def check_round_trip(path: Path, format: str) -> None:
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(documents_strategy, cuts_strategy, st.booleans())
     def check(documents: list[list[int]], cuts: list[int], small: bool) -> None:
         size = 1000 if small else VOCABULARY

@@ -24,6 +24,7 @@ from llmgpu.tokens.formats import open_writer, read_tokens
 from llmgpu.tokens.layouts import LAYOUTS
 from llmgpu.tokens.shards import ShardWriter
 from llmgpu.tokens.sinks import TokenSink
+from tests.conftest import examples
 from tests.tokens.test_formats import (
     cuts_strategy,
     documents_strategy,
@@ -69,7 +70,7 @@ def read_shards(folder: Path) -> tuple[dict[str, Any], list[list[int]]]:
 
 @pytest.mark.parametrize("layout", ["raw", "llmc"])
 def test_shards_hold_the_documents(tmp_path: Path, layout: str) -> None:
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(documents_strategy, cuts_strategy, st.integers(1, 9), st.booleans())
     def check(documents: list[list[int]], cuts: list[int], tokens: int, small: bool) -> None:
         vocabulary = SMALL if small else LARGE

@@ -169,6 +169,7 @@ def test_outputs_are_written(variant: str) -> None:
         assert not np.array_equal(after, arrays[name])
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_a_recorded_run() -> None:
     """Bytes and operations, which a formula for each gave when the run was recorded.
 

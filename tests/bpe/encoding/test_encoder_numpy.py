@@ -28,6 +28,7 @@ from tests.bpe.host_encoders import HOST_ENCODERS
 from tests.bpe.pretokens.test_pattern import PIECES
 from tests.bpe.vocabularies import build_vocabulary
 from tests.bpe.word_lists import byte_ids
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -95,7 +96,7 @@ def check(vocabulary: Vocabulary, documents: list[bytes], slice_bytes: int) -> N
         assert encode(host_encoder(vocabulary, slice_bytes), documents) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(TOKENS, DOCUMENTS, st.sampled_from(sorted(PATTERNS)), SLICE_BYTES)
 def test_ids_of_greedy_matching(
     tokens: list[bytes], documents: list[bytes], pattern: str, slice_bytes: int
@@ -104,7 +105,7 @@ def test_ids_of_greedy_matching(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(TOKENS, DOCUMENTS, st.integers(1, 7), SLICE_BYTES)
 def test_long_words_in_blocks_of_any_size(
     tokens: list[bytes], documents: list[bytes], block: int, slice_bytes: int
@@ -117,14 +118,14 @@ def test_long_words_in_blocks_of_any_size(
             check(make_vocabulary(BYTES + tokens, pattern), documents, slice_bytes)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(TOKENS, DOCUMENTS, SLICE_BYTES)
 def test_unknown_token(tokens: list[bytes], documents: list[bytes], slice_bytes: int) -> None:
     vocabulary = make_vocabulary([b"a", b" ", b"<unk>", *tokens], "class", unknown_token=2)
     check(vocabulary, documents, slice_bytes)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(TEXT, SLICE_BYTES)
 def test_a_byte_without_a_token_is_named(text: bytes, slice_bytes: int) -> None:
     vocabulary = make_vocabulary([b"a", b" ", b"\n", b"ab", b"\x00\x00", b"bbb"], "none")
@@ -158,7 +159,7 @@ def test_text_trained_on_at_many_slice_sizes() -> None:
             check(vocabulary, documents, slice_bytes)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.sampled_from(PIECES), max_size=25).map(lambda parts: "".join(parts).encode()),
     SLICE_BYTES,
@@ -214,7 +215,7 @@ def test_no_token_crosses_documents() -> None:
             assert ids == [[120, 97], [98], [256]]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.binary(max_size=300), max_size=3), st.integers(1, 200))
 def test_binary_text(documents: list[bytes], slice_bytes: int) -> None:
     tokens = [*BYTES, b"\x00\x00", b"\x00\x00\x00\x00", b"\xff\xfe", b"\x00\x01"]

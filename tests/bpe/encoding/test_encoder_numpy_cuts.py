@@ -20,6 +20,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.host_encoders import HOST_ENCODERS
+from tests.conftest import examples
 from tests.reference import bpe as greedy_reference
 from tests.reference import encoding as reference
 
@@ -74,7 +75,7 @@ def encode(vocabulary: Vocabulary, text: bytes, slice_bytes: int, threads: int =
     return found[0]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(TOKENS, TEXT)
 def test_no_token_lies_across_a_cut(tokens: list[bytes], text: bytes) -> None:
     found = cuts(make_vocabulary(BYTES + tokens, "bpe"), text)
@@ -129,14 +130,14 @@ def merge_vocabularies(draw: st.DrawFn) -> Vocabulary:
     return make_vocabulary(tokens, "bpe", merges, ignore_merges=draw(st.booleans()))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(merge_vocabularies(), TEXT, SLICE_BYTES, st.sampled_from(["none", "class", "cl100k"]))
 def test_ids_by_merges(vocabulary: Vocabulary, text: bytes, slice_bytes: int, pattern: str) -> None:
     changed = replace(vocabulary, pattern=pattern, expression=PATTERNS[pattern].expression)
     assert encode(changed, text, slice_bytes) == reference.bpe_encode(changed, text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.permutations(BYTES), TOKENS, TEXT, SLICE_BYTES)
 def test_ids_by_ranks(
     single: list[bytes], tokens: list[bytes], text: bytes, slice_bytes: int
@@ -145,7 +146,7 @@ def test_ids_by_ranks(
     assert encode(vocabulary, text, slice_bytes) == reference.bpe_encode(vocabulary, text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(TOKENS, TEXT, SLICE_BYTES, st.data())
 def test_ids_with_an_unknown_token(
     tokens: list[bytes], text: bytes, slice_bytes: int, data: st.DataObject
@@ -157,7 +158,7 @@ def test_ids_with_an_unknown_token(
     assert encode(vocabulary, text, slice_bytes) == reference.bpe_encode(vocabulary, text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(TOKENS, TEXT, SLICE_BYTES, st.sampled_from(["none", "class"]))
 def test_ids_by_the_longest_token(
     tokens: list[bytes], text: bytes, slice_bytes: int, pattern: str

@@ -18,6 +18,7 @@ from llmgpu.bpe.encoding.pair_ranks import byte_ids, pair_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.encoding.test_matching import BYTES, make_vocabulary, merge_vocabularies
 from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
+from tests.conftest import examples
 from tests.reference import bpe as training
 from tests.reference import encoding as reference
 
@@ -48,7 +49,7 @@ def merge(vocabulary: Vocabulary, word: bytes) -> list[int]:
     return merger.merge(np.frombuffer(word, np.uint8)).tolist()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(trained() | by_ranks(), WORDS, st.integers(8, 60))
 def test_windows_of_any_size(vocabulary: Vocabulary, word: bytes, window: int) -> None:
     assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
@@ -57,7 +58,7 @@ def test_windows_of_any_size(vocabulary: Vocabulary, word: bytes, window: int) -
         assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(merge_vocabularies() | any_order(), WORDS, st.integers(8, 60))
 def test_pairs_that_rank_before_their_parts(
     vocabulary: Vocabulary, word: bytes, window: int

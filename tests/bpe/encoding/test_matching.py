@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding.matching import BpeMatcher, Words
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from tests.conftest import examples
 from tests.reference import encoding as reference
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -74,19 +75,19 @@ def check(vocabulary: Vocabulary, words: list[bytes]) -> None:
         assert [matches.ids[a:b].tolist() for a, b in pairwise(ends)] == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(merge_vocabularies(), WORDS)
 def test_merges_in_their_order(vocabulary: Vocabulary, words: list[bytes]) -> None:
     check(vocabulary, words)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(rank_vocabularies(), WORDS)
 def test_the_lowest_rank_first(vocabulary: Vocabulary, words: list[bytes]) -> None:
     check(vocabulary, words)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(merge_vocabularies() | rank_vocabularies(), WORDS, st.data())
 def test_an_unknown_token_that_merges(
     vocabulary: Vocabulary, words: list[bytes], data: st.DataObject

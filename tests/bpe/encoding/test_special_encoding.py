@@ -28,6 +28,7 @@ from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
 from tests.bpe.encoding.test_encoder_numpy import make_vocabulary
 from tests.bpe.vocabularies import build_vocabulary
+from tests.conftest import examples
 
 # Tokens that end, contain and overlap one another. Which of two that begin with one another counts
 # depends on their hashes in tiktoken; here it is the longer one.
@@ -93,7 +94,7 @@ def special_encoder(
     return with_special_tokens(inner, vocabulary(), options, cut)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(DOCUMENTS, UNEQUAL_CHOICES, st.integers(1, 30), st.integers(1, 2))
 def test_ids_are_those_of_tiktoken(
     documents: list[str], allowed: set[str], cut: int, threads: int
@@ -117,7 +118,7 @@ def split_ids(text: str, allowed: Collection[str]) -> list[int]:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(DOCUMENTS, CHOICES, st.integers(1, 30), st.integers(1, 2))
 def test_the_longest_at_a_position_counts(
     documents: list[str], allowed: set[str], cut: int, threads: int
@@ -126,7 +127,7 @@ def test_the_longest_at_a_position_counts(
     assert encode(encoder, documents) == [split_ids(text, allowed) for text in documents]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(DOCUMENTS, UNEQUAL_CHOICES, UNEQUAL_CHOICES, st.integers(1, 30))
 def test_disallowed_is_what_tiktoken_refuses(
     documents: list[str], allowed: set[str], disallowed: set[str], cut: int
@@ -144,7 +145,7 @@ def test_disallowed_is_what_tiktoken_refuses(
         assert encode(encoder, documents) == expected
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     DOCUMENTS,
     CHOICES,
@@ -186,7 +187,7 @@ class Announcing:
         return Piece(buffer[: len(data)], np.array(starts, np.int64), closed, not self._fills)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(TEXTS, min_size=1, max_size=4), CHOICES, st.integers(1, 60))
 def test_documents_that_are_announced_early(
     documents: list[str], allowed: set[str], piece_bytes: int

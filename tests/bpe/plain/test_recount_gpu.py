@@ -177,7 +177,7 @@ def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
 
 
 def test_trainings_on_one_device_do_not_disturb_one_another(device: Device) -> None:
-    text, other = words(5, 3_000, 500), words(6, 2_000, 300)
+    text, other = words(5, 1_000, 300), words(6, 500, 100)
     alone = [
         train(device, [one], merges=merges, pattern="class")
         for one, merges in ((text, 60), (other, 10))
@@ -185,7 +185,9 @@ def test_trainings_on_one_device_do_not_disturb_one_another(device: Device) -> N
     nested: list[Merges] = []
 
     def train_the_other(*_: object) -> None:
-        nested.append(train(device, [other], merges=10, pattern="class"))
+        # Not each time: what takes long between submissions makes them smaller, and more of them.
+        if len(nested) < 3:
+            nested.append(train(device, [other], merges=10, pattern="class"))
 
     together = train(device, [text], merges=60, pattern="class", progress=train_the_other)
     assert len(nested) >= 2  # so some ran between submissions of the first

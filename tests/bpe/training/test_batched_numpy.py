@@ -21,6 +21,7 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 REPEATED = TrainingOptions(256)  # merge pairs that occur twice or more
@@ -87,7 +88,7 @@ def check(documents: list[bytes], merges: int, pattern: str, tie: str, min_frequ
     assert trained.counts.dtype == np.int64
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(DOCUMENTS, st.integers(0, 40), PATTERNS, TIES, st.integers(0, 4))
 def test_merges_of_the_sequential_algorithm(
     documents: list[bytes], merges: int, pattern: str, tie: str, min_frequency: int
@@ -96,7 +97,7 @@ def test_merges_of_the_sequential_algorithm(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(DOCUMENTS, PATTERNS, st.integers(1, 5), st.integers(1, 9))
 def test_sizes_of_batches_and_lists_do_not_matter(
     documents: list[bytes], pattern: str, batch: int, short_list: int
@@ -174,7 +175,7 @@ def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         train([b"abcdefg"], 9, "none", "hf", 1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(DOCUMENTS, PATTERNS, TIES, st.integers(0, 3), st.integers(1, 7))
 def test_no_token_is_longer_than_allowed(
     documents: list[bytes], pattern: str, tie: str, min_frequency: int, longest: int
@@ -219,7 +220,7 @@ def triples_of(pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return np.column_stack([pairs, np.arange(256, 256 + len(pairs))]).astype(np.uint32)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(DOCUMENTS, PATTERNS, st.integers(0, 40), st.integers(0, 3))
 def test_training_resumes_from_replayed_merges(
     documents: list[bytes], pattern: str, replayed: int, min_frequency: int
@@ -245,7 +246,7 @@ def spelled_words(words: SymbolWords) -> Counter[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_any_merges_are_replayed_in_their_order(data: st.DataObject) -> None:
     """Absent pairs, repeated ones, runs, and results that are there already."""

@@ -21,8 +21,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.training.test_batched_numpy import make_text
+from tests.conftest import examples
 
-FORGERIES = int(os.environ.get("LLMGPU_TEST_EXAMPLES", "30"))
+FORGERIES = examples(30)
 RUN = {"vocabulary sizes": [300], "corpus files": [["a.txt", 10, 123456789]], "limit": None}
 
 

@@ -20,6 +20,7 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
 from tests.bpe.training.test_batched_numpy import DOCUMENTS, PATTERNS, TIES
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 
@@ -163,7 +164,7 @@ def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     seeded=st.one_of(st.tuples(seeds(), DOCUMENTS), seeds_to_reach()),
     new_tokens=st.integers(0, 25),
@@ -242,7 +243,7 @@ def test_ranks_are_gone_on_from_like_merges() -> None:
 
 
 @pytest.mark.parametrize("engine", ["numpy", "seed"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     documents=DOCUMENTS,
     sizes=st.lists(st.integers(257, 290), min_size=1, max_size=4, unique=True),

@@ -16,6 +16,7 @@ from llmgpu.bpe.vocabulary.trie import (
     validate_trie,
 )
 from llmgpu.errors import VocabularyError
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 TOKENS = st.lists(
@@ -32,7 +33,7 @@ def lowest_ids(tokens: list[bytes], ids: list[int]) -> dict[bytes, int]:
     return lowest
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(tokens=TOKENS, data=st.data())
 def test_trie_is_the_reference_trie(tokens: list[bytes], data: st.DataObject) -> None:
     ids = data.draw(
@@ -49,7 +50,7 @@ def test_trie_is_the_reference_trie(tokens: list[bytes], data: st.DataObject) ->
     validate_trie(trie, tokens, ids)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(
     tokens=st.lists(
         st.builds(

@@ -17,6 +17,7 @@ from llmgpu.bpe.vocabulary import file as vocabulary_file
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
 from tests.bpe.vocabularies import build_vocabulary
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 MERGES = [(97, 98), (256, 99), (0, 0), (32, 257), (255, 258)]
@@ -274,7 +275,7 @@ class TestFile:
         assert loaded.to_bytes() == path.read_bytes() == make().to_bytes()
         assert os.listdir(tmp_path) == ["v.bin"]
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(data=st.data())
     def test_round_trip_of_any_merges(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, 20))

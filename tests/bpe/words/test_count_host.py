@@ -16,6 +16,7 @@ from llmgpu.bpe.words.count_host import count_words, default_threads
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.bpe.word_lists import listed
+from tests.conftest import examples
 from tests.reference import bpe as reference
 
 pytestmark = pytest.mark.usefixtures("cpu_engine")
@@ -30,7 +31,7 @@ def expected(documents: list[bytes], pattern: str) -> Counter[bytes]:
     return Counter(word for text in documents for word in reference.pre_tokens(text, pattern))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     documents=st.lists(TEXT, max_size=4),
     pattern=PATTERN,

@@ -20,6 +20,7 @@ from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.errors import InputError, OutputError
 from tests.bpe.word_lists import as_words, listed
+from tests.conftest import examples
 
 LETTERS = st.sampled_from(b"\x00\x00ab\xff")
 WORD = st.one_of(
@@ -59,7 +60,7 @@ def test_sums_are_those_of_a_counter(
     assert dtypes == [np.uint8, np.int64, np.int64]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(pieces=PIECES, block_bytes=st.integers(1, 300), most_merged=st.integers(2, 4))
 def test_runs_of_small_blocks_merged_a_few_at_a_time(
     pieces: list[dict[bytes, int]], block_bytes: int, most_merged: int

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.words import word_table
 from llmgpu.bpe.words.word_table import LONGEST_HASHED, WordTable
+from tests.conftest import examples
 
 # Words that differ little: in length only (NUL bytes), in one byte, at either end.
 LETTERS = st.sampled_from(b"\x00\x00ab\xff")
@@ -61,7 +62,7 @@ def test_numbers_are_those_of_a_dictionary(pieces: list[list[bytes]]) -> None:
         ("_GOLDEN", np.uint64(0)),  # every search begins at the same slot
     ],
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(pieces=st.lists(st.lists(WORD, max_size=40), max_size=3))
 def test_words_that_collide_are_told_apart(
     name: str, same: Callable[..., object] | np.uint64, pieces: list[list[bytes]]

@@ -177,6 +177,7 @@ def minimize(step_of: Callable[[int, Array], Array], size: int, steps: int) -> f
     return float(np.mean(curvature * (x - target) ** 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beta2", "tolerance"), [(0.95, 0.05), (0.999, 0.5)])
 def test_it_trains_like_adamw(operations: Operations, beta2: float, tolerance: float) -> None:
     size, steps = 2 * BLOCK + 37, 600
