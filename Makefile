@@ -37,8 +37,8 @@ peers: $(ENGINE) ## install what models are compared with
 test-peers: peers ## compare models with PyTorch and transformers
 	LLMGPU_REQUIRE_PEERS=1 $(PYTEST) tests/lm -m 'not slow' -k 'torch or transformers or library or huggingface'
 
-mutate: $(ENGINE) ## change the exact paths in 400 places: tests have to fail
-	nice $(BIN)/python scripts/mutate.py --sample 400
+mutate: $(ENGINE) ## change the exact paths in 800 places: tests have to fail
+	nice $(BIN)/python scripts/mutate.py --sample 800
 
 test: $(ENGINE) ## run the tests, but for the slow ones
 	$(PYTEST) -m 'not slow'
@@ -47,9 +47,12 @@ test-slow: $(ENGINE) ## run the slow tests, and property tests with more example
 	LLMGPU_TEST_EXAMPLES=$${LLMGPU_TEST_EXAMPLES:-30} $(PYTEST) -m 'slow or hypothesis'
 
 FUZZ_CASES ?= 100000
-fuzz: $(SETUP) ## run commands on damaged files and odd options, FUZZ_CASES of them
+PEER_SHARE ?= 1
+fuzz: $(ENGINE) ## faults at every call, FUZZ_CASES damaged files and options, a million strings
 	$(BIN)/python -m tests.harness.faults
 	$(BIN)/python -m tests.harness.fuzz --cases $(FUZZ_CASES)
+	$(BIN)/python -m tests.harness.peers --share $(PEER_SHARE)
+	$(MAKE) mutate
 
 lint: $(SETUP) ## linter, formatter check, type checker, warnings of the C compiler
 	$(BIN)/ruff check .

@@ -1,19 +1,24 @@
 """Faults at every call to the file system of every command that writes.
 
-``python -m tests.harness.faults [FAULT ...]``, of "kill" and names of errors. Each command runs
-over an earlier result, in a child. Afterwards each file is the earlier one or the new one, what
-describes other files belongs to them, and the next run gives what a run without a fault gives.
+``python -m tests.harness.faults [FAULT ...] [--jobs N]``, of "kill" and names of errors. Each
+command runs over an earlier result, in a child. Afterwards each file is the earlier one or the new
+one, what describes other files belongs to them, and the next run gives what a run without a fault
+gives.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.cli.conftest import run_here
@@ -23,6 +28,7 @@ from tests.harness.samples import CHECKPOINTED, SHARDED, TRAINED, make_samples
 
 FAULTS = ("kill", "EIO", "ENOSPC")
 _MOST = 400  # calls of a command
+_PARTS = 4  # processes that share the calls of a command
 _MANIFEST = "s.json"
 _CHANGING = ("lock", "log.jsonl", "loss.svg", "run.json", "merges", "counts", "training.json")
 
@@ -134,8 +140,10 @@ def mixed(now: Files, old: Files, new: Files) -> Iterator[str]:
             yield f"{name} lists shards that are not there"
 
 
-def check(job: Job, samples: Path, folder: Path, fault: str) -> Iterator[tuple[int, str]]:
-    """Yield each call that had a fault, and what is wrong then, or ""."""
+def check(
+    job: Job, samples: Path, folder: Path, fault: str, calls: range
+) -> Iterator[tuple[int, str]]:
+    """Yield each of the calls, counted from 1, that had a fault, and what is wrong then, or ""."""
     clean = folder / "clean"
     shutil.copytree(samples, clean, copy_function=shutil.copy2)
     (clean / "out").mkdir()
@@ -145,7 +153,7 @@ def check(job: Job, samples: Path, folder: Path, fault: str) -> Iterator[tuple[i
     done = run_here(clean, job.command, b"")
     assert done.returncode == 0, done.stderr
     new = contents(clean / "out")
-    for nth in range(1, _MOST):
+    for nth in calls:
         case = folder / f"case-{nth}"
         shutil.copytree(folder / "begun", case, copy_function=shutil.copy2)
         code, wrong, had_fault = run_with_fault(job, case, fault, nth)
@@ -178,34 +186,49 @@ def what_is_next(job: Job, case: Path, new: Files) -> list[str]:
     return found + ([f"not removed: {left}"] if left else [])
 
 
+def run_part(given: tuple[str, str, Path, Path, int]) -> tuple[str, int, list[str]]:
+    """Check a part of the calls of a command; return the fault, how many, and what is wrong."""
+    fault, name, samples, folder, part = given
+    folder.mkdir()
+    found = list(check(JOBS[name], samples, folder, fault, range(1 + part, _MOST, _PARTS)))
+    shutil.rmtree(folder)
+    return fault, len(found), [f"{fault} {name} {nth}: {wrong}" for nth, wrong in found if wrong]
+
+
 def run_all(
-    jobs: list[str], faults: list[str], say: Callable[[str], None]
+    jobs: list[str], faults: list[str], say: Callable[[str], None], processes: int = 1
 ) -> dict[str, tuple[int, int]]:
     """Check jobs with faults; return how many were tried and how many survived, by fault."""
-    counts = {}
+    tried: Counter[str] = Counter()
+    survived: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="llmgpu-faults-") as name:
         samples = Path(name) / "samples"
         samples.mkdir()
         make_samples(samples)
         (samples / "in" / "other.txt").write_text("another text of a dog, and of words\n" * 40)
-        for fault in faults:
-            tried = survived = 0
-            for job in jobs:
-                folder = Path(name) / f"{fault}-{job}"
-                folder.mkdir()
-                for nth, wrong in check(JOBS[job], samples, folder, fault):
-                    tried += 1
-                    survived += not wrong
-                    if wrong:
-                        say(f"{fault} {job} {nth}: {wrong}")
-                shutil.rmtree(folder)
-            counts[fault] = tried, survived
-    return counts
+        todo = [
+            (fault, job, samples, Path(name) / f"{fault}-{job}-{part}", part)
+            for fault in faults
+            for job in jobs
+            for part in range(_PARTS)
+        ]
+        with multiprocessing.get_context("fork").Pool(processes) as pool:
+            for fault, count, problems in pool.imap_unordered(run_part, todo):
+                tried[fault] += count
+                survived[fault] += count - len(problems)
+                for problem in problems:
+                    say(problem)
+    return {fault: (tried[fault], survived[fault]) for fault in faults}
 
 
 def main() -> None:
     """Check all commands."""
-    counts = run_all(list(JOBS), sys.argv[1:] or list(FAULTS), lambda text: print(text, flush=True))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("faults", nargs="*", default=list(FAULTS))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    say = partial(print, flush=True)
+    counts = run_all(list(JOBS), given.faults, say, given.jobs)
     for fault, (tried, survived) in counts.items():
         print(f"{fault}: {tried:,} tried, {survived:,} survived")
     sys.exit(any(tried != survived for tried, survived in counts.values()))
