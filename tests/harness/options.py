@@ -64,6 +64,10 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("in/corpus.txt", "--vocab-size", "270", "-o", "out/v.bin", "--device", "cpu"),
         ("--from-counts", "in/counts", "--vocab-size", "270", "-o", "out/v.bin", "--device", "cpu"),
     ),
+    "count": (
+        ("in/corpus.txt", "--vocab", "in/v.bin", "--device", "cpu"),
+        ("in", "--vocab", "in/v.bin", "--vocab", "in/t.json", "--per", "folder", "--device", "cpu"),
+    ),
     "export": (("in/v.bin", "--to", "tiktoken", "-o", "out/x"), ("in/v.bin",)),
     "import": (("in/t.json", "-o", "out/v.bin"), ("in/ranks", "-o", "out/v.bin")),
     "generate": (("out", "--max-new-tokens", "2", "--device", "cpu"),),

@@ -39,7 +39,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks
