@@ -7,7 +7,7 @@ DOCS_SETUP := .stamps/docs
 # Tests run side by side: a process for each core, which takes tests from others when it is idle.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 
-.PHONY: help setup demo peers test-peers mutate test test-slow fuzz lint format bench wheel clean
+.PHONY: help setup demo peers test-peers mutate test test-slow test-dawn fuzz lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -45,6 +45,9 @@ test: $(ENGINE) ## run the tests, but for the slow ones
 
 test-slow: $(ENGINE) ## run the slow tests, and property tests with more examples
 	LLMGPU_TEST_EXAMPLES=$${LLMGPU_TEST_EXAMPLES:-30} $(PYTEST) -m 'slow or hypothesis'
+
+test-dawn: $(ENGINE) ## run the tests of kernels on Dawn instead of wgpu
+	LLMGPU_DRIVER=dawn LLMGPU_REQUIRE_GPU=1 $(PYTEST) -m 'not slow' tests/gpu tests/lm/ops tests/bpe
 
 FUZZ_CASES ?= 100000
 PEER_SHARE ?= 1

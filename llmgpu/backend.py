@@ -1,6 +1,8 @@
-"""Choosing where to compute: a GPU adapter, a software adapter, or NumPy.
+"""Choosing where to compute: a GPU adapter, a software adapter, or NumPy; and by which driver.
 
-Only this module knows what ``--device`` means. It imports wgpu only when an adapter may be used.
+Only this module knows what ``--device`` means. It loads a WebGPU driver only when an adapter may be
+used: the one that LLMGPU_DRIVER names, or Dawn where a command gains by matrix units and Dawn is
+installed and lists them, or else wgpu.
 """
 
 from __future__ import annotations
@@ -31,27 +33,72 @@ class Backend:
         """Whether the CPU does the work."""
         return self.device is None or self.device.is_software
 
+    @property
+    def driver(self) -> str:
+        """The name of the WebGPU driver, wgpu also where there is no device."""
+        return "wgpu" if self.device is None else self.device.webgpu.name
+
 
 NUMPY = Backend(None, "the CPU")
 
 
-def select_backend(wanted: str) -> Backend:
+def select_backend(
+    wanted: str,
+    *,
+    matrices: bool = False,
+    driver: str | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
     auto: a hardware adapter, or else NumPy, which is faster than a software adapter.
+    matrices: take Dawn for its matrix units, if it is installed and lists them. driver: that of a
+        run to be resumed, unless LLMGPU_DRIVER names one. note: is told where Dawn can't be used
+        although it was to be; wgpu takes its place, except for a run to be resumed.
 
     DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
     """
     if wanted == "cpu":
         return NUMPY
-    adapter = auto_adapter() if wanted == "auto" else None
-    if wanted == "auto" and adapter is None:
-        return NUMPY
-    if not _has_wgpu():
-        raise DeviceError("can't import wgpu; use --device cpu, or run pip install wgpu")
-    from llmgpu.gpu import Device, select_adapter
+    from llmgpu.gpu import chosen_driver, has_dawn
 
-    adapter = adapter or select_adapter(wanted)
+    chosen = chosen_driver()
+    driver = None if chosen else driver
+    chosen = chosen or driver
+    if chosen == "dawn" or (chosen is None and matrices and has_dawn()):
+        try:
+            backend = _open("dawn", wanted, only_matrices=chosen is None)
+        except Exception as error:  # wgpudawn is young: what it raises is not known
+            if driver == "dawn":
+                raise DeviceError(
+                    f"the run was started with Dawn, which can't be used here: {error}; install "
+                    "llmgpu[dawn], or use --device cpu or LLMGPU_DRIVER=wgpu, which round otherwise"
+                ) from error
+            if note is not None:
+                note(f"Dawn can't be used, so wgpu takes its place: {error}")
+        else:
+            if backend is not None:
+                return backend
+    if _has_wgpu():
+        return _open("wgpu", wanted) or NUMPY
+    if wanted == "auto":
+        return NUMPY
+    raise DeviceError("can't import wgpu; use --device cpu, or run pip install wgpu")
+
+
+def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend | None:
+    """Open an adapter of a driver, if need be only one with matrix units; None: there is none."""
+    from llmgpu.gpu import Device, list_adapters, load_driver, select_adapter
+
+    webgpu = load_driver(driver)
+    if only_matrices and not any(info.matrix_shapes for info in list_adapters(webgpu)):
+        return None
+    if wanted == "auto":
+        adapter = next((info for info in list_adapters(webgpu) if not info.is_software), None)
+    else:
+        adapter = select_adapter(wanted, webgpu)
+    if adapter is None or (only_matrices and not adapter.matrix_shapes):
+        return None
     return Backend(Device(adapter), str(adapter))
 
 
@@ -77,16 +124,30 @@ def start_selecting(
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """Return all adapters, best first.
+    """Return all adapters of the driver that LLMGPU_DRIVER names, or of wgpu, best first.
 
-    There are none if wgpu or a driver is missing, or if the process was forked from one that had
-    used adapters.
+    There are none if the driver's package or the system's driver is missing, or if the process was
+    forked from one that had used adapters.
     """
-    if not _has_wgpu():
-        return []
+    from llmgpu.gpu import chosen_driver
+
+    return _adapters(chosen_driver() or "wgpu")
+
+
+def list_all_adapters() -> list[AdapterInfo]:
+    """Return the adapters of all drivers that are installed, those of wgpu first."""
+    from llmgpu.gpu import DRIVERS
+
+    return [info for name in DRIVERS for info in _adapters(name)]
+
+
+def _adapters(driver: str) -> list[AdapterInfo]:
     from llmgpu import gpu
 
-    return gpu.list_adapters() if gpu.is_usable() else []
+    if not (gpu.has_dawn() if driver == "dawn" else _has_wgpu()):
+        return []
+    webgpu = gpu.load_driver(driver)
+    return gpu.list_adapters(webgpu) if webgpu.is_usable() else []
 
 
 def auto_adapter() -> AdapterInfo | None:
@@ -96,7 +157,9 @@ def auto_adapter() -> AdapterInfo | None:
 
 def _has_wgpu() -> bool:
     try:
-        import llmgpu.gpu
+        from llmgpu.gpu import load_driver
+
+        load_driver("wgpu")
     except (ImportError, OSError, RuntimeError):  # wgpu's native library is missing or unfit
         return False
-    return bool(llmgpu.gpu)
+    return True

@@ -28,7 +28,8 @@ import pytest
 from hypothesis import settings
 
 from llmgpu.backend import list_adapters
-from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device, load_driver
+from llmgpu.gpu import list_adapters as list_gpu_adapters
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 from tests.gpu.guarded import GuardedDevice
 
@@ -39,6 +40,7 @@ MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
 QUICK_EXAMPLES, FULL_EXAMPLES = 10, 30
 NO_ADAPTER = "no adapter; install a Vulkan driver"
+NO_DAWN = "Dawn lists no adapter; see scripts/get_swiftshader.sh"
 _GUARDED: list[GuardedDevice] = []  # opened by tests so far: one, or none
 
 
@@ -106,10 +108,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests did not run because there is no adapter."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
-    count = sum(NO_ADAPTER in reason for reason in reasons)
-    if count:
-        terminalreporter.section("NOT A FULL RUN", yellow=True)
-        terminalreporter.line(f"{count:,} tests did not run: {NO_ADAPTER}.")
+    for missing in (NO_ADAPTER, NO_DAWN):
+        count = sum(missing in reason for reason in reasons)
+        if count:
+            terminalreporter.section("NOT A FULL RUN", yellow=True)
+            terminalreporter.line(f"{count:,} tests did not run: {missing}.")
 
 
 def require_adapter() -> None:
@@ -119,6 +122,16 @@ def require_adapter() -> None:
     if os.environ.get("LLMGPU_REQUIRE_GPU") == "1":
         pytest.fail("LLMGPU_REQUIRE_GPU=1, and there is no adapter")
     pytest.skip(NO_ADAPTER)
+
+
+@pytest.fixture(scope="session")
+def dawn_device() -> Iterator[Device]:
+    """The best adapter that Dawn lists, with all that it has."""
+    pytest.importorskip("wgpudawn")
+    adapters = list_gpu_adapters(load_driver("dawn"))
+    if not adapters:
+        pytest.skip(NO_DAWN)
+    yield Device(adapters[0])
 
 
 @pytest.fixture(autouse=True)

@@ -149,11 +149,11 @@ def test_no_room_imports_one_of_a_floor_above() -> None:
             assert level[target] <= level[room], f"{room} imports {target}"
 
 
-def test_only_gpu_imports_the_webgpu_package() -> None:
+def test_only_gpu_imports_the_webgpu_packages() -> None:
     importers = {
         room_of(module)
         for module, path in modules().items()
-        if any(name.split(".")[0] == "wgpu" for name in imported_names(path))
+        if any(name.split(".")[0] in ("wgpu", "wgpudawn") for name in imported_names(path))
     }
     assert importers == {"gpu"}
 

@@ -31,10 +31,10 @@ def test_auto_looks_for_adapters_from_the_least_size_on(
 ) -> None:
     asked_in = []
 
-    def no_adapter() -> None:
+    def no_adapter(driver: str, wanted: str) -> None:
         asked_in.append(threading.current_thread())
 
-    monkeypatch.setattr(backend, "auto_adapter", no_adapter)
+    monkeypatch.setattr(backend, "_open", no_adapter)
     assert start_selecting("auto", text_bytes, least)() is NUMPY
     assert len(asked_in) == 1
     assert asked_in[0] is not threading.main_thread()

@@ -39,7 +39,7 @@ def generate(
     checkpoint = load_checkpoint(run)
     vocabulary = checkpoint.vocabulary
     ids = _prompt_ids(prompt, checkpoint)
-    backend = select_backend(device)
+    backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
     model = Model(open_operations(backend.device), checkpoint.config)
     model.load(checkpoint.weights.__getitem__)

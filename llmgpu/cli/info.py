@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmgpu.backend import auto_adapter, list_adapters
+from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.console import Reporter, print_json, print_result
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.input_files import printable
@@ -22,7 +22,7 @@ LIMITS_SHOWN = (
     "max-compute-workgroup-storage-size",
     "max-compute-invocations-per-workgroup",
 )
-FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query")
+FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix")
 
 
 def info(
@@ -65,13 +65,15 @@ def _show(facts: dict[str, Any], as_json: bool) -> None:
 
 def _adapter_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {"llmgpu": __version__, "cpu": describe_engine()}
-    for number, adapter in enumerate(list_adapters()):
+    for number, adapter in enumerate(list_all_adapters()):
         facts[f"adapter {number}"] = {
             "name": adapter.name,
             "kind": adapter.kind,
             "driver": adapter.driver,
+            "WebGPU": adapter.webgpu.name,
             "backend": adapter.backend,
             "features": ", ".join(f for f in FEATURES_SHOWN if f in adapter.features) or "none",
+            "matrix products": ", ".join(map(str, adapter.matrix_shapes)) or "none",
             **{name: adapter.limits[name] for name in LIMITS_SHOWN},
         }
     chosen = auto_adapter()

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.errors import InputError
@@ -54,25 +55,25 @@ def train(
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
     vocabulary_files = find_vocabulary(vocab)
     vocabulary = vocabulary_files.read(report.note)
-    named = id_or_text(eos)
-    separator = default_separator(vocabulary) if named is None else token_id(vocabulary, named)
+    separator = _separator(vocabulary, eos)
     if not resume:  # what can't work is refused before there is a folder
         new_settings(settings, vocabulary.size)
-    backend = select_backend(device)
-    read = [source.path for source in resolve_sources(corpus).files]
-    check_outputs(_written(output, force), [*vocabulary_files.inputs, *read])
+    new_backend = None if resume else select_backend(device, matrices=True, note=report.note)
+    inputs = (source.path for source in resolve_sources(corpus).files)
+    check_outputs(_written(output, force), [*vocabulary_files.inputs, *inputs])
     with open_run_folder(output, resume=resume, force=force) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:
             checkpoint.require_vocabulary(vocabulary, vocab)
             vocabulary = checkpoint.vocabulary
             asked = resumed_settings(checkpoint, _explicit(settings))
+            backend = select_backend(device, driver=asked.options.driver, note=report.note)
             separator = _same_separator(checkpoint, eos, separator)
             _announce_resuming(report, checkpoint, asked.options.steps)
         else:
-            asked = new_settings(settings, vocabulary.size)
-            if resume:
-                report.line(f"{output} has no checkpoint yet: starting at the first step")
+            backend = new_backend or select_backend(device, matrices=True, note=report.note)
+            asked = new_settings(settings | {"driver": backend.driver}, vocabulary.size)
+            _announce_start(report, output, resume=resume)
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         host_bytes = host_memory(asked, backend, needed_bytes)
         if backend.is_software:
@@ -120,6 +121,16 @@ def _piped_corpus(report: Reporter) -> tuple[str, ...]:
     if not corpus:
         raise click.UsageError("give CORPUS: text, or token files")
     return corpus
+
+
+def _separator(vocabulary: Vocabulary, eos: str | None) -> int | None:
+    named = id_or_text(eos)
+    return default_separator(vocabulary) if named is None else token_id(vocabulary, named)
+
+
+def _announce_start(report: Reporter, output: str, *, resume: bool) -> None:
+    if resume:
+        report.line(f"{output} has no checkpoint yet: starting at the first step")
 
 
 def _announce_resuming(report: Reporter, checkpoint: Checkpoint, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The GPU layer: the only package of llmgpu that imports wgpu.
+"""The GPU layer: the only package of llmgpu that imports wgpu or wgpudawn.
 
 ::
 
@@ -8,8 +8,8 @@
        |                     |
        +------submit(Commands) -> its number --wait()-> results in buffers --download--> NumPy
 
-Modules import only those before them in the order declarations, native, adapters, kernel, commands,
-device. Importing this package imports wgpu; `llmgpu.backend` decides whether to.
+Modules import only those before them in the order declarations, driver, wgpu_driver, dawn_driver,
+drivers, adapters, kernel, commands, device. `llmgpu.backend` decides which driver is loaded.
 """
 
 from llmgpu.gpu.adapters import (
@@ -21,10 +21,13 @@ from llmgpu.gpu.adapters import (
 )
 from llmgpu.gpu.commands import Commands, Download, Staging
 from llmgpu.gpu.device import Device, paced_states
+from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape
+from llmgpu.gpu.drivers import DRIVERS, chosen_driver, default_driver, has_dawn, load_driver
 from llmgpu.gpu.kernel import BoundKernel, Kernel, constant, struct_dtype
-from llmgpu.gpu.native import is_usable
 
 __all__ = [
+    "DRIVERS",
+    "MATRIX_FEATURE",
     "WEBGPU_DEFAULT_LIMITS",
     "AdapterInfo",
     "BoundKernel",
@@ -32,11 +35,16 @@ __all__ = [
     "Commands",
     "Device",
     "Download",
+    "Driver",
     "Kernel",
+    "MatrixShape",
     "Staging",
+    "chosen_driver",
     "constant",
-    "is_usable",
+    "default_driver",
+    "has_dawn",
     "list_adapters",
+    "load_driver",
     "paced_states",
     "select_adapter",
     "struct_dtype",

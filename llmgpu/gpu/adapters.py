@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import wgpu
-
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import native
+from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, MatrixShape
+from llmgpu.gpu.drivers import default_driver
 
 _KINDS = {
     "DiscreteGPU": "discrete GPU",
@@ -33,7 +32,8 @@ class AdapterInfo:
 
     kind: "discrete GPU", "integrated GPU", "software adapter" or "unknown kind of GPU".
     limits: name -> number, as WebGPU names them.
-    handle: wgpu's adapter object.
+    matrix_shapes: what its matrix units multiply, if the driver can use any.
+    webgpu: the driver that lists it. handle: that driver's adapter object.
     """
 
     name: str
@@ -42,6 +42,8 @@ class AdapterInfo:
     kind: str
     features: frozenset[str]
     limits: dict[str, int]
+    matrix_shapes: tuple[MatrixShape, ...]
+    webgpu: Driver
     handle: Any
 
     @property
@@ -53,33 +55,39 @@ class AdapterInfo:
         return f"{self.name} ({self.kind}, {self.backend})"
 
 
-def list_adapters() -> list[AdapterInfo]:
-    """Return all adapters, best first; empty where no driver is installed."""
-    native.prepare_instance()
-    handles = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
-    infos = [_describe(handle) for handle in handles]
+def list_adapters(driver: Driver | None = None) -> list[AdapterInfo]:
+    """Return all adapters of a WebGPU driver (`default_driver`), best first.
+
+    There are none where the system has no driver.
+    """
+    driver = driver or default_driver()
+    infos = [_describe(driver, handle) for handle in driver.list_handles()]
     return sorted(infos, key=lambda info: list(_KINDS.values()).index(info.kind))
 
 
-def _describe(handle: Any) -> AdapterInfo:
+def _describe(driver: Driver, handle: Any) -> AdapterInfo:
     info = handle.info
     return AdapterInfo(
         name=info["device"],
         driver=info["description"],
         backend=info["backend_type"],
         kind=_KINDS.get(info["adapter_type"], _KINDS["Unknown"]),
-        features=frozenset(handle.features),
+        features=driver.features(handle),
         limits=dict(handle.limits),
+        matrix_shapes=driver.matrix_shapes(handle),
+        webgpu=driver,
         handle=handle,
     )
 
 
-def select_adapter(wanted: str = "gpu") -> AdapterInfo:
+def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> AdapterInfo:
     """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
+
+    driver: the WebGPU driver that lists it, `default_driver` by default.
 
     DeviceError if there is no adapter, or none of that name (the message lists all).
     """
-    adapters = list_adapters()
+    adapters = list_adapters(driver)
     if not adapters:
         raise DeviceError(NO_ADAPTER)
     if wanted == "gpu":
@@ -104,7 +112,7 @@ WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory on the device, a wgpu buffer or a part of it; size and offset are aligned."""
+    """Memory on the device, a driver's buffer or a part of it; size and offset are aligned."""
 
     label: str
     nbytes: int
@@ -130,8 +138,9 @@ def aligned(nbytes: int) -> int:
 class OpenedAdapter:
     """An adapter that memory and kernels can be made on.
 
-    handle: wgpu's device. name: as the driver gives it. limits: those it was opened with.
-    features: the optional ones it has.
+    webgpu: the WebGPU driver. handle: its device. name: as the driver gives it. limits: those it
+    was opened with. features: the optional ones it has. matrix_shapes: what it multiplies with
+    `MATRIX_FEATURE`, and none without.
     """
 
     def __init__(
@@ -139,17 +148,15 @@ class OpenedAdapter:
     ) -> None:
         """Open `adapter` with those of `features` that it has; see `Device`."""
         self.adapter = adapter
+        self.webgpu = adapter.webgpu
         self.name = adapter.name
         self.features = features & adapter.features
+        self.matrix_shapes = adapter.matrix_shapes if MATRIX_FEATURE in self.features else ()
         self.limits = {name: adapter.limits[name] for name in WEBGPU_DEFAULT_LIMITS}
         self.limits.update(limits or {})
         try:
-            self.handle: Any = adapter.handle.request_device_sync(
-                label="llmgpu",
-                required_features=sorted(self.features),
-                required_limits=self.limits,
-            )
-        except (RuntimeError, wgpu.GPUError) as error:
+            self.handle: Any = self.webgpu.open(adapter.handle, self.features, self.limits)
+        except (RuntimeError, self.webgpu.errors) as error:
             raise DeviceError(f"can't open {self.name}: {error}") from error
 
     @property
@@ -163,11 +170,15 @@ class OpenedAdapter:
         size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
         return size // ALIGNMENT * ALIGNMENT
 
-    def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
-        """Make a wgpu buffer; DeviceError if the device is out of memory."""
+    def create_handle(self, label: str, nbytes: int, usage: BufferUsage) -> Any:
+        """Make the driver's buffer; DeviceError if the device is out of memory."""
         try:
-            return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
-        except wgpu.GPUError as error:
+            return self.handle.create_buffer(label=label, size=nbytes, usage=int(usage))
+        except self.webgpu.errors as error:
             raise DeviceError(
                 f"{self.name} can't allocate {nbytes} bytes for {label}: {error}"
             ) from error
+
+    def map_buffer(self, handle: Any, *, write: bool, nbytes: int) -> BufferMap:
+        """Ask for a map of the first `nbytes` bytes of a buffer into the host's memory."""
+        return self.webgpu.map_buffer(self.handle, handle, write=write, nbytes=nbytes)

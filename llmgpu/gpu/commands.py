@@ -18,12 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import wgpu
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import native
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
+from llmgpu.gpu.driver import BufferMap, BufferUsage, FastPass
 from llmgpu.gpu.kernel import BoundKernel
 from llmgpu.processors import usable_processors
 
@@ -60,7 +59,7 @@ class Commands:
         handle = self._opened.handle
         self._encoder: Any = handle.create_command_encoder(label="llmgpu")
         self._pass: Any = None
-        self._fast: native.FastPass | None = None
+        self._fast: FastPass | None = None
         self._kept: list[object] = []  # alive until the submission
         self.still_mapped: list[Callable[[], bool]] = []  # asks whether the host has the memory
         self._timed_labels: list[str] = []
@@ -100,8 +99,8 @@ class Commands:
         self._encoder.clear_buffer(buffer.handle, buffer.offset, buffer.nbytes)
         self._kept.append(buffer)
 
-    def submit(self) -> int:
-        """Hand the commands to the device without waiting; return their number in its queue.
+    def submit(self) -> object:
+        """Hand the commands to the device without waiting; return what `Device.wait` takes.
 
         Timed commands are waited for, because their timestamps are read.
 
@@ -114,18 +113,18 @@ class Commands:
         self._submitted = True
         return submission
 
-    def _submit_part(self) -> int:
+    def _submit_part(self) -> object:
         if any(is_mapped() for is_mapped in self.still_mapped):
             raise RuntimeError("staging memory is still mapped")
         self._end_pass()
         timestamps = self._resolve_timestamps() if self._timed_labels else None
         handle = self._opened.handle
-        submission = native.submit(handle, self._encoder.finish())
+        submission = self._opened.webgpu.submit(handle, self._encoder.finish())
         if timestamps is not None:
             self._collect_times(timestamps)
         return submission
 
-    def _begin(self, label: str) -> native.FastPass:
+    def _begin(self, label: str) -> FastPass:
         if self._times is None:
             return self._fast or self._open_pass()
         if len(self._timed_labels) == MAX_TIMED:
@@ -142,9 +141,9 @@ class Commands:
             }
         )
 
-    def _open_pass(self, **options: Any) -> native.FastPass:
+    def _open_pass(self, **options: Any) -> FastPass:
         self._pass = self._encoder.begin_compute_pass(label="llmgpu", **options)
-        self._fast = native.FastPass(self._pass)
+        self._fast = self._opened.webgpu.fast_pass(self._pass)
         return self._fast
 
     def _end_pass(self) -> None:
@@ -156,7 +155,7 @@ class Commands:
     def _resolve_timestamps(self) -> Any:
         """Record moving the timestamps to memory that the host maps; return its handle."""
         count = 2 * len(self._timed_labels)
-        usage, create = wgpu.BufferUsage, self._opened.create_handle
+        usage, create = BufferUsage, self._opened.create_handle
         ticks = create("ticks", 8 * count, usage.QUERY_RESOLVE | usage.COPY_SRC)
         mapped = create("timestamps", 8 * count, usage.MAP_READ | usage.COPY_DST)
         self._encoder.resolve_query_set(self._queries, 0, count, ticks, 0)
@@ -164,13 +163,14 @@ class Commands:
         return mapped
 
     def _collect_times(self, timestamps: Any) -> None:
-        handle, count = self._opened.handle, 2 * len(self._timed_labels)
-        pending = native.BufferMap(timestamps, write=False, nbytes=8 * count)
-        if not pending.wait(handle):
+        count = 2 * len(self._timed_labels)
+        pending = self._opened.map_buffer(timestamps, write=False, nbytes=8 * count)
+        if not pending.wait():
             raise DeviceError(f"{self._opened.name} can't map its timestamps for reading")
         ticks = pending.array().view(np.uint64).copy()
         pending.unmap()
-        spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * native.timestamp_period(handle)
+        period = self._opened.webgpu.timestamp_period(self._opened.handle)
+        spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * period
         times = self._times if self._times is not None else {}
         for label, span in zip(self._timed_labels, spans.tolist(), strict=True):
             times[label] = times.get(label, 0.0) + span * 1e-9
@@ -202,9 +202,9 @@ class Staging:
         """Allocate room for `nbytes`, not mapped yet."""
         self.nbytes = aligned(nbytes)
         self._opened = opened
-        usage = wgpu.BufferUsage.MAP_WRITE | wgpu.BufferUsage.COPY_SRC
+        usage = BufferUsage.MAP_WRITE | BufferUsage.COPY_SRC
         self._buffer = opened.create_handle("staging", self.nbytes, usage)
-        self._map: native.BufferMap | None = None
+        self._map: BufferMap | None = None
 
     def is_mapped(self) -> bool:
         """Whether the host has the memory, so that it must not be submitted."""
@@ -216,8 +216,8 @@ class Staging:
         The view is invalid after `copy_to`.
         """
         if self._map is None:
-            self._map = native.BufferMap(self._buffer, write=True, nbytes=self.nbytes)
-            if not self._map.wait(self._opened.handle):
+            self._map = self._opened.map_buffer(self._buffer, write=True, nbytes=self.nbytes)
+            if not self._map.wait():
                 raise DeviceError(f"{self._opened.name} can't map {self.nbytes} bytes for writing")
         return self._map.array()
 
@@ -246,7 +246,7 @@ class Download:
         self._buffer: object = None
         self._capacity = 0
         self._size = 0  # bytes of the copy under way
-        self._pending: native.BufferMap | None = None
+        self._pending: BufferMap | None = None
 
     def start(self, source: Buffer, nbytes: int) -> None:
         """Submit the copy of the first `nbytes` bytes of `source`."""
@@ -267,7 +267,7 @@ class Download:
     def begin(self) -> None:
         """Ask for the memory; call it after the commands with the copy were submitted."""
         if self._size:
-            self._pending = native.BufferMap(self._buffer, write=False, nbytes=self._size)
+            self._pending = self._opened.map_buffer(self._buffer, write=False, nbytes=self._size)
 
     def finish(self, out: NDArray[np.uint8]) -> None:
         """Wait for the copy and move the first len(out) bytes into `out`."""
@@ -283,7 +283,7 @@ class Download:
         mapped, self._pending = self._pending, None
         if mapped is None:
             return
-        if not mapped.wait(self._opened.handle):
+        if not mapped.wait():
             raise DeviceError(f"{self._opened.name} can't map {self._size} bytes for reading")
         parallel_copy(out, mapped.array()[: len(out)])
         mapped.unmap()
@@ -293,5 +293,5 @@ class Download:
         if nbytes > self._capacity:
             self._buffer = None
             self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))
-            usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
+            usage = BufferUsage.MAP_READ | BufferUsage.COPY_DST
             self._buffer = self._opened.create_handle("download", self._capacity, usage)

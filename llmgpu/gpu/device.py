@@ -16,16 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-import wgpu
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import native
 from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
+from llmgpu.gpu.driver import MATRIX_FEATURE, BufferUsage
 from llmgpu.gpu.kernel import Kernel, compose, kernel_source
 
-OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16"})
+OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software
 # driver silently ends a thread's loops after 65 535; on hardware the limit avoids watchdogs.
 SOFTWARE_LOOP_ITERATIONS = 60_000
@@ -104,14 +103,14 @@ class Device(OpenedAdapter):
                 f"{label} needs {size} bytes, but {self.name} binds at most "
                 f"{self.max_binding_bytes}; use less text (--limit) or --device cpu"
             )
-        usage = wgpu.BufferUsage
+        usage = BufferUsage
         flags = usage.STORAGE | usage.INDIRECT | usage.COPY_SRC | usage.COPY_DST
         return Buffer(label, size, self.create_handle(label, size, flags))
 
     def create_uniform(self, label: str, nbytes: int) -> Buffer:
         """Make a uniform buffer of at least `nbytes` bytes."""
         size = aligned(nbytes)
-        flags = wgpu.BufferUsage.UNIFORM | wgpu.BufferUsage.COPY_DST
+        flags = BufferUsage.UNIFORM | BufferUsage.COPY_DST
         return Buffer(label, size, self.create_handle(label, size, flags))
 
     def upload(self, label: str, array: NDArray[Any]) -> Buffer:
@@ -124,13 +123,13 @@ class Device(OpenedAdapter):
         """Begin a list of commands."""
         return Commands(self, self.gpu_seconds if self.timing else None)
 
-    def submit(self, commands: Commands) -> int:
+    def submit(self, commands: Commands) -> object:
         """Hand commands to the device, see `Commands.submit`."""
         return commands.submit()
 
-    def wait(self, submission: int | None) -> None:
+    def wait(self, submission: object) -> None:
         """Block until a submission is done (None: all that were submitted)."""
-        native.wait(self.handle, submission)
+        self.webgpu.wait(self.handle, submission)
 
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
         """Copy an array to the start of a buffer, before anything submitted later.

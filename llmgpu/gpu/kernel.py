@@ -24,11 +24,10 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 import numpy as np
-import wgpu
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import native
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter
+from llmgpu.gpu.driver import SHADER_STAGE_COMPUTE
 
 _INCLUDE = re.compile(r"^//!include\s+(\S+)\s*$")
 _BINDING = re.compile(
@@ -268,7 +267,7 @@ class Kernel:
         self._check_limits(source, memory)
         try:
             self._compile(source, constants)
-        except wgpu.GPUError as error:
+        except opened.webgpu.errors as error:
             raise DeviceError(_locate(str(error), source)) from error
 
     def _check_limits(self, source: KernelSource, memory: int) -> None:
@@ -288,13 +287,13 @@ class Kernel:
 
     def _compile(self, source: KernelSource, constants: Mapping[str, int]) -> None:
         handle = self._opened.handle
-        module = native.create_shader_module(handle, source.text, self.label)
+        module = self._opened.webgpu.create_shader_module(handle, source.text, self.label)
         self._layout = handle.create_bind_group_layout(
             label=self.label,
             entries=[
                 {
                     "binding": binding.index,
-                    "visibility": wgpu.ShaderStage.COMPUTE,
+                    "visibility": SHADER_STAGE_COMPUTE,
                     "buffer": {"type": _BINDING_TYPES[binding.access]},
                 }
                 for binding in source.bindings
@@ -343,7 +342,7 @@ class Kernel:
 
 def _locate(message: str, source: KernelSource) -> str:
     """Rewrite a compiler message so that it names the file and line of the source."""
-    position = re.search(r"wgsl:(\d+):(\d+)", message)
+    position = re.search(r"(?:wgsl|\s):(\d+):(\d+)", message)  # of naga, of Tint
     where = ""
     if position is not None:
         name, line = source.lines[int(position[1]) - 1]

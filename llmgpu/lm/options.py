@@ -12,6 +12,8 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
+DriverName = Literal["wgpu", "dawn"]
+DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class TrainOptions:
     clipping. precision: "f16" computes with half-precision copies of the matrices. optimizer: a
     name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that came up (not
     with a tied table). evaluation_fraction: of the text, held out of training.
-    evaluation_batches: the most that an evaluation takes.
+    evaluation_batches: the most that an evaluation takes. driver: the WebGPU driver that a GPU is
+    reached by; another gives other roundings.
 
     As in runs of earlier versions, dense_gradient: sparse_embedding makes the gradient, and takes
     the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
@@ -53,6 +56,7 @@ class TrainOptions:
     evaluation_batches: int = 20
     padded_loss: bool = False
     dense_gradient: bool = False
+    driver: DriverName = "wgpu"
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""
@@ -70,6 +74,8 @@ class TrainOptions:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be less than 1")
         if self.precision not in PRECISIONS:
             raise InputError(f"precision is {self.precision}, use one of {', '.join(PRECISIONS)}")
+        if self.driver not in DRIVER_NAMES:
+            raise InputError(f"driver is {self.driver}, use one of {', '.join(DRIVER_NAMES)}")
         if self.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer is {self.optimizer}, use one of {', '.join(OPTIMIZERS)}")
         if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:

@@ -4,13 +4,12 @@
 
 const NO_BIN: u32 = 0xFFFFFFFFu;
 
-var<workgroup> sh_crossing: u32;
-var<workgroup> sh_above: u32;
-
 struct Crossing {
     bin: u32,   // NO_BIN: all bins together stay within the limit
-    above: u32, // pairs in the bins above it
+    above: u32, // pairs in the bins above it, 0 without one
 }
+
+var<workgroup> sh_crossing: Crossing;
 
 // Call from all threads; own_bins(r) is what a thread reads for the r-th bin from the top.
 // Each thread looks at BINS / WORKGROUP_SIZE neighbouring bins.
@@ -22,21 +21,16 @@ fn find_crossing(limit: u32, scan_input: ScanInput) -> Crossing {
         own += bin_value(BINS - 1u - r);
     }
     if (scan_input.local_index == 0u) {
-        sh_crossing = NO_BIN;
-        sh_above = 0u;
+        sh_crossing = Crossing(NO_BIN, 0u);
     }
     let scan = workgroup_scan(own, scan_input);
     var running = scan.exclusive;
     for (var r = first; r < first + share; r++) {
         let value = bin_value(BINS - 1u - r);
         if (running <= limit && running + value > limit) {
-            sh_crossing = BINS - 1u - r;
-            sh_above = running;
+            sh_crossing = Crossing(BINS - 1u - r, running);
         }
         running += value;
     }
-    workgroupBarrier();
-    let crossing = Crossing(sh_crossing, select(sh_above, scan.total, sh_crossing == NO_BIN));
-    workgroupBarrier();
-    return crossing;
+    return workgroupUniformLoad(&sh_crossing);
 }

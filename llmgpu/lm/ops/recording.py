@@ -98,7 +98,7 @@ class GpuRecorder(Operations):
         super().__init__()
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
-        self._runs: deque[int] = deque()
+        self._runs: deque[object] = deque()
         self._commands: Commands  # being recorded, while a program runs
 
     @property

@@ -12,7 +12,11 @@ from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.options import PRESET_STEPS, TrainOptions
 
 # Options that runs of earlier versions do not have, and what these runs did.
-FORMER_OPTIONS: dict[str, Any] = {"padded_loss": True, "dense_gradient": True}
+FORMER_OPTIONS: dict[str, Any] = {
+    "padded_loss": True,
+    "dense_gradient": True,
+    "driver": "wgpu",
+}
 
 MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed
 

@@ -1,0 +1,193 @@
+"""Dawn, Chrome's WebGPU, through the package ``wgpudawn``: the way to matrix units.
+
+Dawn lists half precision on NVIDIA, and subgroup matrices anywhere, only when told to by the
+toggles below. Its compiler, Tint, wants an `enable` line where wgpu's knows none, and reads WGSL
+more strictly.
+
+Futures are waited for without a callback in Python: a signal that arrives while one runs would be
+lost there, so the callback is a C function without effect, and waiting takes short turns between
+which Python handles signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from typing import Any
+
+import numpy as np
+import wgpudawn
+from numpy.typing import NDArray
+from wgpudawn.backends.dawn import _api, extras
+from wgpudawn.backends.dawn._helpers import get_wgpu_instance
+
+from llmgpu.errors import DeviceError
+from llmgpu.gpu.driver import (
+    FORKED,
+    MATRIX_FEATURE,
+    NATIVE_BACKENDS,
+    BufferMap,
+    Driver,
+    FastPass,
+    MatrixShape,
+)
+
+ffi: Any = _api.ffi
+lib: Any = _api.lib
+libf: Any = _api.libf
+
+# Features by the names that wgpu gives them, or the package where wgpu has none.
+_DAWN_NAMES = {"subgroup": "subgroups", MATRIX_FEATURE: "chromium-experimental-subgroup-matrix"}
+_OWN_NAMES = {dawn: own for own, dawn in _DAWN_NAMES.items()}
+_INSTANCE_TOGGLES = (
+    "allow_unsafe_apis",  # experimental features
+    "vulkan_enable_f16_on_nvidia",  # its reason: uniform buffers of f16, which no kernel has
+)
+# Kernels initialize the workgroup memory that they read. Timestamps are not for web pages here.
+_DISABLED_TOGGLES = ("timestamp_quantization",)
+_ENABLED_TOGGLES = ("disable_workgroup_init",)
+_ALWAYS = frozenset({"implicit-device-synchronization"})  # calls from several threads
+_TURN = 50_000_000  # nanoseconds of waiting between two looks for signals
+# A C function without arguments or effect, which any caller may call.
+_NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
+_COMMENT = re.compile(r"//.*")
+_SUBGROUPS = re.compile(r"\bsubgroup|\bsubgroups?_")
+_MATRICES = "subgroup_matrix"
+
+
+def enable_lines(code: str) -> str:
+    """Return WGSL with the `enable` directives that Tint wants, on the line of its start."""
+    plain = _COMMENT.sub("", code)
+    extensions = [
+        name
+        for name, used in (
+            ("subgroups", _SUBGROUPS.search(plain) is not None),
+            ("chromium_experimental_subgroup_matrix", _MATRICES in plain),
+        )
+        if used
+    ]
+    return f"enable {', '.join(extensions)}; {code}" if extensions else code
+
+
+def _wait_for(future: Any) -> None:
+    info = ffi.new("WGPUFutureWaitInfo *")
+    info.future = future
+    while not info.completed:
+        status = libf.wgpuInstanceWaitAny(get_wgpu_instance(), 1, info, _TURN)
+        if status not in (lib.WGPUWaitStatus_Success, lib.WGPUWaitStatus_TimedOut):
+            raise DeviceError(f"Dawn can't wait for the device (status {int(status)})")
+
+
+def _callback_info(kind: str) -> Any:
+    info = ffi.new(f"WGPU{kind}CallbackInfo *")
+    info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+    info.callback = ffi.cast(f"WGPU{kind}Callback", _NOTHING)
+    return info[0]
+
+
+class _DawnMap(BufferMap):
+    def __init__(self, buffer: Any, *, write: bool, nbytes: int) -> None:
+        self._buffer, self._nbytes, self._write = buffer, nbytes, write
+        mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
+        self._future = libf.wgpuBufferMapAsync(
+            buffer._internal, mode, 0, nbytes, _callback_info("BufferMap")
+        )
+
+    def wait(self) -> bool:
+        _wait_for(self._future)
+        state = lib.wgpuBufferGetMapState(self._buffer._internal)
+        return bool(state == lib.WGPUBufferMapState_Mapped)
+
+    def array(self) -> NDArray[np.uint8]:
+        get = libf.wgpuBufferGetMappedRange if self._write else libf.wgpuBufferGetConstMappedRange
+        pointer = ffi.cast("char *", get(self._buffer._internal, 0, self._nbytes))
+        return np.frombuffer(ffi.buffer(pointer, self._nbytes), np.uint8)
+
+    def unmap(self) -> None:
+        libf.wgpuBufferUnmap(self._buffer._internal)
+
+
+class DawnDriver(Driver):
+    """wgpudawn's interface, and Dawn's C functions where that has no equal."""
+
+    name = "dawn"
+    errors = wgpudawn.GPUError
+
+    def __init__(self) -> None:
+        """Make nothing yet."""
+        self._process: int | None = None  # which made the instance
+
+    def is_usable(self) -> bool:
+        return self._process in (None, os.getpid())
+
+    def list_handles(self) -> list[Any]:
+        if not self.is_usable():
+            raise DeviceError(FORKED)
+        if self._process is None:
+            known = extras.all_toggles()
+            toggles = [name for name in _INSTANCE_TOGGLES if name in known]
+            extras.set_instance_extras(backends=NATIVE_BACKENDS, enable_toggles=toggles)
+            self._process = os.getpid()
+        handles: list[Any] = wgpudawn.gpu.enumerate_adapters_sync()
+        return handles
+
+    def features(self, adapter: Any) -> frozenset[str]:
+        return frozenset(_OWN_NAMES.get(name, name) for name in adapter.features)
+
+    def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
+        if MATRIX_FEATURE not in self.features(adapter):
+            return ()
+        listed = extras.get_adapter_properties(adapter).get("subgroup_matrix_configs", [])
+        shapes = (
+            MatrixShape(
+                _component(each["component_type"]),
+                _component(each["result_component_type"]),
+                each["m"],
+                each["n"],
+                each["k"],
+            )
+            for each in listed
+        )
+        return tuple(sorted(shapes))
+
+    def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
+        names = {_DAWN_NAMES.get(name, name) for name in features} | _ALWAYS
+        known = extras.all_toggles()
+        return extras.request_device_sync(
+            adapter,
+            label="llmgpu",
+            required_features=sorted(names),
+            required_limits=limits,
+            enable_toggles=[name for name in _ENABLED_TOGGLES if name in known],
+            disable_toggles=[name for name in _DISABLED_TOGGLES if name in known],
+        )
+
+    def create_shader_module(self, device: Any, code: str, label: str) -> Any:
+        return device.create_shader_module(code=enable_lines(code), label=label)
+
+    def submit(self, device: Any, command_buffer: Any) -> object:
+        # Forgets the submissions before this one that are done.
+        libf.wgpuInstanceProcessEvents(get_wgpu_instance())
+        device.queue.submit([command_buffer])
+        return self._done(device)
+
+    def _done(self, device: Any) -> Any:
+        info = _callback_info("QueueWorkDone")
+        return libf.wgpuQueueOnSubmittedWorkDone(device.queue._internal, info)
+
+    def wait(self, device: Any, submission: object) -> None:
+        _wait_for(self._done(device) if submission is None else submission)
+
+    def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
+        return _DawnMap(buffer, write=write, nbytes=nbytes)
+
+    def timestamp_period(self, device: Any) -> float:
+        return 1.0  # Dawn converts ticks
+
+    def fast_pass(self, compute_pass: Any) -> FastPass:
+        return FastPass(compute_pass, lib, ffi)
+
+
+def _component(name: str) -> str:
+    return str(name).lower()

@@ -1,0 +1,159 @@
+"""What a WebGPU driver does for the modules above: everything in which wgpu and Dawn differ.
+
+Both follow the same Python API for adapters, buffers, bind groups, pipelines and encoders, so those
+are used directly, through the handles that a driver returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The platform's own APIs; none of the drivers' OpenGL adapters has what kernels need.
+NATIVE_BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
+FORKED = (
+    "this process was forked from one that had used GPU adapters, so it can't use them: "
+    "start it with multiprocessing's 'spawn' method, or use --device cpu"
+)
+SHADER_STAGE_COMPUTE = 4
+MATRIX_FEATURE = "subgroup-matrix"  # products of small matrices, one a subgroup
+
+
+class BufferUsage(IntFlag):
+    """What a buffer is for, in the numbers of WebGPU's specification."""
+
+    MAP_READ = 1
+    MAP_WRITE = 2
+    COPY_SRC = 4
+    COPY_DST = 8
+    UNIFORM = 64
+    STORAGE = 128
+    INDIRECT = 256
+    QUERY_RESOLVE = 512
+
+
+@dataclass(frozen=True, order=True)
+class MatrixShape:
+    """A product that an adapter's matrix units compute: (rows, inner) @ (inner, columns).
+
+    operand, sum: types of the factors and of the product, such as f16 and f32.
+    """
+
+    operand: str
+    sum: str
+    rows: int
+    columns: int
+    inner: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.inner} {self.operand} to {self.sum}"
+
+
+class BufferMap(ABC):
+    """A pending or finished map of the start of a buffer into the host's memory."""
+
+    @abstractmethod
+    def wait(self) -> bool:
+        """Block until the submissions before the map are done; return whether it succeeded."""
+
+    @abstractmethod
+    def array(self) -> NDArray[np.uint8]:
+        """Return the mapped bytes, shape (nbytes,); invalid memory after `unmap`."""
+
+    @abstractmethod
+    def unmap(self) -> None:
+        """Give the memory back; every view of it is invalid from here on."""
+
+
+class FastPass:
+    """Records dispatches into a compute pass at a quarter of the public calls' cost.
+
+    The caller keeps every object passed in alive until the commands are submitted; errors surface
+    when the encoder is finished.
+    """
+
+    def __init__(self, compute_pass: Any, lib: Any, ffi: Any) -> None:
+        """Record into `compute_pass`, which remains the owner, with a driver's C functions."""
+        self._pass = compute_pass._internal
+        self._lib = lib
+        self._no_offsets = ffi.NULL
+
+    def set(self, pipeline: Any, bind_group: Any) -> None:
+        """Choose the pipeline and its bind group 0."""
+        lib, group = self._lib, bind_group._internal
+        lib.wgpuComputePassEncoderSetPipeline(self._pass, pipeline._internal)
+        lib.wgpuComputePassEncoderSetBindGroup(self._pass, 0, group, 0, self._no_offsets)
+
+    def dispatch(self, x: int, y: int) -> None:
+        """Dispatch x * y workgroups."""
+        self._lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, x, y, 1)
+
+    def dispatch_indirect(self, buffer: Any, offset: int) -> None:
+        """Dispatch as many workgroups as the three u32 at a byte offset of a buffer say."""
+        self._lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(
+            self._pass, buffer._internal, offset
+        )
+
+
+class Driver(ABC):
+    """A WebGPU implementation.
+
+    name: as LLMGPU_DRIVER and ``llmgpu info`` call it. errors: the base of what its calls raise.
+    """
+
+    name: str
+    errors: type[Exception]
+
+    @abstractmethod
+    def is_usable(self) -> bool:
+        """Whether this process can use adapters: it was not forked from one that did."""
+
+    @abstractmethod
+    def list_handles(self) -> list[Any]:
+        """Return all adapters but OpenGL's, in any order.
+
+        Raises:
+            DeviceError: the process was forked from one that had used adapters.
+        """
+
+    @abstractmethod
+    def features(self, adapter: Any) -> frozenset[str]:
+        """Return an adapter's features: "subgroup", "shader-f16" and so on in both drivers."""
+
+    @abstractmethod
+    def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
+        """Return what an adapter's matrix units multiply; empty without `MATRIX_FEATURE`."""
+
+    @abstractmethod
+    def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
+        """Return a device; raises what the driver raises."""
+
+    @abstractmethod
+    def create_shader_module(self, device: Any, code: str, label: str) -> Any:
+        """Compile WGSL without `enable` lines for subgroups and their matrices."""
+
+    @abstractmethod
+    def submit(self, device: Any, command_buffer: Any) -> object:
+        """Submit one finished command buffer; return what `wait` takes."""
+
+    @abstractmethod
+    def wait(self, device: Any, submission: object) -> None:
+        """Block until a submission, and all before it, have finished (None: all)."""
+
+    @abstractmethod
+    def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
+        """Ask for a map of the first `nbytes` bytes, a multiple of 4."""
+
+    @abstractmethod
+    def timestamp_period(self, device: Any) -> float:
+        """Return nanoseconds per tick of the device's timestamp queries."""
+
+    @abstractmethod
+    def fast_pass(self, compute_pass: Any) -> FastPass:
+        """Return what records dispatches into a compute pass."""

@@ -1,0 +1,197 @@
+"""wgpu-native, Firefox's WebGPU, through the package ``wgpu``: the driver that is always there.
+
+The C functions used here are private to the pinned wgpu release: shader modules without forced
+loop bounding (several times faster loops), submissions that can be waited for one by one, buffer
+maps without a helper thread, and pass recording without Python's per-call overhead. Several C
+functions end the process when misused, so `submit` and the map functions are called only from
+`llmgpu.gpu.commands`, which checks what it passes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections import deque
+from functools import cache
+from typing import Any
+
+import numpy as np
+import wgpu
+from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
+from llmgpu.gpu.declarations import import_binding
+from llmgpu.gpu.driver import (
+    FORKED,
+    NATIVE_BACKENDS,
+    BufferMap,
+    Driver,
+    FastPass,
+    MatrixShape,
+)
+
+import_binding()  # before the first import of the binding below
+from wgpu.backends.wgpu_native import _api  # noqa: E402
+from wgpu.backends.wgpu_native._ffi import ffi, lib  # noqa: E402
+from wgpu.backends.wgpu_native.extras import set_instance_extras  # noqa: E402
+
+libf: Any = _api.libf
+
+_BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
+_log = logging.getLogger("llmgpu")
+
+
+@cache  # once is enough
+def _warn_of_slow_shaders() -> None:
+    _log.warning(
+        "wgpu %s can't compile kernels without loop bounding, so kernels with loops run up to "
+        "several times slower; install the wgpu release that llmgpu pins",
+        wgpu.__version__,
+    )
+
+
+# Seconds between two polls of a map: a short wait stays short, a long one costs little.
+_FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
+# Callbacks still to be called, by the state that they change; and the last ones called, because
+# another thread may still be returning from them. Neither refers to a map, so that a map's memory
+# is freed with the map.
+_pending_callbacks: dict[_MapState, Any] = {}
+_called_callbacks: deque[Any] = deque(maxlen=64)
+
+
+class _MapState:
+    """How a map ended, and what a signal handler raised in its callback, to be raised again."""
+
+    status: int | None = None
+    interrupt: BaseException | None = None
+
+
+class _WgpuMap(BufferMap):
+    def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
+        self._device, self._buffer, self._nbytes = device, buffer, nbytes
+        self._state = state = _MapState()
+
+        def finished(status: int, message: Any, first: Any, second: Any) -> None:
+            state.status = status
+            _called_callbacks.append(_pending_callbacks.pop(state, None))
+
+        def interrupted(kind: type, error: BaseException, trace: Any) -> None:
+            state.interrupt = error
+            _called_callbacks.append(_pending_callbacks.pop(state, None))
+
+        callback = ffi.callback(
+            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)",
+            finished,
+            onerror=interrupted,
+        )
+        _pending_callbacks[state] = callback
+        info = _api.new_struct(
+            "WGPUBufferMapCallbackInfo",
+            mode=lib.WGPUCallbackMode_AllowProcessEvents,
+            callback=callback,
+        )
+        mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
+        libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info)
+
+    def wait(self) -> bool:
+        """Block until the submissions before the map are done; return whether it succeeded.
+
+        Polls, because waiting inside wgpu would keep other threads from submitting. Raises what a
+        signal handler raised in the callback, such as KeyboardInterrupt.
+        """
+        pause = _FIRST_PAUSE
+        state = self._state
+        while state.status is None:
+            if state.interrupt is not None:
+                raise state.interrupt
+            libf.wgpuDevicePoll(self._device._internal, False, ffi.NULL)
+            if state.status is None:
+                time.sleep(pause)
+                pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
+        return bool(state.status == lib.WGPUMapAsyncStatus_Success)
+
+    def array(self) -> NDArray[np.uint8]:
+        pointer = libf.wgpuBufferGetMappedRange(self._buffer._internal, 0, self._nbytes)
+        return np.frombuffer(ffi.buffer(pointer, self._nbytes), np.uint8)
+
+    def unmap(self) -> None:
+        libf.wgpuBufferUnmap(self._buffer._internal)
+
+
+class WgpuDriver(Driver):
+    """wgpu's public interface, and wgpu-native's C functions where that is slow or wrong."""
+
+    name = "wgpu"
+    errors = wgpu.GPUError
+
+    def __init__(self) -> None:
+        """Make nothing yet."""
+        self._process: int | None = None  # which made the instance; its threads don't fork
+
+    def is_usable(self) -> bool:
+        return self._process in (None, os.getpid())
+
+    def list_handles(self) -> list[Any]:
+        """Return all adapters but OpenGL's, in any order.
+
+        Only the platform's native APIs are enabled: an OpenGL adapter has neither subgroups nor
+        16-bit floats, and would be returned silently where Vulkan is missing. The hidden
+        validation of indirect dispatches is off, because kernels clamp the counts that they write.
+        """
+        if not self.is_usable():
+            raise DeviceError(FORKED)
+        if self._process is None:
+            # Without the folder a C library complains.
+            os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+            set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
+            self._process = os.getpid()
+        handles = wgpu.gpu.enumerate_adapters_sync()
+        return [handle for handle in handles if handle.info["backend_type"] != "OpenGL"]
+
+    def features(self, adapter: Any) -> frozenset[str]:
+        return frozenset(adapter.features)
+
+    def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
+        return ()  # wgpu-native can't enable them
+
+    def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
+        return adapter.request_device_sync(
+            label="llmgpu", required_features=sorted(features), required_limits=limits
+        )
+
+    def create_shader_module(self, device: Any, code: str, label: str) -> Any:
+        """Create a shader module whose loops are not bounded by an injected counter."""
+        if not hasattr(lib, "wgpuDeviceCreateShaderModuleTrusted"):
+            _warn_of_slow_shaders()
+            return device.create_shader_module(code=code, label=label)
+        source = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(code))
+        source[0].chain.next = ffi.NULL
+        source[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL
+        descriptor = _api.new_struct_p(
+            "WGPUShaderModuleDescriptor *",
+            nextInChain=ffi.cast("WGPUChainedStruct *", source),
+            label=_api.to_c_string_view(label),
+        )
+        module = libf.wgpuDeviceCreateShaderModuleTrusted(
+            device._internal, descriptor, _BOUNDS_CHECKS_ONLY
+        )
+        return _api.GPUShaderModule(label, module, device)
+
+    def submit(self, device: Any, command_buffer: Any) -> object:
+        command_buffers = ffi.new("WGPUCommandBuffer []", [command_buffer._internal])
+        return libf.wgpuQueueSubmitForIndex(device.queue._internal, 1, command_buffers)
+
+    def wait(self, device: Any, submission: object) -> None:
+        index = ffi.NULL if submission is None else ffi.new("WGPUSubmissionIndex *", submission)
+        libf.wgpuDevicePoll(device._internal, True, index)
+
+    def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
+        return _WgpuMap(device, buffer, write=write, nbytes=nbytes)
+
+    def timestamp_period(self, device: Any) -> float:
+        return float(libf.wgpuQueueGetTimestampPeriod(device.queue._internal))
+
+    def fast_pass(self, compute_pass: Any) -> FastPass:
+        return FastPass(compute_pass, lib, ffi)

@@ -1,0 +1,205 @@
+"""The WebGPU drivers: which is taken, and that Dawn does what wgpu does.
+
+The tests of kernels run on either: on Dawn with LLMGPU_DRIVER=dawn.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu import backend
+from llmgpu.errors import DeviceError
+from llmgpu.gpu import MATRIX_FEATURE, Device, drivers, list_adapters, load_driver
+from llmgpu.gpu.driver import BufferUsage
+from llmgpu.gpu.kernel import compose
+from tests.gpu.test_kernel_source import KERNELS
+
+COUNT = """
+@group(0) @binding(0) var<storage, read_write> counts: array<u32>;
+@compute @workgroup_size(64)
+fn count(@builtin(global_invocation_id) id: vec3<u32>) {
+    counts[id.x] += id.x;
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def null_device() -> Any:
+    """Dawn's device that compiles everything and runs nothing; it needs no adapter."""
+    wgpudawn = pytest.importorskip("wgpudawn")
+    driver = load_driver("dawn")
+    driver.list_handles()  # makes the instance
+    adapters = wgpudawn.gpu._enumerate_all_adapters()
+    null = next(each for each in adapters if each.info["backend_type"] == "Null")
+    return driver.open(null, frozenset({"subgroup", "shader-f16", MATRIX_FEATURE}), {})
+
+
+@pytest.mark.parametrize("scan", ["scan_shared", "scan_subgroup"])
+def test_tint_compiles_every_kernel(null_device: Any, scan: str) -> None:
+    for file in KERNELS:
+        text = compose(file, {"scan": f"common/{scan}.wgsl"}).text
+        load_driver("dawn").create_shader_module(null_device, text, file)
+
+
+def test_tint_refuses_what_naga_does_not_look_for(null_device: Any) -> None:
+    driver = load_driver("dawn")
+    text = COUNT.replace("{\n", "{\n    if (counts[0] > id.x) { workgroupBarrier(); }\n")
+    with pytest.raises(driver.errors, match="uniform control flow"):
+        driver.create_shader_module(null_device, text, "count")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("// subgroupAdd\nfn f() {}", ""),
+        ("fn f() -> u32 { return subgroupAdd(1u); }", "enable subgroups; "),
+        (
+            "alias Sum = subgroup_matrix_result<f32, 16, 16>;",
+            "enable subgroups, chromium_experimental_subgroup_matrix; ",
+        ),
+    ],
+)
+def test_tint_is_told_what_a_kernel_uses(code: str, line: str) -> None:
+    pytest.importorskip("wgpudawn")
+    from llmgpu.gpu.dawn_driver import enable_lines
+
+    assert enable_lines(code) == line + code
+
+
+def test_a_kernel_runs_on_dawn(dawn_device: Device) -> None:
+    device = dawn_device
+    values = np.arange(1 << 20, dtype=np.uint32)  # larger than what goes through the queue
+    buffer = device.upload("counts", values)
+    kernel = device.generated(COUNT).bind(counts=buffer)
+    device.timing = True
+    commands = device.record()
+    commands.dispatch(kernel, len(values) // 64)
+    device.wait(device.submit(commands))
+    device.timing = False
+    device.wait(None)
+    np.testing.assert_array_equal(device.read(buffer, len(values), np.uint32), 2 * values)
+    assert device.gpu_seconds["count"] > 0 or "timestamp-query" not in device.features
+
+
+def test_submissions_that_nobody_waits_for_are_forgotten(dawn_device: Device) -> None:
+    device = dawn_device
+    buffer = device.upload("counts", np.zeros(64, np.uint32))
+    kernel = device.generated(COUNT).bind(counts=buffer)
+    submissions = []
+    for _ in range(200):
+        commands = device.record()
+        commands.dispatch(kernel, 1)
+        submissions.append(device.submit(commands))
+    device.wait(submissions[-1])
+    device.wait(submissions[0])  # was done and forgotten before
+    assert device.read(buffer, 64, np.uint32).tolist() == [200 * k for k in range(64)]
+
+
+def test_dawn_raises_what_wgpu_ends_the_process_for(dawn_device: Device) -> None:
+    with pytest.raises(DeviceError, match="does not compile at generated text, line 2"):
+        dawn_device.generated("@compute @workgroup_size(1) fn f() {\n    nowhere = 1;\n}")
+    with pytest.raises(DeviceError, match="allocate"):
+        dawn_device.create_handle("huge", 1 << 62, BufferUsage.STORAGE)
+
+
+def test_an_unknown_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMGPU_DRIVER", "metal")
+    with pytest.raises(DeviceError, match="LLMGPU_DRIVER is 'metal'; use one of wgpu, dawn"):
+        backend.select_backend("gpu")
+
+
+def test_dawn_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
+    monkeypatch.setattr(drivers, "has_dawn", lambda: False)
+    with pytest.raises(DeviceError, match=r"wgpudawn is not installed; run pip install 'llmgpu"):
+        backend.select_backend("gpu")
+
+
+def refuse(driver: str) -> None:
+    raise RuntimeError("no such luck")
+
+
+def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
+    monkeypatch.setattr(drivers, "has_dawn", lambda: True)
+    opened = backend._open
+
+    def open_wgpu(driver: str, wanted: str, **options: bool) -> backend.Backend | None:
+        return refuse(driver) if driver == "dawn" else opened(driver, wanted)
+
+    monkeypatch.setattr(backend, "_open", open_wgpu)
+    notes: list[str] = []
+    assert backend.select_backend("gpu", note=notes.append).driver == "wgpu"
+    assert notes == ["Dawn can't be used, so wgpu takes its place: no such luck"]
+
+
+def test_a_run_that_began_on_dawn_is_resumed_on_dawn_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LLMGPU_DRIVER", raising=False)
+    monkeypatch.setattr(backend, "_open", lambda driver, wanted, **options: refuse(driver))
+    with pytest.raises(DeviceError, match="was started with Dawn, which can't be used here: no"):
+        backend.select_backend("gpu", driver="dawn")
+
+
+def test_matrix_units_decide_where_nobody_names_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wgpudawn")
+    monkeypatch.delenv("LLMGPU_DRIVER", raising=False)
+    if not list_adapters(load_driver("wgpu")):
+        pytest.skip("wgpu lists no adapter")
+    offered = any(info.matrix_shapes for info in list_adapters(load_driver("dawn")))
+    taken = backend.select_backend("gpu", matrices=True).driver
+    assert taken == ("dawn" if offered else "wgpu")
+    assert backend.select_backend("gpu").driver == "wgpu"
+
+
+Command = Callable[..., bytes]
+
+
+@pytest.fixture
+def on_dawn(dawn_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command in a folder with a text, on Dawn; returns what it said."""
+    text = b"the cat sat on the mat, and the bat that sat there spat at it. " * 200
+    (tmp_path / "text.txt").write_bytes(text)
+    monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
+
+    def run(line: str) -> bytes:
+        command = [sys.executable, "-m", "llmgpu", *line.split()]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.slow
+def test_commands_on_dawn_write_the_same_files(on_dawn: Command, tmp_path: Path) -> None:
+    for device in ("gpu", "cpu"):
+        on_dawn(f"bpe-train text.txt --vocab-size 300 -o {device}.bin --device {device}")
+        on_dawn(f"tokenize --vocab {device}.bin text.txt -o {device} --device {device}")
+    assert (tmp_path / "gpu.bin").read_bytes() == (tmp_path / "cpu.bin").read_bytes()
+    assert (tmp_path / "gpu").read_bytes() == (tmp_path / "cpu").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_on_dawn_and_resumed_there(on_dawn: Command, tmp_path: Path) -> None:
+    on_dawn("bpe-train text.txt --vocab-size 300 -o v.bin --device cpu")
+    sizes = "--dim 32 --heads 2 --layers 1 --seq-len 32 --batch-size 2 --warmup-steps 0"
+    train = f"train --vocab v.bin text.txt --device gpu {sizes}"
+    on_dawn(f"{train} -o whole --steps 4")
+    on_dawn(f"{train} -o parts --steps 2")
+    on_dawn(f"{train} -o parts --steps 4 --resume")
+    weights = "step-00000004/model.safetensors"
+    assert b'"driver": "dawn"' in (tmp_path / "parts/step-00000004/training.json").read_bytes()
+    assert (tmp_path / "whole" / weights).exists() and (tmp_path / "parts" / weights).exists()
+    said = on_dawn("generate whole --prompt the --max-new-tokens 3 --device gpu")
+    assert b"generating on" in said
