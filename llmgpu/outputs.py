@@ -34,6 +34,7 @@ PROGRESS = "the progress of token shards"
 TOKENIZER_JSON = "a tokenizer.json"
 TOKENIZER_CONFIG = "a tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "a special_tokens_map.json"
+GGUF = "a GGUF file"
 RANKS = "a rank file"
 RANKS_SIDE_FILE = "the side file of a rank file"
 VOCAB_JSON = "a vocab.json"
@@ -42,7 +43,7 @@ RECORD = "benchmark results"
 PAGE = "an HTML page"
 TEXT = "text"
 
-_BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE)
+_BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, GGUF)
 _STANDARD_INPUT = "-"
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
@@ -59,7 +60,8 @@ _MARKED = {  # kinds that their first bytes show
     NPY: rb"\x93NUMPY",
     "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
     "a Parquet file": rb"PAR1",
-    "a file of weights": rb".{4}\0{4}\{\s*\"|GGUF[\1-\x0f]\0\0\0",
+    GGUF: rb"GGUF[\1-\x0f]\0\0\0",
+    "a file of weights": rb".{4}\0{4}\{\s*\"",
     "a database": rb"SQLite format 3\0",
     "a picture": rb"\x89PNG\r\n|GIF8[79]a|\xff\xd8\xff[\xe0-\xef]",
     "a PDF": rb"%PDF-",

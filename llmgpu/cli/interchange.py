@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import FORMATS, guess_format
+from llmgpu.bpe.interchange.formats import FORMATS, WRITERS, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import chosen_pattern
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
+
+if TYPE_CHECKING:
+    from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 
 
 def import_vocabulary(
@@ -60,6 +65,8 @@ def export_vocabulary(
     vocab: str,
     format_name: str,
     output: str,
+    weights: str | None,
+    chat_template: str | None,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -67,14 +74,46 @@ def export_vocabulary(
 ) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)
-    format = FORMATS[format_name]
-    vocabulary_files = find_vocabulary(vocab)
-    check_outputs(format.outputs(output), vocabulary_files.inputs, force=force)
-    vocabulary = vocabulary_files.read(report.note)
-    format.write(vocabulary, output, note=report.note, force=force)
+    writer = WRITERS[format_name]
+    options: dict[str, Any] = {"note": report.note, "force": force}
+    checkpoint = _open_checkpoint(vocab) if format_name == "gguf" else None
+    if checkpoint is None and weights is not None:
+        raise click.UsageError("--weights is for models that are exported to gguf")
+    if format_name != "gguf" and chat_template is not None:
+        raise click.UsageError("--chat-template is for gguf")
+    if chat_template is not None:
+        with naming(chat_template):
+            options["chat_template"] = decode_text(read_limited(chat_template))
+    named = [chat_template] if chat_template is not None else []
+    if checkpoint is not None:
+        inputs = [*named, *map(str, checkpoint.folder.iterdir())]
+        check_outputs(writer.outputs(output), inputs, force=force)
+        vocabulary = checkpoint.vocabulary
+        _write_model(checkpoint, output, weights=weights or "f32", **options)
+    else:
+        files = find_vocabulary(vocab)
+        check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
+        vocabulary = files.read(report.note)
+        if format_name == "gguf":
+            options.setdefault("chat_template", files.chat_template)
+        writer.write(vocabulary, output, **options)
     report.line(f"{vocabulary.size:,} ids to {output}")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
+
+
+def _open_checkpoint(path: str) -> Checkpoint | None:
+    """Return the checkpoint in a folder, or the newest of a run; None if there is none."""
+    from llmgpu.lm.checkpoints.checkpoint import TRAINING, list_checkpoints, load_checkpoint
+
+    is_one = os.path.isfile(os.path.join(path, TRAINING))
+    return load_checkpoint(path) if is_one or list_checkpoints(path) else None
+
+
+def _write_model(checkpoint: Checkpoint, path: str, **options: Any) -> None:
+    from llmgpu.lm.checkpoints.gguf import write_model
+
+    write_model(checkpoint, path, **options)
 
 
 def _summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:

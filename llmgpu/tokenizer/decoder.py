@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmgpu.bpe.interchange.formats import ALIASES, FORMATS
+from llmgpu.bpe.interchange.formats import ALIASES, WRITERS
 from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transformers
 from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -94,15 +94,15 @@ class Decoder:
     def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
         """Write files of another tool, as ``llmgpu export --to`` does.
 
-        format: "tiktoken", "huggingface" or "gpt2". force: replace files of another kind.
+        format: "tiktoken", "huggingface", "gpt2" or "gguf". force: replace files of another kind.
 
         Raises VocabularyError for an unknown format, or one that can't give the same ids;
         OutputError for files that can't be written.
         """
         format = ALIASES.get(format, format)
-        if format not in FORMATS:
-            raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
-        FORMATS[format].write(self._vocabulary, path, note=_log.info, force=force)
+        if format not in WRITERS:
+            raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(WRITERS)}")
+        WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
 
     def as_tiktoken(self, name: str = "llmgpu") -> Any:
         """Return a `tiktoken.Encoding` with the same ids, for code that expects one.

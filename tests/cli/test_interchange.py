@@ -14,6 +14,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.interchange.samples import cl100k_path, trained
 from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
 from tests.cli.conftest import Run, fails
+from tests.lm.samples import save
 
 
 @pytest.fixture
@@ -134,3 +135,48 @@ def test_a_published_vocabulary_by_name(
     fails(llmgpu("info", "gpt2"), 1, "tiktoken.get_encoding('r50k_base')")
     (tmp_path / "cl100k").write_text("something else")
     fails(llmgpu("info", "cl100k"), 1, "cl100k: not a vocabulary file of llmgpu")
+
+
+def test_a_model_to_gguf(llmgpu: Run, tmp_path: Path) -> None:
+    package = pytest.importorskip("gguf")
+    (tmp_path / "run").mkdir()
+    save(tmp_path / "run", 3)
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    options = ("--weights", "f16", "--chat-template", "t.jinja", "--json")
+    done = llmgpu("export", "run", "--to", "gguf", "-o", "m.gguf", *options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["format"] == "gguf"
+    reader = package.GGUFReader(tmp_path / "m.gguf")
+    assert reader.fields["tokenizer.chat_template"].contents() == "{{ messages }}"
+    assert len(reader.tensors) == 20
+    step = "run/step-00000003"
+    done = llmgpu("export", step, "--to", "gguf", "-o", f"{step}/model.safetensors", "--force")
+    fails(done, 1, "model.safetensors is an input")
+
+
+def test_options_of_gguf(llmgpu: Run, v_bin: Path) -> None:
+    to_gguf = ("export", "v.bin", "--to", "gguf", "-o", "m.gguf")
+    fails(llmgpu(*to_gguf, "--weights", "f16"), 2, "--weights is for models")
+    others = ("export", "v.bin", "--to", "huggingface", "-o", "t.json", "--chat-template", "v.bin")
+    fails(llmgpu(*others), 2, "--chat-template is for gguf")
+    fails(llmgpu(*to_gguf, "--chat-template", "missing"), 1, "missing")
+    fails(llmgpu(*to_gguf, "--chat-template", "v.bin"), 1, "v.bin: not UTF-8 at byte")
+
+
+def test_the_chat_template_of_a_folder(llmgpu: Run, v_bin: Path) -> None:
+    package = pytest.importorskip("gguf")
+    folder = v_bin.parent / "hf"
+    assert llmgpu("export", "v.bin", "--to", "hf", "-o", "hf/").returncode == 0
+    for name, content in (
+        ("tokenizer_config.json", json.dumps({"chat_template": "one"})),
+        (
+            "tokenizer_config.json",
+            json.dumps({"chat_template": [{"name": "default", "template": "two"}]}),
+        ),
+        ("chat_template.jinja", "three"),
+    ):
+        (folder / name).write_text(content)
+        done = llmgpu("export", "hf", "--to", "gguf", "-o", "v.gguf")
+        assert done.returncode == 0, done.stderr
+        found = package.GGUFReader(v_bin.parent / "v.gguf").fields["tokenizer.chat_template"]
+        assert found.contents() in content

@@ -15,8 +15,33 @@ if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
-class Format(Protocol):
-    """What the module of a format defines."""
+class Writer(Protocol):
+    """What the module of a format that is only written defines."""
+
+    def outputs(self, path: str | Path) -> list[Output]:
+        """Return the files that `write` writes."""
+        ...
+
+    def write(
+        self,
+        vocabulary: Vocabulary,
+        path: str | Path,
+        *,
+        note: Note = no_notes,
+        force: bool = False,
+    ) -> None:
+        """Write files that give, in the other tool, exactly the vocabulary's ids.
+
+        force: replace even files that are of another kind.
+
+        Raises VocabularyError where the format can't give the same ids, OutputError for files that
+        can't be written.
+        """
+        ...
+
+
+class Format(Writer, Protocol):
+    """What the module of a format that is read and written defines."""
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
         """Whether a file with this content, named together with `merges_path`, is of the format."""
@@ -43,38 +68,20 @@ class Format(Protocol):
         """
         ...
 
-    def outputs(self, path: str | Path) -> list[Output]:
-        """Return the files that `write` writes."""
-        ...
-
-    def write(
-        self,
-        vocabulary: Vocabulary,
-        path: str | Path,
-        *,
-        note: Note = no_notes,
-        force: bool = False,
-    ) -> None:
-        """Write files that give, in the other tool, exactly the vocabulary's ids.
-
-        force: replace even files that are of another kind.
-
-        Raises VocabularyError where the format can't give the same ids, OutputError for files that
-        can't be written.
-        """
-        ...
-
 
 _ROOM = "llmgpu.bpe.interchange"
 # The summaries name the files that each reads and writes.
-FORMATS: Registry[Format] = Registry(
-    {
-        "tiktoken": Entry(f"{_ROOM}.tiktoken", "a rank file and its side file .json"),
-        "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json, or a folder"),
-        "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
-    }
+_FORMATS = {
+    "tiktoken": Entry(f"{_ROOM}.tiktoken", "a rank file and its side file .json"),
+    "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json, or a folder"),
+    "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
+}
+FORMATS: Registry[Format] = Registry(_FORMATS)
+WRITERS: Registry[Writer] = Registry(
+    _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file of llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
+WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, as llama.cpp numbers them
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from llmgpu.bpe.interchange.formats import ALIASES, FORMATS
+from llmgpu.bpe.interchange.formats import ALIASES, FORMATS, WEIGHT_TYPES, WRITERS
 from llmgpu.cli.options import SpecialToken, force_option, output_options, pattern_options
 
 
 class FormatName(click.Choice[str]):
     """The name of a format, or another name that it goes by."""
 
-    def __init__(self) -> None:
-        """Take all names there are."""
-        super().__init__([*FORMATS, *ALIASES])
+    def __init__(self, formats: Iterable[str] = FORMATS) -> None:
+        """Take the names of some formats."""
+        super().__init__([*formats, *ALIASES])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the format's own name."""
@@ -80,9 +81,9 @@ def import_vocabulary(**options: Any) -> None:
 @click.option(
     "--to",
     "format_name",
-    type=FormatName(),
+    type=FormatName(WRITERS),
     required=True,
-    help=f"Output format: {FORMATS.describe()}.",
+    help=f"Output format: {WRITERS.describe()}.",
 )
 @click.option(
     "--output",
@@ -91,10 +92,25 @@ def import_vocabulary(**options: Any) -> None:
     metavar="OUT",
     help="File; folder for gpt2, and for huggingface with / at the end.",
 )
+@click.option(
+    "--weights",
+    type=click.Choice(list(WEIGHT_TYPES)),
+    show_default="f32",
+    help="gguf: type of a model's weights.",
+)
+@click.option(
+    "--chat-template",
+    metavar="FILE",
+    show_default="that of a folder of Hugging Face",
+    help="gguf: how messages become text, in Jinja.",
+)
 @force_option
 @output_options
 def export_vocabulary(**options: Any) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids.
+
+    With gguf, VOCAB may be the folder of a run or of one of its checkpoints: the file gets the
+    model, too.
 
     \b
     Example:
@@ -102,6 +118,7 @@ def export_vocabulary(**options: Any) -> None:
       llmgpu export v.bin --to huggingface -o folder/
       llmgpu export v.bin --to tiktoken -o v.tiktoken
       llmgpu export v.bin --to gpt2 -o folder
+      llmgpu export run --to gguf -o model.gguf --weights f16
     """
     from llmgpu.cli import interchange
 

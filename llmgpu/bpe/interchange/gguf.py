@@ -1,0 +1,209 @@
+"""GGUF, the files of llama.cpp: a vocabulary as metadata, which the weights of a model may follow.
+
+- llama.cpp knows how text is cut by a name of its own, ``tokenizer.ggml.pre``; that also decides
+  whether a pre-token that is a token is taken whole. It has no names for the other patterns.
+- Where its expression is not quite the pattern's, a note says which texts get other ids.
+- Tokens are written in GPT-2's alphabet, special tokens as they are and as control tokens. Ids
+  without a token get a text that nothing is merged to.
+- Files are written by the package gguf, an extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmgpu.bpe.interchange.token_tables import (
+    exportable_ids,
+    exportable_merges,
+    find_end_of_text,
+    name_pairs,
+    note_unicode,
+)
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import OutputError, VocabularyError
+from llmgpu.files import OutputFile, output_errors, writes_directly
+from llmgpu.input_files import Note, no_notes, quote
+from llmgpu.outputs import GGUF, Output, check_outputs
+
+_TOOL = "llama.cpp"
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
+_DEFAULT_END = 11  # the id that llama.cpp takes for the end of text where a file names none
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What llama.cpp calls a pattern, and where its expression cuts otherwise.
+
+    merging: the name for vocabularies that merge. whole: the name for those that take a pre-token
+    that is a token whole, None if there is none. differs: texts that get other ids.
+    """
+
+    merging: str
+    whole: str | None = None
+    differs: str | None = None
+
+
+_LLAMA3 = ("dbrx", "llama-bpe")
+_NEW_CHARACTERS = "letters and numbers that Unicode 16 brought, as it has the classes of 15"
+_LONG_S = "the letter U+017F after an apostrophe"
+_SPLITS = {
+    "gpt2": _Split("gpt-2"),
+    "llama3": _Split(*_LLAMA3, _LONG_S),
+    "rustbpe": _Split(*_LLAMA3, _LONG_S),
+    "cl100k": _Split(*_LLAMA3, f"{_LONG_S}, and white space at the end with a line end in it"),
+    "qwen2": _Split("qwen2", None, _LONG_S),
+    "o200k": _Split("gpt-4o", None, "letters outside of ASCII in upper and lower case, and marks"),
+}
+
+
+def outputs(path: str | Path) -> list[Output]:
+    """Return the file that `write` writes."""
+    return [Output(str(path), GGUF)]
+
+
+def write(
+    vocabulary: Vocabulary,
+    path: str | Path,
+    *,
+    note: Note = no_notes,
+    force: bool = False,
+    chat_template: str | None = None,
+) -> None:
+    """Write a file without weights; see `llmgpu.bpe.interchange.formats.Writer.write`.
+
+    chat_template: how messages become text, in Jinja.
+    """
+    described = describe(vocabulary, note, chat_template=chat_template)
+    with new_file(path, described, force=force) as writer:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+
+
+def load_package() -> Any:
+    """Return the package gguf; VocabularyError, with what to install, if it is missing."""
+    try:
+        return importlib.import_module("gguf")
+    except ImportError as error:
+        raise VocabularyError(
+            "GGUF files need the package gguf: pip install 'llmgpu[gguf]'"
+        ) from error
+
+
+@contextmanager
+def new_file(path: str | Path, described: dict[str, Any], *, force: bool) -> Iterator[Any]:
+    """Yield a `gguf.GGUFWriter` for the file `path`, which gets its name when the block ends.
+
+    described: the vocabulary, see `describe`.
+    """
+    package = load_package()
+    check_outputs(outputs(path), force=force)
+    if writes_directly(str(path)):
+        raise OutputError(f"can't write {path}: a GGUF file has to be a file, not a pipe or device")
+    output = OutputFile(path)
+    writer = package.GGUFWriter(output.temporary, "llama")
+    try:
+        with output_errors(output.path):
+            for name, value in described.items():
+                getattr(writer, f"add_{name}")(value)
+            yield writer
+            writer.close()
+    except BaseException:
+        writer.close()
+        output.discard()
+        raise
+    output.commit()
+
+
+def describe(
+    vocabulary: Vocabulary,
+    note: Note = no_notes,
+    *,
+    bos_id: int | None = None,
+    eos_id: int | None = None,
+    chat_template: str | None = None,
+) -> dict[str, Any]:
+    """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
+
+    bos_id, eos_id: what a text begins and ends with; the special token of the usual name ends it if
+        eos_id is None, and begins it, too. None is added by itself. note: is told which texts get
+        other ids in llama.cpp.
+
+    Raises VocabularyError where llama.cpp can't give the same ids.
+    """
+    ids = exportable_ids(vocabulary, _TOOL)
+    merges = exportable_merges(vocabulary)
+    pre = _name_split(vocabulary, len(set(merges[:, 2].tolist())))
+    end = find_end_of_text(vocabulary.special_tokens)
+    if eos_id is None and end is not None:
+        eos_id = vocabulary.special_tokens[end]
+    texts = {number: text for text, number in ids.items()}
+    special = set(vocabulary.special_tokens.values())
+    names = [texts.get(number, f"[PAD{number}]") for number in range(vocabulary.size)]
+    if len(set(names)) < len(names):
+        raise VocabularyError("a token is called like an id without one, [PAD...]: rename it")
+    kinds = (
+        _CONTROL if number in special else _NORMAL if number in texts else _UNUSED
+        for number in range(vocabulary.size)
+    )
+    _note_differences(vocabulary, note, eos_id)
+    described = {
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": pre,
+        "token_list": names,
+        "token_types": list(kinds),
+        "token_merges": [f"{left} {right}" for left, right in name_pairs(vocabulary, merges)],
+        "bos_token_id": eos_id if bos_id is None else bos_id,
+        "eos_token_id": eos_id,
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "chat_template": chat_template,
+    }
+    return {name: value for name, value in described.items() if value is not None}
+
+
+def _name_split(vocabulary: Vocabulary, made: int) -> str:
+    """Return how llama.cpp calls the pattern and the rule; VocabularyError if it has neither.
+
+    made: how many tokens merges result in.
+    """
+    split = _SPLITS.get(vocabulary.pattern)
+    if split is None:
+        known = ", ".join(_SPLITS)
+        raise VocabularyError(
+            f"{_TOOL} can't cut text by the pattern {quote(vocabulary.pattern)}; it can by {known}"
+        )
+    if vocabulary.normalized_tokens:
+        raise VocabularyError(f"{_TOOL} has no normalized special tokens")
+    if missing := vocabulary.missing_bytes():
+        raise VocabularyError(
+            f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {_TOOL} would "
+            "leave them out"
+        )
+    if made == 0:
+        raise VocabularyError(f"there are no merges, and {_TOOL} opens no vocabulary without any")
+    longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
+    if not vocabulary.takes_whole_tokens:
+        return split.merging
+    if split.whole is None and (len(vocabulary.merges) or made < longer):
+        raise VocabularyError(
+            f"with the pattern {vocabulary.pattern}, {_TOOL} never takes a pre-token that is a "
+            "token whole, as this vocabulary does (ignore_merges)"
+        )
+    return split.whole or split.merging
+
+
+def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) -> None:
+    differs: list[str | None] = [_NEW_CHARACTERS, _SPLITS[vocabulary.pattern].differs]
+    if vocabulary.normalizer is not None:
+        differs.append(f"text that is not {vocabulary.normalizer}, which it does not normalize")
+    for texts in filter(None, differs):
+        note(f"{_TOOL} gives other ids for {texts}")
+    if eos_id is None:
+        note(f"no token ends a text: {_TOOL} takes id {_DEFAULT_END} for it")
+    note_unicode(vocabulary, note)

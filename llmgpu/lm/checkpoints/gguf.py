@@ -1,0 +1,119 @@
+"""A trained model as a GGUF file, which llama.cpp runs: weights, sizes and vocabulary in one.
+
+- The architecture is llama's, whose rotary embedding there turns neighbouring numbers of a head;
+  Hugging Face's, and ours, turns the first half with the second. So the rows of the query and key
+  matrices are reordered: row i of the first half goes before row i of the second one.
+- Norms stay float32. With q8_0 (blocks of 32 numbers with one scale), matrices whose rows can't be
+  divided into blocks become float16.
+- One tensor at a time is converted.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.interchange import formats, gguf
+from llmgpu.errors import CheckpointError
+from llmgpu.input_files import Note, no_notes
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint
+from llmgpu.lm.checkpoints.huggingface import is_llama
+from llmgpu.lm.config import ModelConfig
+
+_BLOCK = 32  # numbers of q8_0 with one scale
+
+
+def write_model(
+    checkpoint: Checkpoint,
+    path: str | Path,
+    *,
+    weights: str = "f32",
+    chat_template: str | None = None,
+    note: Note = no_notes,
+    force: bool = False,
+) -> None:
+    """Write a model and its vocabulary; force: replace even a file of another kind.
+
+    weights: a name in `formats.WEIGHT_TYPES`. chat_template: how messages become text, in Jinja.
+    note: is told which texts get other ids in llama.cpp.
+
+    Raises CheckpointError for a model that is not a Llama and weights too large for their type,
+    VocabularyError where llama.cpp can't give the same ids, OutputError for a file that can't be
+    written.
+    """
+    config = checkpoint.config
+    if not is_llama(config):
+        raise CheckpointError("a model without gate is not a Llama: llama.cpp can't run it")
+    described = gguf.describe(
+        checkpoint.vocabulary,
+        note,
+        bos_id=checkpoint.bos_id,
+        eos_id=checkpoint.eos_id,
+        chat_template=chat_template,
+    )
+    package = gguf.load_package()
+    names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, config.layers)
+    shapes = {weight.name: weight.used_shape for weight in config.weights()}
+    with gguf.new_file(path, _describe_sizes(config, weights) | described, force=force) as writer:
+        for name, shape in shapes.items():
+            kind = package.GGMLQuantizationType[_type_of(shape, weights).upper()]
+            size = math.prod(package.quant_shape_to_byte_shape(shape, kind))
+            theirs = names.get_name(name, try_suffixes=(".weight",))
+            writer.add_tensor_info(theirs, shape, np.dtype(np.float32), size, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, shape in shapes.items():
+            values = _in_their_order(name, checkpoint.weights[name][: shape[0]], config)
+            writer.write_tensor_data(_convert(name, values, _type_of(shape, weights), package))
+
+
+def _describe_sizes(config: ModelConfig, weights: str) -> dict[str, Any]:
+    return {
+        "block_count": config.layers,
+        "context_length": config.seq_len,
+        "embedding_length": config.dim,
+        "feed_forward_length": config.ffn_dim,
+        "head_count": config.heads,
+        "head_count_kv": config.kv_heads,
+        "layer_norm_rms_eps": config.norm_epsilon,
+        "rope_freq_base": config.rope_theta,
+        "rope_dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "file_type": formats.WEIGHT_TYPES[weights],
+    }
+
+
+def _type_of(shape: tuple[int, ...], weights: str) -> str:
+    if len(shape) == 1:
+        return "f32"
+    return "f16" if weights == "q8_0" and shape[-1] % _BLOCK else weights
+
+
+def _in_their_order(
+    name: str, values: NDArray[np.float32], config: ModelConfig
+) -> NDArray[np.float32]:
+    """Return a weight with the rows of each head in the order of llama.cpp's rotary embedding."""
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return values
+    halves = values.reshape(-1, 2, config.head_dim // 2, config.dim)
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def _convert(name: str, values: NDArray[np.float32], kind: str, package: Any) -> NDArray[Any]:
+    if kind == "f32":
+        return np.ascontiguousarray(values)
+    largest = float(np.abs(values).max(initial=0))
+    if largest > float(np.finfo(np.float16).max):
+        raise CheckpointError(
+            f"{name} has the weight {largest:g}, too large for {kind}: use --weights f32"
+        )
+    with np.errstate(under="ignore"):
+        if kind == "f16":
+            return values.astype(np.float16)
+        quantized: NDArray[Any] = package.quantize(values, package.GGMLQuantizationType.Q8_0)
+        return quantized
