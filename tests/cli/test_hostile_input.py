@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,11 +103,26 @@ READING = [
 ]
 
 
-@pytest.mark.parametrize("arguments", READING)
+# Runs all commands of `READING` in one process, and prints what each gave.
+READ_ALL = """
+import contextlib, io, json, sys
+from llmgpu.cli import main
+from tests.cli.test_hostile_input import READING
+
+program, bad = sys.argv
+for arguments in READING:
+    sys.argv = [program, *(argument.format(bad) for argument in arguments)]
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            code = main()
+        except SystemExit as done:
+            code = done.code
+    print(json.dumps([code, errors.getvalue()]))
+"""
+
+
 @pytest.mark.parametrize("what", ["device", "sparse"])
-def test_files_without_end_are_not_read_whole(
-    vocab: Path, arguments: tuple[str, ...], what: str
-) -> None:
+def test_files_without_end_are_not_read_whole(vocab: Path, what: str) -> None:
     bad = vocab.parent / "ids.bin.json"
     if what == "device":
         bad.symlink_to("/dev/zero")
@@ -114,19 +130,20 @@ def test_files_without_end_are_not_read_whole(
         with open(bad, "wb") as stream:
             stream.truncate(SPARSE_BYTES)
     (vocab.parent / "ids.bin").write_bytes(b"")
-    done = subprocess.run(
-        [
-            *("sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh"),
-            *COMMAND,
-            *(argument.format(bad) for argument in arguments),
-        ],
+    limited = ("sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", sys.executable, "-c")
+    read = subprocess.run(
+        [*limited, READ_ALL, str(bad)],
         cwd=vocab.parent,
         env=environment() | {"LLMGPU_DEVICE": "cpu", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         timeout=100,
     )
-    fails(done, 1, "error: ")
-    assert b"out of memory" not in done.stderr
+    assert read.returncode == 0, read.stderr
+    answers = [json.loads(line) for line in read.stdout.splitlines()]
+    for arguments, (code, stderr) in zip(READING, answers, strict=True):
+        done = subprocess.CompletedProcess(arguments, code, b"", stderr.encode())
+        fails(done, 1, "error: ")
+        assert b"out of memory" not in done.stderr
 
 
 def test_what_a_terminal_would_act_on_is_escaped(llmgpu: Run, tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmgpu.backend import NUMPY
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
-from tests.bpe.vocabularies import build_vocabulary
-from tests.reference import bpe as reference
 
 ALPHABETS = (
     "ab '",
@@ -39,13 +41,11 @@ def texts(seed: int, count: int) -> list[str]:
 
 @functools.cache
 def trained(pattern: str = "gpt2", size: int = 400, seed: int = 5) -> Vocabulary:
-    """A vocabulary trained with the reference, matching by merges."""
+    """A trained vocabulary that matches by merges."""
     corpus = words(seed, 3_000, 300) + "".join(texts(seed, 200)).encode()
-    merges = reference.train([corpus], size - 257, pattern, "hf", 2)
-    made = build_vocabulary(
-        merges, pattern=pattern, tie="hf", special_tokens=["<|endoftext|>"], training={}
-    )
-    return dataclasses.replace(made, match="bpe")
+    options = TrainingOptions(size, pattern, special_tokens=("<|endoftext|>",))
+    made = train_vocabulary(corpus_from_bytes(corpus), options, NUMPY).vocabulary
+    return dataclasses.replace(made, training={}, match="bpe")
 
 
 def random_ranks(seed: int, size: int = 200) -> dict[bytes, int]:
