@@ -8,7 +8,7 @@ installed and lists them, or else wgpu.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import DeviceError
@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 class Backend:
     """Where to compute.
 
-    device: None stands for NumPy.
+    device: None stands for the CPU.
     description: one line for messages.
+    joining: waits for the device that helps the CPU from when it is open; returns the backend of
+        the CPU alone where there is none. None if nothing joins.
+    shares: bytes of text worked on, by the description of who did, where a device may join.
     """
 
     device: Device | None
     description: str
+    joining: Callable[[], Backend] | None = None
+    shares: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def is_software(self) -> bool:
@@ -110,7 +115,8 @@ def start_selecting(
     text_bytes: how much text there is, None if that isn't known. least: bytes of text from which
         ``auto`` opens an adapter; NumPy is done with less before one is open.
 
-    Returns what waits for the backend, and raises what `select_backend` raises.
+    Returns what waits for the backend, and raises what `select_backend` raises. With ``auto`` it is
+    the CPU at once, which the device joins.
     """
     is_small = text_bytes is not None and text_bytes < least
     if wanted == "cpu" or (wanted == "auto" and is_small):
@@ -120,6 +126,8 @@ def start_selecting(
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
     selecting = thread.submit(select_backend, wanted)
     thread.shutdown(wait=False)
+    if wanted == "auto":
+        return lambda: Backend(None, "the CPU", joining=selecting.result)
     return selecting.result
 
 

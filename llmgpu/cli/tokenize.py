@@ -131,6 +131,8 @@ def tokenize(
         with Corpus(found, options) as text:
             summary = _encode(text, encoder, None if count else open_sink, report, growth)
         summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
+        if backend.shares:
+            summary["text_bytes_by_device"] = backend.shares
         _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)

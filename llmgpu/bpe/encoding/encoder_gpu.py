@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from typing import Any
 from weakref import proxy
@@ -22,7 +22,7 @@ from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 from llmgpu.bpe.encoding.matching import BpeMatcher, Words
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
@@ -127,8 +127,13 @@ class GpuEncoder:
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
+        return self.encode_slices(SliceReader(source, self._vocabulary.cut), allocate)
+
+    def encode_slices(
+        self, reader: SliceSource, allocate: Allocate = new_ids
+    ) -> Generator[EncodedSlice, None, None]:
+        """Yield the ids of all slices that `reader` gives, in its order; see `encode`."""
         slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
-        reader = SliceReader(source, self._vocabulary.cut)
         first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
         for slot, piece in submitted_slices(reader, slots, self._slice_bytes, first):
             if piece.oversized:

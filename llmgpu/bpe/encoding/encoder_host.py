@@ -33,7 +33,10 @@ class HostSlices(Protocol):
 
 
 class HostEncoder:
-    """Encodes texts with a vocabulary, one text at a time."""
+    """Encodes texts with a vocabulary, one text at a time.
+
+    pattern: cuts the text. slices: encodes it, `slice_bytes` at a time in each of `threads`.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, slices: HostSlices, slice_bytes: int, threads: int
@@ -42,31 +45,31 @@ class HostEncoder:
 
         The ids depend neither on that nor on the number of threads.
         """
-        self._vocabulary = vocabulary
-        self._slice_bytes = slice_bytes
+        self.pattern = vocabulary.cut
+        self.slice_bytes = slice_bytes
         self._lookahead = stream_lookahead(vocabulary)
         if self._lookahead is not None:
             threads = 1  # a slice needs to know where the last token of the one before ends
-        self._threads = threads
-        self._slices = slices
+        self.threads = threads
+        self.slices = slices
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        if self._threads == 1:
+        if self.threads == 1:
             yield from self._encode_alone(source, allocate)
             return
-        reader = SliceReader(source, self._vocabulary.cut)
-        room = self._slice_bytes + PADDING
+        reader = SliceReader(source, self.pattern)
+        room = self.slice_bytes + PADDING
         # One buffer more than threads: the next slice is read while all of them work.
-        buffers = [np.empty(room, np.uint8) for _ in range(self._threads + 1)]
+        buffers = [np.empty(room, np.uint8) for _ in range(self.threads + 1)]
         pending: deque[tuple[Future[tuple[EncodedSlice, int]], NDArray[np.uint8]]] = deque()
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self.threads) as pool:
             while (piece := reader.read(buffers.pop())) is not None:
-                encoded = pool.submit(self._slices.encode, piece, 0)
+                encoded = pool.submit(self.slices.encode, piece, 0)
                 pending.append((encoded, piece.buffer))
                 # A short slice is all that a pipe held, and its writer may wait for the answer: do
                 # not keep its ids back until the buffers are used up.
-                patient = piece.length > self._slice_bytes // 2
+                patient = piece.length > self.slice_bytes // 2
                 while pending and not (patient and buffers):
                     encoded, buffer = pending.popleft()
                     yield _settled(encoded.result()[0], allocate)
@@ -75,11 +78,11 @@ class HostEncoder:
                 yield _settled(encoded.result()[0], allocate)
 
     def _encode_alone(self, source: TextSource, allocate: Allocate) -> Iterator[EncodedSlice]:
-        reader = SliceReader(source, self._vocabulary.cut, self._lookahead)
-        buffer = np.empty(self._slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
+        reader = SliceReader(source, self.pattern, self._lookahead)
+        buffer = np.empty(self.slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
         entry = 0
         while (piece := reader.read(buffer)) is not None:
-            encoded, stopped = self._slices.encode(piece, entry)
+            encoded, stopped = self.slices.encode(piece, entry)
             # The last token may reach into the next slice, whose first token then starts later.
             entry = max(stopped, entry) - piece.main_end
             yield _settled(encoded, allocate)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import TYPE_CHECKING
+
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import SLICE_BYTES, NumpyEncoder
+from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.special_encoding import (
     NO_SPECIAL_TOKENS,
     SpecialOptions,
@@ -14,6 +18,9 @@ from llmgpu.bpe.encoding.special_encoding import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import default_threads
 from llmgpu.cpu.library import library
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
 
 def open_encoder(
@@ -45,6 +52,10 @@ def open_matching_encoder(
     threads: int | None = None,
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
+    if backend.joining is not None and vocabulary.match == "bpe":
+        return _open_shared_encoder(vocabulary, backend, slice_bytes, threads)
+    if backend.joining is not None:
+        backend = backend.joining()
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
     # What needs a GPU package is imported only where there is a device.
@@ -67,3 +78,26 @@ def open_host_encoder(
     from llmgpu.bpe.encoding import encoder_c
 
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)
+
+
+def _open_shared_encoder(
+    vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
+) -> SharedEncoder:
+    """Return an encoder on the host that the device which joins `backend` helps."""
+    assert backend.joining is not None
+    joined = cache(backend.joining)
+
+    @cache
+    def open_device() -> GpuEncoder | None:
+        device = joined().device
+        if device is None:
+            return None
+        from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
+
+        return GpuEncoder(device, vocabulary)
+
+    def on_share(text_bytes: int, on_device: bool) -> None:
+        name = joined().description if on_device else backend.description
+        backend.shares[name] = backend.shares.get(name, 0) + text_bytes
+
+    return SharedEncoder(open_host_encoder(vocabulary, slice_bytes, threads), open_device, on_share)

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slices import Slice, SliceSource
 from llmgpu.gpu import Staging
 
 
@@ -33,7 +33,7 @@ _Slot = TypeVar("_Slot", bound=SliceSlot)
 
 
 def submitted_slices(
-    reader: SliceReader, slots: Sequence[_Slot], slice_bytes: int, first_bytes: int | None = None
+    reader: SliceSource, slots: Sequence[_Slot], slice_bytes: int, first_bytes: int | None = None
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order; a slot is reused after its turn.
 
@@ -87,7 +87,7 @@ def submitted_slices(
         free.put(None)  # ends the thread, at once or when its read returns
 
 
-def _read(reader: SliceReader, buffer: NDArray[np.uint8]) -> Slice | None:
+def _read(reader: SliceSource, buffer: NDArray[np.uint8]) -> Slice | None:
     """Return the next slice that is not empty, None at the end."""
     while (piece := reader.read(buffer)) is not None:
         if piece.main_end or len(piece.document_starts):

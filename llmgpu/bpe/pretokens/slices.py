@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,14 @@ class Slice(Piece):
         if self.end:
             return self.starts
         return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
+
+
+class SliceSource(Protocol):
+    """Gives slices of a text, in order."""
+
+    def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
+        """Return the next slice, in `buffer` (uint8) if it fits; None at the end."""
+        ...
 
 
 class SliceReader:

@@ -1,0 +1,172 @@
+"""Host and device together: the ids are those of the host alone, however the text is divided."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Generator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, Encoder
+from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
+from llmgpu.bpe.encoding.encoder_host import HostEncoder
+from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder
+from llmgpu.bpe.encoding.open import open_host_encoder
+from llmgpu.bpe.pretokens.slices import Slice, SliceSource
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import DeviceError, InputError
+from llmgpu.gpu import Device
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.encoding.test_encoder_gpu import encode, hostile_text, train
+
+HOST, DEVICE = False, True
+
+
+class Delays:
+    """Sleeps for random times, so that now one side is ahead, now the other."""
+
+    def __init__(self, seed: int, longest: float) -> None:
+        self._random, self._longest = random.Random(seed), longest
+
+    def __call__(self) -> None:
+        time.sleep(self._random.choice([0, 0, 0.2, 1]) * self._longest)
+
+
+class DelayedHost:
+    """Host slices that take random times."""
+
+    def __init__(self, host: HostEncoder, delay: Delays) -> None:
+        self._slices, self._delay = host.slices, delay
+
+    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
+        self._delay()
+        return self._slices.encode(piece, entry)
+
+
+class DelayedDevice:
+    """A device's encoder that takes random times, and fails after some slices if asked to."""
+
+    def __init__(self, encoder: GpuEncoder, delay: Delays, slices: int | None = None) -> None:
+        self._encoder, self._delay, self._left = encoder, delay, slices
+
+    def encode_slices(
+        self, reader: SliceSource, allocate: Allocate
+    ) -> Generator[EncodedSlice, None, None]:
+        for encoded in self._encoder.encode_slices(reader, allocate):
+            if self._left == 0:
+                raise DeviceError("the device was unplugged")
+            self._delay()
+            yield encoded
+            self._left = self._left and self._left - 1
+
+
+class Shares:
+    """Adds up what each side encoded."""
+
+    def __init__(self) -> None:
+        self.text_bytes = {HOST: 0, DEVICE: 0}
+
+    def __call__(self, text_bytes: int, on_device: bool) -> None:
+        self.text_bytes[on_device] += text_bytes
+
+
+def shared(
+    device: Device, vocabulary: Vocabulary, seed: int, fail_after: int | None = None
+) -> tuple[Encoder, Shares]:
+    """Return an encoder whose sides take turns at random, and what counts their shares."""
+    host = open_host_encoder(vocabulary, 2048, threads=1 + seed % 3)
+    host.slices = DelayedHost(host, Delays(seed, 0.02))
+    shares = Shares()
+
+    def open_device() -> DeviceSlices:
+        encoder = GpuEncoder(device, vocabulary, 4096)
+        return DelayedDevice(encoder, Delays(seed + 100, 0.01), fail_after)
+
+    return SharedEncoder(host, open_device, shares), shares
+
+
+def documents(seed: int) -> list[bytes]:
+    """Return documents of all lengths, and one word that no slice holds."""
+    text = hostile_text(seed, 60_000) + b"a" * 9_000 + hostile_text(seed + 1, 60_000)
+    cuts = sorted(random.Random(seed).sample(range(len(text)), 40))
+    return [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])] + [b"", b""]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ids_do_not_depend_on_who_encodes_what(device: Device, seed: int) -> None:
+    texts = documents(seed)
+    vocabulary = train(texts[0])
+    encoder, shares = shared(device, vocabulary, seed)
+    assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert min(shares.text_bytes.values()) > 0
+    assert sum(shares.text_bytes.values()) == sum(map(len, texts))
+
+
+def test_ids_are_put_where_the_caller_says(device: Device) -> None:
+    text = b"".join(documents(7))
+    vocabulary = train(text)
+    encoder, _ = shared(device, vocabulary, 7)
+    collected = CollectedIds(len(text) + (1 << 22))
+    for piece in encoder.encode(corpus_from_bytes([text]), collected.allocate):
+        collected.append(piece.ids)
+    host = open_host_encoder(vocabulary, threads=1)
+    expected = np.concatenate([piece.ids for piece in host.encode(corpus_from_bytes([text]))])
+    np.testing.assert_array_equal(collected.take(), expected)
+
+
+@pytest.mark.parametrize("slices", [0, 1, 3])
+def test_the_host_takes_over_from_a_device_that_fails(
+    device: Device, slices: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = documents(slices)
+    vocabulary = train(texts[0])
+    encoder, shares = shared(device, vocabulary, slices, fail_after=slices)
+    with caplog.at_level(logging.WARNING, "llmgpu"):
+        assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert caplog.messages == ["the device was unplugged; the CPU does the rest"]
+    assert shares.text_bytes[HOST] > 0
+
+
+def test_a_device_that_does_not_open_leaves_all_to_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    texts = documents(3)
+    vocabulary = train(texts[0])
+    host = open_host_encoder(vocabulary, 2048, threads=2)
+
+    def refuse() -> DeviceSlices:
+        raise DeviceError("no such device")
+
+    assert encode(SharedEncoder(host, refuse, Shares()), texts) == encode(host, texts)
+    assert caplog.messages == ["no such device; the CPU does the rest"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_byte_without_a_token_is_named(device: Device, seed: int) -> None:
+    text = hostile_text(seed, 50_000).replace(b"\xfe", b"").replace(b"\xfd", b"")
+    vocabulary = train(text)
+    tokens = list(vocabulary.tokens)
+    tokens[0xFE] = tokens[0xFD] = b""
+    gap = Vocabulary(tokens, vocabulary.merges, vocabulary.pattern, vocabulary.expression)
+    broken = text[:30_000] + b" \xfd " + text[30_000:40_000] + b" \xfe " + text[40_000:]
+    encoder, _ = shared(device, gap, seed)
+    with pytest.raises(InputError, match=r"byte 0xfd at offset 30,?001"):
+        encode(encoder, [broken])
+
+
+def test_a_caller_that_stops_ends_all_threads(device: Device) -> None:
+    text = b"".join(documents(5))
+    encoder, _ = shared(device, train(text), 5)
+    before = set(threading.enumerate())
+    slices = encoder.encode(corpus_from_bytes([text]))
+    next(iter(slices))
+    assert isinstance(slices, Generator)
+    slices.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
