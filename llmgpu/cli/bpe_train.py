@@ -328,7 +328,7 @@ def _summary(
     return {
         **largest,
         "smaller": smaller,
-        "device": plan.merging.description,
+        "device": result.merged_on,
         "text_bytes": result.text_bytes,
         "documents": result.documents,
         "distinct_words": result.distinct_words,

@@ -41,6 +41,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     ),
     "vocabulary_free": (None, c_void_p),
     "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
+    "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+    "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32),
     "encoder_new": (c_void_p, c_void_p, c_void_p, c_int64),
     "encoder_free": (None, c_void_p),
     "encode": (
@@ -210,6 +212,30 @@ class CVocabulary(_Object):
         plain = map(_plain, self._tokens)
         if self._library.llmgpu_vocabulary_find_cuts(self.address, *plain):
             raise out_of_memory()
+
+    def pairs(self) -> NDArray[np.uint32]:
+        """Return every way to cut a token into two tokens, uint32 (n, 3): left, right, token.
+
+        They ascend by token, then by cut. Of equal tokens only the lowest id counts.
+        """
+        _, offsets, tokens, _ = self._tokens
+        lengths = offsets[tokens + 1] - offsets[tokens]
+        found = np.empty((int(np.maximum(lengths - 1, 0).sum()), 3), np.uint32)
+        plain = map(_plain, self._tokens)
+        count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, _address(found))
+        return found[:count]
+
+
+def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int) -> bool:
+    """Insert pairs, uint32 (n, 4), into the table of wgsl/encode/02_merge.wgsl, uint32 (m, 4).
+
+    empty: what a free slot has as rank. Returns False if there is no CPU engine.
+    """
+    engine = library()
+    if engine is None:
+        return False
+    engine.llmgpu_insert_pairs(_address(pairs), len(pairs), _address(table), len(table), empty)
+    return True
 
 
 class CEncoder(_Object):

@@ -460,6 +460,58 @@ API int llmgpu_vocabulary_find_cuts(Vocabulary *vocabulary, const uint8_t *data,
     return status;
 }
 
+/* ---- What a device merges with ---- */
+
+/* Write every way to cut a token into two tokens; return how many there are.
+ *
+ * data, offsets, tokens, count: as the vocabulary was made with.
+ * pairs: uint32_t (cuts, 3), ids of the parts and of the token, with room for all cuts; ascending
+ *     by token, then by cut. Of equal tokens only the lowest id counts. */
+API int64_t llmgpu_vocabulary_pairs(const Vocabulary *vocabulary, const uint8_t *data,
+                                    const int64_t *offsets, const int64_t *tokens, int64_t count,
+                                    uint32_t *pairs)
+{
+    int64_t found = 0;
+
+    for (int64_t k = 0; k < count; k++) {
+        const uint8_t *token = data + offsets[tokens[k]];
+        int64_t length = offsets[tokens[k] + 1] - offsets[tokens[k]];
+        if (length < 2 || token_id(vocabulary, token, length) != (uint32_t)tokens[k])
+            continue;
+        for (int64_t cut = 1; cut < length; cut++) {
+            uint32_t left = token_id(vocabulary, token, cut);
+            if (left == NO_ID)
+                continue;
+            uint32_t right = token_id(vocabulary, token + cut, length - cut);
+            if (right == NO_ID)
+                continue;
+            pairs[3 * found] = left;
+            pairs[3 * found + 1] = right;
+            pairs[3 * found + 2] = (uint32_t)tokens[k];
+            found++;
+        }
+    }
+    return found;
+}
+
+/* Insert pairs into a hash table as wgsl/encode/02_merge.wgsl looks them up.
+ *
+ * pairs: uint32_t (count, 4), ids of the parts, rank and result; all different.
+ * table: uint32_t (slots, 4), every number `empty` at first; slots: a power of 2, above count. */
+API void llmgpu_insert_pairs(const uint32_t *pairs, int64_t count, uint32_t *table, int64_t slots,
+                             uint32_t empty)
+{
+    for (int64_t k = 0; k < count; k++) {
+        const uint32_t *pair = pairs + 4 * k;
+        uint32_t hash = pair[0] * 0x9E3779B1u;
+        hash = (hash ^ (hash >> 15) ^ pair[1]) * 0x85EBCA77u;
+        uint32_t at = (hash ^ (hash >> 13)) & (uint32_t)(slots - 1);
+        while (table[4 * (size_t)at + 2] != empty)
+            at = (at + 1) & (uint32_t)(slots - 1);
+        memcpy(table + 4 * (size_t)at, pair, 4 * sizeof *pair);
+    }
+}
+
 /* ---- Making a vocabulary ---- */
 
 API void llmgpu_vocabulary_free(Vocabulary *vocabulary)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
+from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 from llmgpu.bpe.encoding.matching import BpeMatcher, Words
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
@@ -34,6 +35,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
     prepare_kernels,
 )
+from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.gpu import Buffer, Commands, Device, Download, constant
 from llmgpu.text.corpus import TextSource
 
@@ -42,7 +44,6 @@ SOFTWARE_LONGEST = 256  # a longer one would take more steps than a thread may t
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 2 << 20
-SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 MORE_IDS = 1.05  # ids copied with a slice, as a multiple of those expected from the last one
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank of a free slot
 
@@ -69,7 +70,7 @@ class GpuEncoder:
         Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
         """
         self._device, self._vocabulary = device, vocabulary
-        self._pairs = pair_ranks(vocabulary)
+        self._pairs = ranked_pairs(vocabulary)
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
@@ -105,7 +106,7 @@ class GpuEncoder:
         self.steps = ("look_up", *merging, *emitting)  # kernels of a slice, in order
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
         self._shared = self._make_shared_buffers()
-        self._idle = [_Slot(self) for _ in range(SLOTS)]  # kept from one text to the next
+        self._idle: list[_Slot] = []  # kept from one text to the next
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
 
@@ -133,9 +134,11 @@ class GpuEncoder:
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
         """Yield the ids of all slices that `reader` gives, in its order; see `encode`."""
-        slots, self._idle = self._idle or [_Slot(self) for _ in range(SLOTS)], []
+        slots, self._idle = self._idle, []
         first = min(4 * self._table.fresh_capacity, self._slice_bytes) if self._empty else None
-        for slot, piece in submitted_slices(reader, slots, self._slice_bytes, first):
+        for slot, piece in submitted_slices(
+            reader, slots, lambda: _Slot(self), self._slice_bytes, first
+        ):
             if piece.oversized:
                 yield self._host.encode(piece, 0)[0]
             else:
@@ -236,7 +239,6 @@ class _Slot(WordSlot):
             state=encoder._table.buffers["state"], undecided=self.buffers["undecided"]
         )
         self._ids_copy, self._starts_copy = Download(self.device), Download(self.device)
-        self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes an id, for 3 or 4 of text
         self._documents = 0  # of the slice submitted last
         self._copied = 0  # ids of it whose copy was submitted with it
 
@@ -285,6 +287,8 @@ class _Slot(WordSlot):
         if self._documents:
             commands.dispatch(document_starts, -(-self._documents // encoder._wg))
         self._copied = encoder.expected_ids(self.main_end)
+        if self.main_end > encoder._slice_bytes // 4:  # a long text: others will be as long
+            self._ids_copy.reserve(encoder._slice_bytes * 3 // 2)  # 4 bytes an id, for 3 or 4
         self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
         self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
         self.submit_with_state(commands, table)
@@ -302,6 +306,14 @@ class _Slot(WordSlot):
         return ids, starts.astype(np.int64)
 
 
+def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
+    """Return what `pair_ranks` does, in milliseconds where the CPU engine can."""
+    if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes():
+        return pair_ranks(vocabulary)
+    left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
+    return PairRanks(left, right, ids, np.arange(vocabulary.size, dtype=np.int32))
+
+
 def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
     """Return the table that wgsl/encode/02_merge.wgsl reads, uint32 (BYTE_VECTORS + slots, 4).
 
@@ -310,18 +322,24 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
     # The kernel takes the buffer's size for the table's, and buffers come in units of 256 bytes.
     slots = 2 << max(len(pairs.ranks), 8).bit_length()
     table = np.full((slots, 4), FREE, np.uint32)
-    entries = np.column_stack(
-        [pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]]
-    ).astype(np.uint32)
-    at = _pair_hash(entries[:, 0], entries[:, 1]) & np.uint32(slots - 1)
+    columns = pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]
+    entries = np.stack([column.astype(np.uint32) for column in columns], axis=1)
+    if not insert_pairs(entries, table, FREE):
+        _insert_pairs(entries, table)
+    byte_tokens = byte_ids(vocabulary).astype(np.uint32).reshape(BYTE_VECTORS, 4)
+    return np.concatenate([byte_tokens, table])
+
+
+def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> None:
+    """Do what `llmgpu.cpu.library.insert_pairs` does."""
+    last = np.uint32(len(table) - 1)
+    at = _pair_hash(entries[:, 0], entries[:, 1]) & last
     # Insert all pairs at once; those that lose their slot to another try the next one.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
         table[at[free]] = entries[free]  # of several for one slot, the last remains
         left = (table[at, :2] != entries[:, :2]).any(axis=1)
-        entries, at = entries[left], (at[left] + np.uint32(1)) & np.uint32(slots - 1)
-    byte_tokens = byte_ids(vocabulary).astype(np.uint32).reshape(BYTE_VECTORS, 4)
-    return np.concatenate([byte_tokens, table])
+        entries, at = entries[left], (at[left] + np.uint32(1)) & last
 
 
 def _pair_hash(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.uint32]:

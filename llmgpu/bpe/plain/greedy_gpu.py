@@ -49,7 +49,6 @@ CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
 STEPS_PER_BYTE = 9  # loop iterations of a match: one, and a binary search of 256 children
-SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 
 
 class GpuGreedyEncoder:
@@ -93,8 +92,8 @@ class GpuGreedyEncoder:
         }
         self._idle: list[_Slot] = []  # slots of the last text, kept for the next one
 
-    def _make_slots(self) -> list[_Slot]:
-        """Make the memory for slices; some buffers are used by all of them in turn."""
+    def make_shared_buffers(self) -> dict[str, Buffer]:
+        """Make the buffers that the slices of a text use in turn."""
         chunks = -(-self._slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
@@ -106,8 +105,8 @@ class GpuGreedyEncoder:
         }
         create = self._device.create_buffer
         # By the names that the kernels give them.
-        shared = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
-        return [_Slot(self, self._shared | shared) for _ in range(SLOTS)]
+        made = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
+        return self._shared | made
 
     def _compile(self) -> list[Kernel]:
         """Compile the kernels of a slice, in the order in which they run."""
@@ -141,6 +140,7 @@ class _Slot:
 
     def __init__(self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer]) -> None:
         self._encoder: GpuGreedyEncoder = proxy(encoder)  # which keeps its slots
+        self.shared = shared
         device = self._device = encoder._device
         size = encoder._slice_bytes
         self.staging = Staging(device, size)
@@ -231,11 +231,14 @@ class _Run:
 
     def slices(self) -> Iterator[EncodedSlice]:
         encoder = self._encoder
-        slots, encoder._idle = encoder._idle or encoder._make_slots(), []
+        slots, encoder._idle = encoder._idle, []
+        shared = slots[0].shared if slots else encoder.make_shared_buffers()
         state = np.zeros(STATE_WORDS, np.uint32)
         state[STATE_UNMATCHED] = NO_BYTE
-        encoder._device.write(slots[0].state, state)
-        for slot, piece in submitted_slices(self._reader, slots, encoder._slice_bytes):
+        encoder._device.write(shared["slice_state"], state)
+        for slot, piece in submitted_slices(
+            self._reader, slots, lambda: _Slot(encoder, shared), encoder._slice_bytes
+        ):
             if piece.oversized:
                 yield encoder.encode_on_host(piece)
             else:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,21 @@ class SliceSlot(Protocol):
         ...
 
 
+SLOTS = 3  # slices in flight: one being read, one computed, one fetched
 _Slot = TypeVar("_Slot", bound=SliceSlot)
 
 
 def submitted_slices(
-    reader: SliceSource, slots: Sequence[_Slot], slice_bytes: int, first_bytes: int | None = None
+    reader: SliceSource,
+    slots: list[_Slot],
+    make_slot: Callable[[], _Slot],
+    slice_bytes: int,
+    first_bytes: int | None = None,
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order; a slot is reused after its turn.
 
+    slots: those made for earlier texts. While they are fewer than SLOTS and none is free, what
+        `make_slot` returns is added, since memory for a slot takes long to get.
     An oversized slice is yielded without having been submitted; the caller computes it on the host.
 
     slice_bytes: longest slice. first_bytes: a shorter limit for the first slice, which doubles from
@@ -44,47 +51,80 @@ def submitted_slices(
 
     Raises what reading or submitting a slice raised, in place of that slice.
     """
-    free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
-    submitted: queue.SimpleQueue[tuple[_Slot, Slice] | BaseException | None] = queue.SimpleQueue()
-    for slot in slots:
-        free.put(slot)
-
-    driver = threading.Lock()  # held while the thread is in the driver
-    has_enough = False
-
-    def submit_all() -> None:
-        size = first_bytes or slice_bytes
-        try:
-            while (slot := free.get()) is not None:
-                with driver:
-                    if has_enough:
-                        break
-                    buffer = slot.staging.array()[: min(size, slice_bytes)]
-                piece = _read(reader, buffer)
-                if piece is None:
-                    break
-                with driver:
-                    if has_enough:
-                        break
-                    if not piece.oversized:
-                        slot.submit(piece)
-                submitted.put((slot, piece))
-                size *= 2
-            submitted.put(None)
-        except BaseException as error:
-            submitted.put(error)
-
-    threading.Thread(target=submit_all, name="llmgpu-submit", daemon=True).start()
+    submitter = _Submitter(reader, slots, make_slot)
+    sizes = min(first_bytes or slice_bytes, slice_bytes), slice_bytes
+    thread = threading.Thread(target=submitter.run, args=sizes, name="llmgpu-submit", daemon=True)
+    thread.start()
     try:
-        while (item := submitted.get()) is not None:
+        while (item := submitter.submitted.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
-            free.put(item[0])
+            submitter.free.put(item[0])
     finally:
-        with driver:
-            has_enough = True
-        free.put(None)  # ends the thread, at once or when its read returns
+        submitter.stop()
+
+
+class _Submitter(Generic[_Slot]):
+    """Reads slices into free slots and submits them, in a thread of its own.
+
+    free: slots to read into; None ends the thread. submitted: slots with their slices in order,
+        then None, or the exception that ended the thread. After `stop` there is no `_make_slot`.
+    """
+
+    def __init__(
+        self, reader: SliceSource, slots: list[_Slot], make_slot: Callable[[], _Slot]
+    ) -> None:
+        self._reader, self._slots = reader, slots
+        self._make_slot: Callable[[], _Slot] | None = make_slot
+        self.free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
+        self.submitted: queue.SimpleQueue[tuple[_Slot, Slice] | BaseException | None]
+        self.submitted = queue.SimpleQueue()
+        self._driver = threading.Lock()  # held while the thread is in the driver
+        for slot in slots:
+            self.free.put(slot)
+
+    def run(self, size: int, slice_bytes: int) -> None:
+        """Submit slices, the first of up to `size` bytes, until the text ends or `stop`."""
+        try:
+            while (slot := self._next_slot()) is not None:
+                piece = self._submit_next(slot, min(size, slice_bytes))
+                if piece is not None:
+                    self.submitted.put((slot, piece))
+                if piece is None or piece.end:
+                    break
+                size *= 2
+            self.submitted.put(None)
+        except BaseException as error:
+            self.submitted.put(error)
+
+    def _next_slot(self) -> _Slot | None:
+        if len(self._slots) < SLOTS and self.free.empty():
+            with self._driver:
+                if self._make_slot is not None:
+                    self._slots.append(self._make_slot())
+                    return self._slots[-1]
+        return self.free.get()
+
+    def _submit_next(self, slot: _Slot, size: int) -> Slice | None:
+        """Read a slice into a slot and submit it; return None if there is none."""
+        with self._driver:
+            if self._make_slot is None:
+                return None
+            buffer = slot.staging.array()[:size]
+        piece = _read(self._reader, buffer)
+        with self._driver:
+            if piece is None or self._make_slot is None:
+                return None
+            if not piece.oversized:
+                slot.submit(piece)
+        return piece
+
+    def stop(self) -> None:
+        """Wait for the driver; let the thread end, at once or when its read returns."""
+        with self._driver:
+            self._make_slot = None  # whose owner may be freed from here on
+        self.free.put(None)
 
 
 def _read(reader: SliceSource, buffer: NDArray[np.uint8]) -> Slice | None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -152,3 +153,28 @@ class SliceReader:
         self._ended = piece.end
         cut_inside = self._lookahead is not None and not piece.closed
         self._continues = cut_inside and not (len(starts) and starts[0] == 0)
+
+
+class SharedSlices:
+    """The slices of a text, each given to one of several threads.
+
+    has_ended: there are no more.
+    """
+
+    def __init__(self, reader: SliceSource) -> None:
+        """Take the slices of `reader`."""
+        self._reader = reader
+        self._lock = threading.Lock()
+        self.has_ended = False
+
+    def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
+        """Return the next slice, see `SliceSource`."""
+        with self._lock:
+            piece = None if self.has_ended else self._reader.read(buffer)
+            if piece is None or piece.end:
+                self.has_ended = True
+            return piece
+
+    def close(self) -> None:
+        """Give no more slices."""
+        self.has_ended = True

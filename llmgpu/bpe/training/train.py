@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.pretokens.slices import SharedSlices
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.linked_words import apply_merges
@@ -39,7 +42,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
-from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.errors import DeviceError, InputError, LlmgpuError
 from llmgpu.memory import OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
@@ -60,6 +63,7 @@ class TrainingResult:
     seconds: time by phase.
     text_bytes, documents: what was trained on.
     distinct_words: how many; None if words were not counted.
+    merged_on: description of the backend that merged.
     batches: passes that made the merges; None if that is not known.
     notes: what people should know about it, a line each.
     """
@@ -71,6 +75,7 @@ class TrainingResult:
     seconds: dict[str, float]
     text_bytes: int
     documents: int
+    merged_on: str
     distinct_words: int | None = None
     batches: int | None = None
     notes: tuple[str, ...] = ()
@@ -89,6 +94,33 @@ class _Run:
     @property
     def options(self) -> TrainingOptions:
         return self.plan.options
+
+    @cached_property
+    def merging(self) -> Backend:
+        """The backend that merges: that of the plan, or the device that joins it."""
+        backend = self.plan.merging
+        if backend.joining is None:
+            return backend
+        try:
+            return backend.joining()
+        except DeviceError as error:
+            self.notes.append(f"merged on the CPU: {error}")
+            return NUMPY
+
+    def help_counting(self, reader: SharedSlices, words: WordAccumulator) -> None:
+        """Open the device and compile its kernels; count with it if there is text left."""
+        device = self.merging.device
+        if device is None:
+            return
+        from llmgpu.bpe.training import batched_gpu
+        from llmgpu.bpe.words.count_gpu import GpuWordCounter
+
+        with ThreadPoolExecutor(1) as compiling:
+            compiled = compiling.submit(batched_gpu.compile_kernels, device)
+            if not reader.has_ended:
+                for _ in GpuWordCounter(device, self.options.cut, words).count_slices(reader):
+                    pass
+            compiled.result()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -167,9 +199,15 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
             run.on_memory(words_memory(run.plan, words * left, nbytes * left, merges=merges))
 
     if device is None:
+        helper = run.help_counting if run.plan.counting.joining else None
         with run.phase("count words"):
             words = count_words(
-                corpus, options.cut, run.progress, threads=options.threads, on_words=on_words
+                corpus,
+                options.cut,
+                run.progress,
+                threads=options.threads,
+                on_words=on_words,
+                helper=helper,
             )
     else:
         from llmgpu.bpe.training import batched_gpu
@@ -231,7 +269,7 @@ def _merge(
     options = run.options
     merges = options.start.size + options.merges - len(words.lengths)
     on_merges = checkpoint.add_merges if checkpoint else None
-    device = run.plan.merging.device
+    device = run.merging.device
     if device is not None:
         from llmgpu.bpe.training import batched_gpu
 
@@ -353,6 +391,7 @@ def _result(
         seconds=run.seconds,
         text_bytes=text_bytes,
         documents=documents,
+        merged_on=run.merging.description,
         notes=tuple(run.notes),
         **facts,
     )

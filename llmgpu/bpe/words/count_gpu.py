@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from weakref import proxy
 
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, submitted_slices
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.words.count_host import count_slice
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, no_words
@@ -39,7 +40,6 @@ from llmgpu.text.corpus import Corpus
 MAX_WORD = 1024
 FIRST_SLICE_BYTES = 1 << 20  # most words of a first slice are new, of later ones few
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
-SLOTS = 3  # slices in flight: one being read, one uploaded, one computed
 COUNT_LIMIT = 1 << 32  # occurrences that the device can count of one word
 
 
@@ -102,7 +102,7 @@ class GpuWordCounter:
         )
         self._text_counted = 0
         self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
-        self._slots = [_Slot(self) for _ in range(SLOTS)]
+        self._slots: list[_Slot] = []
 
     def count(
         self,
@@ -114,9 +114,20 @@ class GpuWordCounter:
 
         on_words: called with how many words there are so far, and their bytes.
         """
-        reader = SliceReader(corpus, self._pattern)
+        for words, nbytes in self.count_slices(SliceReader(corpus, self._pattern)):
+            progress("counting words", corpus.bytes_read, corpus.total_bytes)
+            on_words(words, nbytes)
+        return self._words.result()
+
+    def count_slices(self, reader: SliceSource) -> Iterator[tuple[int, int]]:
+        """Count all slices that `reader` gives, and hand their words over.
+
+        Yields after each slice how many words there are so far, and their bytes.
+        """
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
-        for slot, piece in submitted_slices(reader, self._slots, self._slice_bytes, first):
+        for slot, piece in submitted_slices(
+            reader, self._slots, lambda: _Slot(self), self._slice_bytes, first
+        ):
             if piece.oversized:
                 self._words.add(count_slice(piece, self._pattern))
                 continue
@@ -134,11 +145,9 @@ class GpuWordCounter:
                         self._words.add(self._take_all())
                     left = int(state["pending"])
                     state = slot.run_again()
-            progress("counting words", corpus.bytes_read, corpus.total_bytes)
             words, nbytes = self._words.size
-            on_words(words + int(state["words"]), nbytes + 4 * int(state["data_used"]))
+            yield words + int(state["words"]), nbytes + 4 * int(state["data_used"])
         self._words.add(self._take_all())
-        return self._words.result()
 
     def _mark_on_host(self, slot: _Slot) -> NDArray[Any]:
         with self._lock:

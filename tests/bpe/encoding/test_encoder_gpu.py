@@ -12,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.backend import Backend
+from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import LONGEST, GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.pair_ranks import NO_RANK
+from llmgpu.bpe.encoding.pair_ranks import NO_RANK, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
 from llmgpu.gpu import Device, constant
 from llmgpu.text.corpus import corpus_from_bytes
@@ -178,6 +180,23 @@ def test_an_encoder_is_freed_with_its_last_name(device: Device, match: str) -> N
         assert freed() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.skipif(library() is None, reason="there is no CPU engine here")
+def test_pairs_from_c_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = train(hostile_text(4, 20_000))
+    tokens = [*trained.tokens, b"aa", b"aa", b"", b"zzzzzzz"]
+    none = np.empty((0, 3), np.uint32)
+    ranks = Vocabulary(tokens, none, "class", trained.expression, match="bpe")
+    ours = encoder_gpu.ranked_pairs(ranks)
+    theirs = pair_ranks(ranks)
+    for name in ("left", "right", "ranks", "results"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    packed = encoder_gpu.pack_pairs(ranks, ours)
+    monkeypatch.setattr(encoder_gpu, "insert_pairs", lambda *_: False)
+    plain = encoder_gpu.pack_pairs(ranks, theirs)
+    assert len(packed) == len(plain)
+    assert sorted(packed.tolist()) == sorted(plain.tolist())
 
 
 def test_constants_of_the_host_are_those_of_the_kernels() -> None:
