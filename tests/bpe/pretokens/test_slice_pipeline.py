@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.gpu import Device, Staging
 from llmgpu.text.corpus import corpus_from_bytes
@@ -31,17 +32,26 @@ class SlowSlot:
 def test_slices_come_in_order(device: Device) -> None:
     text = b"one two three " * 2000
     reader = SliceReader(corpus_from_bytes(text), "class")
-    slots = [SlowSlot(device) for _ in range(3)]
-    found = [slot.texts[-1] for slot, _ in submitted_slices(reader, slots, 4096, 256)]
+    slots: list[SlowSlot] = []
+    make_slot = partial(SlowSlot, device)
+    found = [slot.texts[-1] for slot, _ in submitted_slices(reader, slots, make_slot, 4096, 256)]
     assert b"".join(found) == text
     assert len(found) > 6
+    assert 1 <= len(slots) <= SLOTS
+
+
+def test_a_short_text_takes_one_slot(device: Device) -> None:
+    reader = SliceReader(corpus_from_bytes(b"one two three"), "class")
+    slots: list[SlowSlot] = []
+    assert len(list(submitted_slices(reader, slots, partial(SlowSlot, device), 4096))) == 1
+    assert len(slots) == 1
 
 
 @pytest.mark.parametrize("taken", range(4))
 def test_nothing_is_submitted_when_the_caller_has_enough(device: Device, taken: int) -> None:
     reader = SliceReader(corpus_from_bytes(b"one two three " * 20_000), "class")
-    slots = [SlowSlot(device) for _ in range(3)]
-    slices = submitted_slices(reader, slots, 4096)
+    slots: list[SlowSlot] = []
+    slices = submitted_slices(reader, slots, partial(SlowSlot, device), 4096)
     for _ in range(1 + taken):
         next(slices)
     slices.close()  # type: ignore[attr-defined]
