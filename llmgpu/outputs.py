@@ -28,6 +28,7 @@ DECIMAL_IDS = "decimal ids"
 JSONL_IDS = "ids as JSON lines"
 NPY = "a NumPy array"
 TOKEN_FILE = "a token file"
+TOKEN_INDEX = "an index of Megatron"
 SIDE_FILE = "the side file of a token file"
 MANIFEST = "a manifest of token shards"
 PROGRESS = "the progress of token shards"
@@ -43,7 +44,7 @@ RECORD = "benchmark results"
 PAGE = "an HTML page"
 TEXT = "text"
 
-_BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, GGUF)
+_BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
 _STANDARD_INPUT = "-"
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
@@ -58,6 +59,7 @@ _MARKED = {  # kinds that their first bytes show
     VOCABULARY: rb".{1,5}format.llmgpu vocabulary",
     COUNTS: rb".{1,5}format.llmgpu word counts",
     NPY: rb"\x93NUMPY",
+    TOKEN_INDEX: rb"MMIDIDX\0\0",
     "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
     "a Parquet file": rb"PAR1",
     GGUF: rb"GGUF[\1-\x0f]\0\0\0",

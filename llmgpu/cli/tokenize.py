@@ -165,7 +165,11 @@ def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
     if output.shard_tokens is not None:
         written = ShardNames(output.name).outputs()
     else:
-        written = [Output(output.name, TEXT)] if decode else outputs(output.name, output.format)
+        written = (
+            [Output(output.name, TEXT)]
+            if decode
+            else outputs(output.name, output.format, output.layout)
+        )
     check_outputs(written, read, force=output.force)
 
 

@@ -85,11 +85,16 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
 
 
 def _field(line: str, where: str, text_field: str) -> str:
+    """Return the text in a field of an object, or in one of an object within it: "a.b"."""
     document = parse_json_object(line, where)
-    if text_field not in document:
-        present = ", ".join(sorted(map(repr, document))[:10]) or "none"
-        raise InputError(f"{where}: no field {text_field!r}; the fields are: {present}")
-    value = document[text_field]
+    names = [text_field] if text_field in document else text_field.split(".")
+    value: object = document
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            fields = value if isinstance(value, dict) else {}
+            present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
+            raise InputError(f"{where}: no field {text_field!r}; the fields are: {present}")
+        value = value[name]
     if not isinstance(value, str):
         kind = _KINDS.get(type(value), "null")
         raise InputError(f"{where}: field {text_field!r} is not a string but {kind}")

@@ -104,11 +104,16 @@ class ParquetFile:
         if len(shown) > _SHOWN_COLUMNS:
             shown = [*shown[:_SHOWN_COLUMNS], "..."]
         columns = f"the columns are: {', '.join(shown) or 'none'}"
-        found = schema.get_all_field_indices(column)
-        if len(found) != 1:
-            there = f"{len(found)} columns" if found else "no column"
-            raise InputError(f"{self._path}: {there} {column!r}; {columns}")
-        if not self._is_text(schema.field(found[0]).type):
+        self._names = [column] if column in schema.names else column.split(".")
+        fields = schema
+        for name in self._names:
+            is_row = fields is schema or self._arrow.types.is_struct(fields)
+            found = fields.get_all_field_indices(name) if is_row else []
+            if len(found) != 1:
+                there = f"{len(found)} columns" if found else "no column"
+                raise InputError(f"{self._path}: {there} {column!r}; {columns}")
+            fields = fields.field(found[0]).type
+        if not self._is_text(fields):
             raise InputError(f"{self._path}: column {column!r} is not text; {columns}")
 
     def _is_text(self, kind: Any) -> bool:
@@ -127,7 +132,10 @@ class ParquetFile:
                     columns=[self._column],
                     use_threads=False,
                 ):
-                    yield self._values(batch.column(self._column))
+                    array = batch.column(self._names[0])
+                    for name in self._names[1:]:  # the text of a row without the outer is missing
+                        array = array.flatten()[array.type.get_field_index(name)]
+                    yield self._values(array)
         except self._errors as error:
             self.check_unchanged()
             raise self._damaged(error) from error

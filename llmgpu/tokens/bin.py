@@ -27,7 +27,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import read_whole
-from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, Output
+from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output
+from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
@@ -63,10 +64,27 @@ def side_path(path: str | Path) -> str:
     return f"{path}.json"
 
 
-def bin_outputs(path: str | Path) -> list[Output]:
-    """Return the files that are written for the ``bin`` file `path`."""
+def bin_outputs(path: str | Path, layout: str = "raw") -> list[Output]:
+    """Return the files that are written for the ``bin`` file `path`; InputError if it can't be."""
     ids = Output(str(path), TOKEN_FILE)
-    return [ids] if writes_directly(ids.path) else [ids, Output(side_path(path), SIDE_FILE)]
+    if writes_directly(ids.path):
+        if get_layout(layout).index is not None:
+            raise InputError(f"{path}: layout {layout} is two files, it can't be a pipe or device")
+        return [ids]
+    side = [ids, Output(side_path(path), SIDE_FILE)]
+    index = index_path(path, get_layout(layout))
+    return side if index is None else [*side, Output(index, TOKEN_INDEX)]
+
+
+def index_path(path: str | Path, layout: Layout) -> str | None:
+    """Return the name of the index of a token file, None for layouts that have none.
+
+    Raises InputError for a token file that can't have that name.
+    """
+    if layout.index is None:
+        return None
+    name: str = imported(layout.index).index_path(path)
+    return name
 
 
 def read_side_file(path: str | Path) -> dict[str, object]:
@@ -283,6 +301,11 @@ class BinWriter(NumbersWriter):
     ) -> None:
         """Open `path` for ids in one of LAYOUTS; InputError for another layout."""
         self._layout = get_layout(layout)
+        most = self._layout.max_ids
+        if most is not None and vocabulary_size > most:
+            raise InputError(
+                f"a vocabulary of {vocabulary_size} ids: layout {layout} holds up to {most}"
+            )
         super().__init__(path, vocabulary_size)
         self._fingerprint = fingerprint
         self._continues = continues
@@ -304,33 +327,49 @@ class BinWriter(NumbersWriter):
         self._text_bytes += piece.text_bytes
 
     def close(self) -> None:
-        """Write the side file, and give both files their names."""
+        """Write the side file and the index, and give all files their names."""
         if self.is_direct:
             super().close()
             return
         # Without a side file ids can't be read: the old one goes before the old ids do, and the new
         # one comes after the new ids.
-        side = None
+        others: list[OutputFile] = []
         try:
             with output_errors(self._output.path):
                 self._finish()
                 self._output.finish()
-                description = self._description(self._output.temporary)
-            side = OutputFile(side_path(self._output.path))
-            with output_errors(side.path):
-                side.stream.write(description)
-            side.finish()
-            side.remove_old()
+                contents = self._describe(self._output.temporary)
+            for path, content in contents.items():
+                others.append(OutputFile(path))
+                with output_errors(path):
+                    others[-1].stream.write(content)
+                others[-1].finish()
+            for other in others:
+                other.remove_old()
             self._output.commit(is_last=False)
-            side.commit()
+            for other in reversed(others):
+                other.commit(is_last=other is others[0])
         except BaseException:
             self.abort()
-            if side is not None:
-                side.discard()
+            for other in others:
+                other.discard()
             raise
 
+    def _describe(self, path: str) -> dict[str, bytes]:
+        """Return the side file, and the index, by their names; path: where the ids are now."""
+        contents = {side_path(self._output.path): self._description(path)}
+        index = index_path(self._output.path, self._layout)
+        if index is not None:
+            assert self._layout.index is not None
+            make = imported(self._layout.index).make_index
+            contents[index] = make(self._dtype.name, self._starts, self.ids)
+        return contents
+
+    @property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.concatenate([np.empty(0, np.int64), *self._offsets])
+
     def _description(self, path: str) -> bytes:
-        offsets = np.concatenate(self._offsets).tolist() if self._offsets else []
         side = {
             "format": SIDE_FORMAT,
             "version": SIDE_VERSION,
@@ -347,6 +386,6 @@ class BinWriter(NumbersWriter):
             "continues": self._continues,
             "length": os.stat(path).st_size,
             "sample_sha256": sample_digest(path),
-            "document_offsets": offsets,
+            "document_offsets": self._starts.tolist(),
         }
         return json.dumps(side).encode() + b"\n"

@@ -103,14 +103,14 @@ def _get_format(name: str) -> TokenFormat:
     return FORMATS[name]
 
 
-def outputs(path: str | Path, format: str) -> list[Output]:
+def outputs(path: str | Path, format: str, layout: str = "raw") -> list[Output]:
     """Return the files that a writer of ids in one of FORMATS writes; InputError for another."""
     ids = Output(str(path), _get_format(format).kind)
     if ids.kind != TOKEN_FILE:
         return [ids]
     from llmgpu.tokens.bin import bin_outputs
 
-    return bin_outputs(path)
+    return bin_outputs(path, layout)
 
 
 def open_writer(
@@ -130,7 +130,7 @@ def open_writer(
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
-    check_outputs(outputs(path, format), force=force)
+    check_outputs(outputs(path, format, layout), force=force)
     make = imported(_get_format(format).writer)
     writer: TokenWriter = make(path, vocabulary_size, fingerprint, layout)
     writer.match_facts = match_facts or {}

@@ -3,6 +3,8 @@
 - ``raw``: nothing.
 - ``llmc``: the header of llm.c's token files, 256 int32 of which the first three are used: magic,
   version, and the number of tokens. The magic says whether these are uint16 or uint32.
+- ``megatron``: nothing; the index of Megatron-LM, NAME.idx, is beside NAME.bin.
+- ``nanogpt``: nothing, and always uint16.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ class Layout:
     make_header: returns the header of `count` numbers of a type, uint16 or uint32.
     parse_header: returns type and number of the tokens, given the header and the name of the file;
         InputError if it is not a header. None if there is nothing to parse.
+    max_ids: of a vocabulary, None for any number.
+    index: the module of the second file, see `llmgpu.tokens.megatron`; None if there is none.
     """
 
     name: str
@@ -33,7 +37,13 @@ class Layout:
     header_bytes: int
     max_tokens: int | None
     make_header: Callable[[str, int], bytes]
-    parse_header: Callable[[bytes, str], tuple[str, int]] | None
+    parse_header: Callable[[bytes, str], tuple[str, int]] | None = None
+    max_ids: int | None = None
+    index: str | None = None
+
+
+def _make_no_header(kind: str, count: int) -> bytes:
+    return b""
 
 
 def _make_llmc_header(kind: str, count: int) -> bytes:
@@ -55,7 +65,7 @@ def _parse_llmc_header(data: bytes, name: str) -> tuple[str, int]:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("raw", "numbers only", 0, None, lambda kind, count: b"", None),
+        Layout("raw", "numbers only", 0, None, _make_no_header),
         Layout(
             "llmc",
             "after a header as in llm.c",
@@ -64,6 +74,15 @@ LAYOUTS = {
             _make_llmc_header,
             _parse_llmc_header,
         ),
+        Layout(
+            "megatron",
+            "beside the .idx of Megatron-LM",
+            0,
+            None,
+            _make_no_header,
+            index="llmgpu.tokens.megatron",
+        ),
+        Layout("nanogpt", "uint16 only", 0, None, _make_no_header, max_ids=1 << 16),
     )
 }
 

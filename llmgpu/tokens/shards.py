@@ -41,6 +41,7 @@ from llmgpu.tokens.bin import (
     BinWriter,
     bin_outputs,
     describe_bin_file,
+    index_path,
     read_side_file,
     side_path,
 )
@@ -208,7 +209,7 @@ class ShardWriter(TokenSink):
             if self._held or self._current is None:
                 self._put(_NO_IDS, np.zeros(self._held, np.int64))
             self._finish_shard()
-            _remove_from(self._names, len(self._shards))
+            _remove_from(self._names, len(self._shards), self._layout)
             self._write_manifest()
         except BaseException:
             self.abort()
@@ -243,7 +244,7 @@ class ShardWriter(TokenSink):
         size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
         if index < self.kept:
             return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
-        check_outputs(bin_outputs(path), force=self._force)
+        check_outputs(bin_outputs(path, self._layout.name), force=self._force)
         writer = BinWriter(path, size, fingerprint, self._layout.name, continues=self._continues)
         writer.match_facts = self._vocabulary.match_facts
         return writer
@@ -397,24 +398,29 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
 
 
 def _is_whole(path: str, shard: Shard) -> bool:
-    """Whether a shard and its side file exist and agree."""
+    """Whether a shard and the files beside it exist and agree."""
     try:
         describe_bin_file(path)
         side = read_side_file(path)
+        index = index_path(path, get_layout(str(side["layout"])))
     except InputError:
+        return False
+    if index is not None and not os.path.isfile(index):
         return False
     return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
 
 
-def _remove_from(names: ShardNames, first: int) -> None:
+def _remove_from(names: ShardNames, first: int, layout: Layout) -> None:
     """Remove the shards from number `first` on, left by an earlier job."""
     end = first
     with suppress(InputError):
         while read_side_file(names.shard(end)):
             end += 1
     for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
-        _remove(names.shard(index))
-        _remove(side_path(names.shard(index)))
+        path = names.shard(index)
+        for name in (path, side_path(path), index_path(path, layout)):
+            if name is not None:
+                _remove(name)
 
 
 def _remove(path: str) -> None:

@@ -87,3 +87,18 @@ def test_a_line_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = write(tmp_path, "f.jsonl", b'{"text": "0123456"}\n{"text": "01234567890"}\n')
     with pytest.raises(InputError, match="line 2: longer than 20 bytes"):
         read_documents(Corpus([path]))
+
+
+def test_a_field_of_an_object_within(tmp_path: Path) -> None:
+    lines = [{"a": {"b": {"c": "one"}}}, {"a.b.c": "two", "a": {"b": {"c": "not this"}}}]
+    path = write(tmp_path, "f.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    options = CorpusOptions(text_field="a.b.c")
+    assert read_documents(Corpus([path], options)) == [b"one", b"two"]
+    for line, message in (
+        ({"a": {"x": 1}}, "line 1: no field 'a.b.c'; the fields are: 'x'"),
+        ({"a": {"b": "text"}}, "line 1: no field 'a.b.c'; the fields are: none"),
+        ({"a": {"b": {"c": 5}}}, "line 1: field 'a.b.c' is not a string but a number"),
+    ):
+        path = write(tmp_path, "f.jsonl", json.dumps(line).encode())
+        with pytest.raises(InputError, match=re.escape(message)):
+            read_documents(Corpus([path], options))

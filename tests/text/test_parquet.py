@@ -107,6 +107,21 @@ def test_another_column(tmp_path: Path) -> None:
             read_documents(Corpus([str(path)], CorpusOptions(text_field=column)))
 
 
+def test_a_field_of_a_column(tmp_path: Path) -> None:
+    rows = [{"b": {"c": "one"}}, None, {"b": None}, {"b": {"c": None}}, {"b": {"c": "two"}}]
+    pq.write_table(pa.table({"a": rows, "x.y": list("12345")}), tmp_path / "f.parquet")
+    path = str(tmp_path / "f.parquet")
+    assert read_and_close([path], CorpusOptions(text_field="a.b.c")) == [b"one", b"two"]
+    assert read_and_close([path], CorpusOptions(text_field="x.y")) == [b"1", b"2", b"3", b"4", b"5"]
+    for name, message in (
+        ("a.b", "column 'a.b' is not text"),
+        ("a.b.d", "no column 'a.b.d'"),
+        ("a.b.c.d", "no column 'a.b.c.d'"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            read_and_close([path], CorpusOptions(text_field=name))
+
+
 def test_columns_of_one_name(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), path)

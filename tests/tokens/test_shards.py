@@ -336,7 +336,9 @@ def test_what_can_not_be_written(tmp_path: Path) -> None:
         shards_in(tmp_path / "missing") as writer,
     ):
         write_bytes(writer, [1])
-    with pytest.raises(InputError, match="unknown layout 'x': use one of raw, llmc"):
+    with pytest.raises(
+        InputError, match="unknown layout 'x': use one of raw, llmc, megatron, nanogpt"
+    ):
         shards_in(tmp_path, layout="x")
 
 
