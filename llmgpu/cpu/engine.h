@@ -159,11 +159,11 @@ int grow(void **items, int64_t *room, int64_t needed, size_t size);
 
 typedef struct Vocabulary Vocabulary;
 
-/* Memory for the matching of one thread. */
+/* Memory for the matching of one thread with one vocabulary; see long_words.c. */
 typedef struct {
-    void *symbols;
-    void *heap;
-    int64_t symbol_room, heap_room;
+    void *symbols, *heap, *windows[2];
+    int64_t symbol_room, heap_room, window_room[2];
+    int stages;
 } Scratch;
 
 void scratch_free(Scratch *scratch);

@@ -26,6 +26,7 @@ from llmgpu.errors import InputError, LlmgpuError
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
+MANY_IDS = 1 << 22  # whose copy would take too much memory
 RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
 
 # Functions by name: what they return, and what they take.
@@ -147,6 +148,14 @@ def _plain(argument: Any) -> Any:
     return _address(argument) if isinstance(argument, np.ndarray) else argument
 
 
+def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
+    """Return the first `count` ids: a view, or of many the array itself, less the memory after."""
+    if len(ids) < MANY_IDS:
+        return ids[:count]
+    ids.resize(count, refcheck=False)  # in place: nobody else has it yet
+    return ids
+
+
 def _address(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
 
@@ -260,8 +269,8 @@ class CEncoder(_Object):
         marks: bool (n,), where pre-tokens start, if the pattern is "marks".
         entry: where the first token starts. starts: where documents begin in the text, ascending.
 
-        Returns the ids, a view of a larger array; how many ids are before each of the first
-        `own_starts` documents; and where the last token ends.
+        Returns the ids, a view of a larger array if they are few; how many ids are before each of
+        the first `own_starts` documents; and where the last token ends.
         """
         ids = np.empty(max(main_end - entry, 0) + 3, np.uint32)
         token_starts = np.empty(own_starts, np.int64)
@@ -283,7 +292,7 @@ class CEncoder(_Object):
         )
         if count < 0:
             raise out_of_memory()
-        return ids[:count], token_starts, stopped.value
+        return _shortened(ids, count), token_starts, stopped.value
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32]:
         """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""
@@ -291,7 +300,8 @@ class CEncoder(_Object):
         count = self._library.llmgpu_encode_document(self.address, text, len(text), ids.ctypes.data)
         if count < 0:
             raise out_of_memory()
-        return ids[:count].copy()
+        ids = _shortened(ids, count)
+        return ids if ids.base is None else ids.copy()
 
 
 class CCounter(_Object):

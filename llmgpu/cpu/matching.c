@@ -3,110 +3,20 @@
  * Byte pair encoding merges the pair of the lowest rank, the leftmost of several, until no pair is
  * left. A vocabulary without a list of merges ranks a pair by the id of the token that it spells, so
  * bytes are looked up; with a list, pairs of ids are. Short words are searched for the lowest rank
- * again and again; longer ones keep their pairs in a heap, n log n steps for n bytes.
+ * again and again; longer ones are in long_words.c.
  *
  * Words may be cut before a byte of 0xC0 or more where no token has the bytes around that place as
  * neighbours: no merge crosses it, and no longest token does. A word that is a token may be taken
  * whole even if no merges lead to it; a part of a word may not, so no cut yields a part of such a
  * token. What decides is the byte before, that byte, and the one after.
  */
-#include "engine.h"
+#include "matching.h"
 
 #define MOST_SEARCHED 48 /* symbols of a word that is merged without a heap */
 #define FIRST_LEAD 0xC0
 #define JOINED_BITS (64 * 256 * 256)
-#define GONE (-1)
-
-typedef struct {
-    uint64_t key; /* left id in the upper half, right id in the lower; NO_PAIR if free */
-    uint32_t rank, result;
-} Pair;
-
-#define NO_PAIR UINT64_MAX
-
-/* What words are matched with. Threads may share one once it is made.
- *
- * tokens: the ordinary tokens with their lowest ids; words that are tokens are taken whole if
- *     takes_whole. longest: bytes of the longest one.
- * filter: bits by the upper half of a word's hash, set for those of tokens. Most parts of words are
- *     no token, and this tells so without a look into the table, which is too large for near caches.
- * pairs: the list of merges; NULL if ranks are those of the bytes.
- * byte_ids: of single bytes, the unknown token's or NO_ID for those without a token.
- * byte_ranks, byte_results: of a byte and the next.
- * joined: a bit for each lead byte, byte before and byte after that are neighbours; NULL until
- *     it is made.
- * nodes, edges: the trie for greedy matching, else NULL, as in trie.py.
- */
-struct Vocabulary {
-    WordTable tokens;
-    int64_t longest;
-    uint64_t *filter;
-    uint32_t filter_mask;
-    int takes_whole;
-    Pair *pairs;
-    uint64_t pair_mask;
-    uint32_t byte_ids[256];
-    uint32_t *byte_ranks, *byte_results;
-    uint64_t *joined;
-    const uint32_t *nodes, *edges;
-    uint32_t unknown;
-};
-
-static uint64_t hash_pair(uint64_t key)
-{
-    key *= UINT64_C(0x9E3779B97F4A7C15);
-    return key ^ key >> 32;
-}
-
-static Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
-{
-    uint64_t at = hash_pair(key);
-
-    for (;; at++) {
-        Pair *pair = vocabulary->pairs + (at & vocabulary->pair_mask);
-        if (pair->key == key || pair->key == NO_PAIR)
-            return pair;
-    }
-}
-
-static inline uint32_t filter_index(const Vocabulary *vocabulary, const Word *word)
-{
-    return (uint32_t)(word->hash >> 32) & vocabulary->filter_mask;
-}
-
-static uint32_t token_id(const Vocabulary *vocabulary, const uint8_t *start, int64_t length)
-{
-    Word word;
-
-    if (length > vocabulary->longest)
-        return NO_ID;
-    set_word(&word, start, length);
-    uint32_t index = filter_index(vocabulary, &word);
-    if (!(vocabulary->filter[index >> 6] >> (index & 63) & 1))
-        return NO_ID;
-    const Slot *slot = table_find(&vocabulary->tokens, &word);
-    return slot_is_free(slot) ? NO_ID : slot->value[0];
-}
 
 /* ---- Merging ---- */
-
-/* Return the rank of two neighbours, NO_ID if they do not merge, and what they become.
- *
- * word: their bytes, of `length` in all. */
-static inline uint32_t rank_of(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
-                               uint32_t left, uint32_t right, uint32_t *result)
-{
-    if (length == 2) {
-        int pair = word[0] << 8 | word[1];
-        *result = vocabulary->byte_results[pair];
-        return vocabulary->byte_ranks[pair];
-    }
-    if (vocabulary->pairs == NULL)
-        return *result = token_id(vocabulary, word, length);
-    const Pair *pair = find_pair(vocabulary, (uint64_t)left << 32 | right);
-    *result = pair->result;
-    return pair->rank;
-}
 
 /* A part of a word that has an id so far; rank and result are those of it and the next one. */
 typedef struct {
@@ -152,150 +62,6 @@ static int64_t merge_short(const Vocabulary *vocabulary, const uint8_t *word, in
     for (int k = 0; k < count; k++)
         ids[k] = parts[k].id;
     return count;
-}
-
-/* A symbol of a longer word, at the place of its first byte; rank: of it and the next one.
- * before, after: places of its neighbours; after is GONE once it is merged into the one before. */
-typedef struct {
-    int32_t before, after;
-    uint32_t id, rank;
-} Symbol;
-
-/* A pair that waits to be merged: its rank in the upper half, its place in the lower. */
-typedef uint64_t Waiting;
-
-typedef struct {
-    Waiting *pairs;
-    int64_t count;
-} Heap;
-
-static void sift_down(Heap *heap, int64_t at)
-{
-    Waiting moved = heap->pairs[at];
-
-    for (;;) {
-        int64_t child = 2 * at + 1;
-        if (child >= heap->count)
-            break;
-        if (child + 1 < heap->count && heap->pairs[child + 1] < heap->pairs[child])
-            child++;
-        if (heap->pairs[child] >= moved)
-            break;
-        heap->pairs[at] = heap->pairs[child];
-        at = child;
-    }
-    heap->pairs[at] = moved;
-}
-
-static int push(Heap *heap, Scratch *scratch, Waiting pushed)
-{
-    int64_t at = heap->count;
-
-    if (grow(&scratch->heap, &scratch->heap_room, at + 1, sizeof(Waiting)) != 0)
-        return NO_MEMORY;
-    heap->pairs = scratch->heap;
-    heap->count++;
-    while (at > 0 && pushed < heap->pairs[(at - 1) / 2]) {
-        heap->pairs[at] = heap->pairs[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    heap->pairs[at] = pushed;
-    return 0;
-}
-
-/* Rank a symbol and the next one; return what they become. */
-static uint32_t rank_symbol(const Vocabulary *vocabulary, const uint8_t *word, int64_t length,
-                            Symbol *symbols, int32_t place)
-{
-    Symbol *symbol = symbols + place;
-    uint32_t result = NO_ID;
-
-    symbol->rank = NO_ID;
-    if (symbol->after < length) {
-        const Symbol *next = symbols + symbol->after;
-        symbol->rank = rank_of(vocabulary, word + place, next->after - place, symbol->id, next->id,
-                               &result);
-    }
-    return result;
-}
-
-static int rank_and_push(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
-                         int64_t length, Heap *heap, int32_t place)
-{
-    Symbol *symbols = scratch->symbols;
-
-    rank_symbol(vocabulary, word, length, symbols, place);
-    if (symbols[place].rank == NO_ID)
-        return 0;
-    return push(heap, scratch, (uint64_t)symbols[place].rank << 32 | (uint32_t)place);
-}
-
-static int start_heap(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
-                      int32_t length, Heap *heap)
-{
-    if (grow(&scratch->symbols, &scratch->symbol_room, length, sizeof(Symbol)) != 0 ||
-        grow(&scratch->heap, &scratch->heap_room, length, sizeof(Waiting)) != 0)
-        return NO_MEMORY;
-    Symbol *symbols = scratch->symbols;
-    heap->pairs = scratch->heap;
-    heap->count = 0;
-    for (int32_t place = 0; place < length; place++) {
-        symbols[place].before = place - 1;
-        symbols[place].after = place + 1;
-        symbols[place].id = vocabulary->byte_ids[word[place]];
-    }
-    for (int32_t place = 0; place < length; place++) {
-        rank_symbol(vocabulary, word, length, symbols, place);
-        if (symbols[place].rank != NO_ID)
-            heap->pairs[heap->count++] = (uint64_t)symbols[place].rank << 32 | (uint32_t)place;
-    }
-    for (int64_t at = heap->count / 2; at-- > 0;)
-        sift_down(heap, at);
-    return 0;
-}
-
-static int64_t merge_long(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
-                          int64_t length, uint32_t *ids)
-{
-    Heap heap;
-    int64_t count = 0;
-
-    if (length >= INT32_MAX ||
-        start_heap(vocabulary, scratch, word, (int32_t)length, &heap) != 0)
-        return NO_MEMORY;
-    Symbol *symbols = scratch->symbols;
-    while (heap.count > 0) {
-        Waiting best = heap.pairs[0];
-        int32_t place = (int32_t)(uint32_t)best;
-        heap.pairs[0] = heap.pairs[--heap.count];
-        if (heap.count > 0)
-            sift_down(&heap, 0);
-        Symbol *symbol = symbols + place;
-        if (symbol->after == GONE || symbol->rank != best >> 32)
-            continue; /* merged since, or with another symbol */
-        Symbol *gone = symbols + symbol->after;
-        symbol->id = vocabulary->pairs == NULL
-                         ? symbol->rank
-                         : rank_symbol(vocabulary, word, length, symbols, place);
-        symbol->after = gone->after;
-        gone->after = GONE;
-        if (symbol->after < length)
-            symbols[symbol->after].before = place;
-        if (rank_and_push(vocabulary, scratch, word, length, &heap, place) != 0)
-            return NO_MEMORY;
-        if (symbol->before >= 0 &&
-            rank_and_push(vocabulary, scratch, word, length, &heap, symbol->before) != 0)
-            return NO_MEMORY;
-    }
-    for (int32_t place = 0; place < length; place = symbols[place].after)
-        ids[count++] = symbols[place].id;
-    return count;
-}
-
-void scratch_free(Scratch *scratch)
-{
-    free(scratch->symbols);
-    free(scratch->heap);
 }
 
 /* ---- Longest match ---- */

@@ -2,7 +2,7 @@
 
 No pattern looks back: if a text is cut where a pre-token starts, what follows does not depend on
 what was before. So a long text is cut into blocks there, and a rule sees each block as a whole
-text.
+text. A pre-token that does not fit a block of _LONGEST_BLOCK is left to `long_pretokens`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.characters import LETTERS, code_tables, decode
+from llmgpu.bpe.pretokens.long_pretokens import long_pretoken_end
 
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
+_LONGEST_BLOCK = 1 << 22
 _WINDOW = 1 << 12  # bytes at the end of a text in which a start is looked for first
 _PLAIN_WINDOW = 1 << 8  # bytes at the end in which first of all a plain start is looked for
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # from the end on
@@ -93,30 +95,67 @@ class RulePattern(Pattern):
             marked, decided = self.rule(data[first:end], every_edge[low:high] - first, self.unicode)
             cut = len(marked) if end == len(data) else last_set(marked[:decided])
             mask[first : first + cut] = marked[:cut]
+            if cut == 0 and size >= _LONGEST_BLOCK:
+                cut = self._mark_long(data[first:], every_edge[low:] - first, mask[first:])
             first, size = first + cut, size * 2 if cut == 0 else _BLOCK
         mask = mask[: len(spread)]
         return np.delete(mask, edges) if len(inner) else mask
 
+    def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
+        """Mark the first pre-token, which is long; return where the next one starts.
+
+        What depends on more text than there is counts as if the document ended here, which is right
+        before what `last_start` gives.
+        """
+        limit = int(edges[0]) if len(edges) else len(data)
+        if limit == 0:  # the block before ended where a document does
+            return 1
+        end = long_pretoken_end(data[:limit], self.expression, self.unicode, closed=True)
+        assert end is not None
+        mask[:end] = False
+        mask[0] = True
+        return end + (end == limit < len(data))  # an edge is passed over
+
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Look in windows that grow from the end of the text."""
+        """Look in windows that grow from the end of the text, then in blocks from its start on."""
         plain = _last_plain_start(text[max(begin, len(text) - _PLAIN_WINDOW) :])
         if plain:
             return len(text) - plain
         size = _WINDOW
-        while True:
+        while size <= _LONGEST_BLOCK:
             low = max(begin, len(text) - size)
             # A copy: the text may be in mapped memory of a device, which is slow to read.
             window = text[low:].copy()
             start = low + _sync_point(window, self.unicode) if low > begin else begin
             if start >= low:
-                data = window[start - low :]
-                if closed:
-                    data = np.append(data, np.uint8(0))
-                edges = np.array([len(data) - 1] if closed else [], np.int64)
-                marked, decided = self.rule(data, edges, self.unicode)
-                known = len(data) - 1 if closed else decided
-                return start + max(0, last_set(marked[:known]))
+                return start + self._last_of(window[start - low :], closed=closed)
             size *= 2
+        return self._last_from(text, begin, closed=closed)
+
+    def _last_of(self, data: Text, *, closed: bool) -> int:
+        """Return the last start in a short text that begins with a pre-token."""
+        if closed:
+            data = np.append(data, np.uint8(0))
+        edges = np.array([len(data) - 1] if closed else [], np.int64)
+        marked, decided = self.rule(data, edges, self.unicode)
+        return last_set(marked[: len(data) - 1 if closed else decided])
+
+    def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
+        """Return the last start in a text of any length, from one of its pre-tokens on."""
+        size = _BLOCK
+        while len(text) - first > size:
+            cut = self._last_of(text[first : first + size].copy(), closed=False)
+            if cut == 0 and size < _LONGEST_BLOCK:
+                size *= 2
+                continue
+            if cut == 0:
+                rest = text[first:]
+                end = long_pretoken_end(rest, self.expression, self.unicode, closed=closed)
+                if end is None or end == len(rest):
+                    return first
+                cut = end
+            first, size = first + cut, _BLOCK
+        return first + self._last_of(text[first:].copy(), closed=closed)
 
 
 class DocumentPattern(Pattern):

@@ -1,0 +1,168 @@
+"""Where a long pre-token ends, by the expression of its pattern, with 1 byte for each character.
+
+A rule marks a text as a whole, which takes more than ten times its memory. A pre-token that is
+longer than the blocks in which rules mark a text is matched by its pattern's expression instead:
+the standard library's `re` runs it on bytes, one for each character. ASCII characters are
+themselves, any other one is a byte that stands for its class.
+
+The end that a match finds does not depend on what follows the text, if it is at or before the last
+run of characters that a pattern may pass over together, and further from the end than a contraction
+is long: all that a pattern looks at is the rest of such a run, and the letters of a contraction.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.characters import LONG_S, CodeTable, code_tables, decode
+
+_BLOCK = 1 << 19  # bytes decoded at once
+_FIRST = 1 << 22  # bytes looked at first; twice as many each time that they don't tell
+_LOOKAHEAD = 16  # characters; a contraction has fewer
+_LONG_S_CODE = 0x8F
+
+# The bytes that stand for characters beyond ASCII; for OTHER also for bytes that are not valid.
+_CODES = {number: 0x80 + number for number in range(7)}
+_UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
+    rf"\x{_CODES[number]:02x}"
+    for number in (
+        unicode_classes.UPPERCASE,
+        unicode_classes.LOWERCASE,
+        unicode_classes.OTHER_LETTER,
+        unicode_classes.MARK,
+        unicode_classes.NUMBER,
+        unicode_classes.WHITE_SPACE,
+    )
+)
+_LOWER += rf"\x{_LONG_S_CODE:02x}"
+_SETS = {  # what stands in a set for a class; an expression has Lm and Lo together
+    r"\p{L}": rf"A-Za-z{_UPPER}{_LOWER}{_LETTER}",
+    r"\p{Lu}": rf"A-Z{_UPPER}",
+    r"\p{Lt}": "",
+    r"\p{Lm}": "",
+    r"\p{Lo}": _LETTER,
+    r"\p{Ll}": rf"a-z{_LOWER}",
+    r"\p{M}": _MARK,
+    r"\p{N}": rf"0-9{_NUMBER}",
+    r"\s": rf" \t-\r{_SPACE}",
+}
+_PARTS = re.compile(r"\\p\{\w+\}|\\.|\[\^?|.", re.DOTALL)
+_TABLES = code_tables(
+    _CODES[unicode_classes.OTHER], _CODES, {chr(byte): byte for byte in range(128)}
+)
+
+
+@cache
+def _compiled(expression: str) -> re.Pattern[bytes]:
+    """Return an expression of a named pattern for bytes that stand for characters."""
+    written = ""
+    in_set = False
+    for part in _PARTS.findall(expression):
+        if part in _SETS:
+            part = _SETS[part] if in_set else f"[{_SETS[part]}]"
+        elif part == r"\S":
+            part = rf"[^{_SETS[chr(92) + 's']}]"
+        elif part == "$":
+            part = r"\Z"
+        in_set = (part.startswith("[") and not part.endswith("]")) or (in_set and part != "]")
+        written += part
+    # A long s is one in contractions of any case.
+    long_s = rf"\x{_LONG_S_CODE:02x}"
+    written = written.replace("(?i:[sdmt]", f"(?i:[sdmt{long_s}]")
+    written = written.replace("(?i:'s|", f"(?i:'[s{long_s}]|")
+    return re.compile(written.encode(), re.DOTALL)
+
+
+def _members(names: tuple[str, ...], more: bytes = b"") -> bytes:
+    """Return all bytes in the sets of these names."""
+    pattern = re.compile(f"[{''.join(_SETS[name] for name in names)}]".encode())
+    return bytes(byte for byte in range(256) if pattern.match(bytes([byte]))) + more
+
+
+_LETTERS = _members((r"\p{L}", r"\p{M}"))
+_NUMBERS, _SPACES = _members((r"\p{N}",)), _members((r"\s",))
+_OTHERS = bytes(byte for byte in range(256) if byte not in _LETTERS + _NUMBERS + _SPACES)
+_MARKS = _members((r"\p{M}",))
+_RUNS = (_NUMBERS, _SPACES, _LETTERS, _OTHERS + _MARKS)
+
+
+def long_pretoken_end(
+    text: NDArray[np.uint8], expression: str, unicode: str, *, closed: bool
+) -> int | None:
+    """Return where the first pre-token of a text ends; None if that depends on what follows.
+
+    text: uint8 (n,), n > 0, without an edge of a document in it. expression: of a `RulePattern`.
+    unicode: version of the character classes. closed: a document ends with the text.
+
+    Memory: 1 byte for each character, up to twice as many as the pre-token has.
+    """
+    pattern, table = _compiled(expression), _TABLES[unicode]
+    characters = bytearray()
+    blocks: list[tuple[int, int]] = []  # up to which character and which byte each goes
+    wanted = _FIRST
+    while True:
+        done = blocks[-1][1] if blocks else 0
+        while done < min(wanted, len(text)):
+            end = _character_end(text, min(done + _BLOCK, len(text)))
+            characters += _characters(text[done:end], table)
+            blocks.append((len(characters), end))
+            done = end
+        found = pattern.match(characters)
+        assert found is not None  # an expression of a named pattern matches anything
+        last = found.end()
+        del found  # which holds the characters as they are
+        if (closed and done == len(text)) or last <= _decided(characters):
+            return _byte_place(text, blocks, last)
+        if done == len(text):
+            return None
+        wanted *= 2
+
+
+def _character_end(text: NDArray[np.uint8], end: int) -> int:
+    """Return the last position up to `end` that is not inside a character of several bytes."""
+    if end < len(text):
+        for back in range(4):
+            if text[end - back] & 0xC0 != 0x80:
+                return end - back
+    return end
+
+
+def _characters(text: NDArray[np.uint8], table: CodeTable) -> bytes:
+    """Return the bytes that stand for the characters of a text."""
+    if not (text & 0x80).any():
+        return text.tobytes()
+    codes = np.frombuffer(text.tobytes().translate(table.of_bytes), np.uint8).copy()
+    maybe = np.flatnonzero(text[:-1] == LONG_S[0])
+    positions, decoded = decode(text, codes, table)
+    long_s = maybe[text[maybe + 1] == LONG_S[1]]
+    decoded[np.searchsorted(positions, long_s)] = _LONG_S_CODE
+    return decoded.tobytes()
+
+
+def _decided(characters: bytearray) -> int:
+    """Return up to where no end depends on what follows the characters."""
+    # Marks may be in a run of letters as well as in one of other characters.
+    runs = [run for run in _RUNS if characters[-1] in run]
+    begin = min(len(characters.rstrip(run)) for run in runs)
+    return min(begin, len(characters) - _LOOKAHEAD)
+
+
+def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], character: int) -> int:
+    """Return the byte at which a character begins, or where the last one ends."""
+    before = (0, 0)
+    for block in blocks:
+        if character <= block[0]:
+            break
+        before = block
+    part = text[before[1] : block[1]]
+    if character == block[0]:
+        return block[1]
+    table = _TABLES[unicode_classes.DEFAULT_VERSION]  # of any version: lengths are the same
+    codes = np.zeros(len(part), np.uint8)
+    positions, _ = decode(part, codes, table)
+    return before[1] + int(positions[character - before[0]])
