@@ -17,7 +17,6 @@ from pathlib import Path
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import ALL, Engine, describe_machine, open_engines
 from llmgpu.bench.kernels.embedding import measure_embedding
-from llmgpu.bench.kernels.limits import measure_limits
 from llmgpu.bench.kernels.measure import measure_kernels
 from llmgpu.bench.results import (
     BPE_TRAIN,
@@ -29,7 +28,7 @@ from llmgpu.bench.results import (
     Result,
     VocabularyFacts,
 )
-from llmgpu.bench.timing import PartOptions
+from llmgpu.bench.timing import PartOptions, measure_limits
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
 from llmgpu.bench.tokenizers.measure import (
     Trainer,
@@ -157,7 +156,7 @@ class Benchmark:
         for number, engine in enumerate(engines if parts else ()):
             progress("limits", number, len(engines))
             with suppress(DeviceError):  # no memory for it, as the parts then say
-                self.record.limits[engine.name] = measure_limits(engine)
+                self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
             yield from MODEL_PARTS[part](engines, part_options, progress)
 

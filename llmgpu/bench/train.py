@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels.limits import measure_limits
 from llmgpu.bench.peers.torch import Torch, first_line, missing_torch
 from llmgpu.bench.results import TRAIN, Result, Times
-from llmgpu.bench.timing import PartOptions, kernel_times, runs_within, timed
+from llmgpu.bench.timing import PartOptions, kernel_times, measure_limits, runs_within, timed
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
@@ -353,7 +352,7 @@ class TrainBench:
             times["speed_up"] = self.numpy_seconds[str(job)] / median
         if len(seconds) > 1:
             times["speed_up_over_torch"] = Times.of(seconds[1]).median / median
-        limit = measure_limits(engine).operations_per_second
+        limit = measure_limits(engine.backend).operations_per_second
         times["share_of_floor"] = job.operations / median / limit
         times["kernels"] = kernel_times(engine.backend.device, lambda: own.time(1))
         return times

@@ -27,7 +27,7 @@ COMMANDS: Registry[click.Command] = Registry(
         "bpe-train": Entry(
             f"{_ROOM}.bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."
         ),
-        "count": Entry("llmgpu.cli.count:count", "Count the tokens of files."),
+        "count": Entry(f"{_ROOM}.count:count", "Count the tokens of files."),
         "export": Entry(
             f"{_ROOM}.interchange:export_vocabulary", "Export a vocabulary for another tool."
         ),
@@ -35,7 +35,7 @@ COMMANDS: Registry[click.Command] = Registry(
         "import": Entry(
             f"{_ROOM}.interchange:import_vocabulary", "Import a vocabulary of another tool."
         ),
-        "info": Entry(f"{_ROOM}.info:info", "Show adapters, or facts about a vocabulary."),
+        "info": Entry(f"{_ROOM}.info:info", "Show adapters, or what is in a file."),
         "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids, and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }

@@ -135,6 +135,12 @@ def progress_text(phase: str, done: int, total: int | None, seconds: float) -> s
     return text if total is None else f"{text}, {human_time(seconds * (total - done) / done)} left"
 
 
+def shows_colours() -> bool:
+    """Whether standard output is a terminal that should be sent colours."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def left_out_of(text: Corpus | None) -> dict[str, int]:
     """Return what a corpus lacks of its sources, as a summary has it."""
     return {

@@ -1,4 +1,4 @@
-"""``llmgpu count``: the tokens of files, by one vocabulary or several."""
+"""What ``llmgpu count`` does: the tokens of files, by one vocabulary or several."""
 
 from __future__ import annotations
 
@@ -9,31 +9,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
+from llmgpu.backend import start_selecting
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
-from llmgpu.cli.options import (
-    THREADS,
-    VOCAB_HELP,
-    TokenCount,
-    corpus_options,
-    device_option,
-    gpu_from,
-    make_corpus_options,
-    make_special_options,
-    output_options,
-    piped_input,
-    special_options,
-)
+from llmgpu.cli.options import gpu_from, make_corpus_options, make_special_options, piped_input
 from llmgpu.errors import InputError
 from llmgpu.input_files import printable
-
-if TYPE_CHECKING:
-    from llmgpu.bpe.encoding.encoder import Encoder
-    from llmgpu.text.corpus import CorpusOptions
-    from llmgpu.text.sources import Sources
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import Sources, resolve_sources
+from llmgpu.tokens.counting import count_files
+from llmgpu.tokens.tokenizing import GPU_FROM
 
 LEAST_COLUMN = 8  # characters
 MOST_LABEL = 14
@@ -56,45 +47,6 @@ ORDERS = {
 }
 
 
-@click.command()
-@click.argument("paths", nargs=-1, metavar="[PATH...|-]")
-@click.option(
-    "--vocab",
-    "vocabs",
-    required=True,
-    multiple=True,
-    metavar="VOCAB",
-    help=f"{VOCAB_HELP} Repeatable: a column each.",
-)
-@click.option(
-    "--per",
-    type=click.Choice(["file", "folder", "total"]),
-    default="file",
-    show_default=True,
-    help="What to print a line for.",
-)
-@click.option(
-    "--sort",
-    type=click.Choice(list(ORDERS)),
-    show_default="as they are read",
-    help="Order of the lines; most tokens (of the first VOCAB) or bytes first.",
-)
-@click.option(
-    "--budget",
-    type=TokenCount(),
-    metavar="N",
-    help="Fail, with exit code 1, if there are more than N tokens in all (50K, 2M).",
-)
-@click.option(
-    "--threads",
-    type=THREADS,
-    show_default="number of processors; with NumPy up to 4",
-    help="Number of threads that encode without a GPU.",
-)
-@special_options
-@corpus_options
-@device_option
-@output_options
 def count(
     paths: tuple[str, ...],
     vocabs: tuple[str, ...],
@@ -112,20 +64,7 @@ def count(
     eos: str | None,
     **reading: Any,
 ) -> None:
-    """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
-
-    \b
-    Example:
-      llmgpu count --vocab v.bin corpus.txt
-      llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
-      git diff | llmgpu count --vocab o200k --budget 8K
-    """
-    from llmgpu.backend import start_selecting
-    from llmgpu.bpe.encoding.open import open_encoder
-    from llmgpu.bpe.interchange.open import open_vocabulary
-    from llmgpu.text.sources import resolve_sources
-    from llmgpu.tokens.tokenizing import GPU_FROM
-
+    """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=quiet)
     paths = paths or piped_input(report)
     if not paths:
@@ -182,9 +121,6 @@ def _count(
     encoders: Sequence[Encoder], sources: Sources, options: CorpusOptions, report: Reporter
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all."""
-    from llmgpu.text.corpus import Corpus
-    from llmgpu.tokens.counting import count_files
-
     passes = []
     for encoder in encoders:
         with Corpus(sources, options) as text:

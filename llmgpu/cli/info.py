@@ -1,7 +1,9 @@
-"""What ``llmgpu info`` shows: the adapters of this machine, or the content of a vocabulary."""
+"""What ``llmgpu info`` shows: the adapters of this machine, or what is in a file."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +11,8 @@ import click
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.console import Reporter, print_json, print_result
 from llmgpu.cpu.library import describe as describe_engine
-from llmgpu.input_files import printable
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import printable, quote
 from llmgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -26,28 +29,32 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 
 
 def info(
-    vocab: str | None,
+    file: str | None,
     tokens: bool,
     first: int | None,
     search: str | None,
+    ids: tuple[int, ...],
     as_json: bool,
     quiet: bool,
     debug: bool,
 ) -> None:
-    """Show the adapters of this machine, or facts about the vocabulary VOCAB."""
-    if vocab is None:
-        if tokens or first or search:
-            raise click.UsageError("--tokens, --first and --search need a vocabulary file")
+    """Show the adapters of this machine, or facts about a file."""
+    lists = bool(tokens or first or search or ids)
+    if file is None:
+        if lists:
+            raise click.UsageError("--tokens, --first, --search and --id need a vocabulary")
         _show(_adapter_facts(), as_json)
         return
-    from llmgpu.bpe.interchange.open import open_vocabulary
+    facts = None if lists else _file_facts(file)
+    if facts is None:
+        from llmgpu.bpe.interchange.open import open_vocabulary
 
-    report = Reporter(quiet=quiet)
-    vocabulary = open_vocabulary(vocab, note=report.note)
-    if tokens or first or search:
-        _list_tokens(vocabulary, first, search, as_json)
-    else:
-        _show(_vocabulary_facts(vocabulary), as_json)
+        vocabulary = open_vocabulary(file, note=Reporter(quiet=quiet).note)
+        if lists:
+            _list_tokens(vocabulary, first, search, ids, as_json)
+            return
+        facts = _vocabulary_facts(vocabulary)
+    _show(facts, as_json)
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:
@@ -101,19 +108,89 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
+def _file_facts(path: str) -> dict[str, Any] | None:
+    """Return facts about word counts and files of ids; None for anything else."""
+    from llmgpu.outputs import COUNTS, MANIFEST, NPY, TOKEN_FILE, kind_of
+
+    kind = kind_of(path)
+    if kind == COUNTS:
+        from llmgpu.bpe.words.counts_file import load_counts
+
+        counts = load_counts(path)
+        return {
+            "kind": kind,
+            "text bytes": counts.words.text_bytes,
+            "documents": counts.documents,
+            "distinct words": len(counts.words),
+            "pattern": counts.pattern,
+            "Unicode version": counts.cut.unicode or "none",
+            "separators": [text.decode(errors="backslashreplace") for text in counts.separators]
+            or "none",
+        }
+    if kind == TOKEN_FILE:
+        from llmgpu.tokens.bin import describe_bin_file, read_side_file
+
+        describe_bin_file(path)  # InputError for a file that is not as its side file says
+        return {"kind": kind, **_without_lists(read_side_file(path))}
+    if kind == MANIFEST:
+        from llmgpu.tokens.shards import describe_manifest
+
+        return {"kind": kind, **_without_lists(describe_manifest(path))}
+    if kind == NPY:
+        from llmgpu.tokens.formats import read_tokens
+
+        blocks = [(len(block), int(block.max())) for block in read_tokens(path, "npy")]
+        largest = max((most for _, most in blocks), default=None)
+        return {"kind": kind, "count": sum(count for count, _ in blocks), "largest id": largest}
+    return None
+
+
+def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return facts under readable names, with the lengths of lists in place of them."""
+    shown = {name: len(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+    names = {"document_offsets": "documents", "bytes": "text bytes"}
+    return {
+        names.get(name, name).replace("_", " "): fact
+        for name, fact in shown.items()
+        if name not in ("format", "version")
+    }
+
+
 def _list_tokens(
-    vocabulary: Vocabulary, first: int | None, search: str | None, as_json: bool
+    vocabulary: Vocabulary,
+    first: int | None,
+    search: str | None,
+    ids: Iterable[int],
+    as_json: bool,
 ) -> None:
-    wanted = None if search is None else search.encode()
+    """Print tokens, a line each."""
+    from llmgpu.bpe.vocabulary.spelling import readable
+
+    try:
+        wanted = re.compile(search or "")
+    except re.error as error:
+        raise click.UsageError(f"--search {quote(search or '')}: {error}") from error
+    special = set(vocabulary.special_tokens.values())
     shown = 0
-    for token_id, token in enumerate(vocabulary.tokens):
-        if wanted is not None and wanted not in token:
+    for token_id in ids or range(vocabulary.size):
+        if token_id >= vocabulary.size:
+            last = vocabulary.size - 1
+            raise VocabularyError(f"id {token_id} is not in the vocabulary, which ends at {last}")
+        token = vocabulary.tokens[token_id]
+        if not wanted.search(token.decode(errors="backslashreplace")):
             continue
         if shown == first:
             break
         shown += 1
-        text = repr(token)[2:-1]  # without b'...'
         if as_json:
-            print_json({"id": token_id, "bytes": text}, to_stderr=False)
+            facts = {"id": token_id, "text": _text_of(token), "hex": token.hex()}
+            print_json(facts | {"special": token_id in special}, to_stderr=False)
         else:
-            print_result(f"{token_id}\t{text}")
+            print_result(f"{token_id}\t{readable(token)}")
+
+
+def _text_of(token: bytes) -> str | None:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return None

@@ -196,6 +196,26 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
         return tuple(sorted({VocabularySize().convert(part, param, ctx) for part in parts}))
 
 
+class Share(click.ParamType[tuple[str, float]]):
+    """A part's name and its share: val=0.01, or val=1%."""
+
+    name = "share"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float]:
+        """Parse the name and the share."""
+        if isinstance(value, tuple):
+            return value
+        form = r"([A-Za-z][A-Za-z0-9_-]*)=([0-9]{0,9}\.?[0-9]{0,18})(%?)"
+        match = re.fullmatch(form, str(value))
+        share = float(match[2]) / (100 if match[3] else 1) if match and match[2].strip(".") else 0.0
+        if match is None or not 0 < share < 1:
+            shown = quote(str(value))
+            self.fail(f"{shown} is not a name and a share below 1; write val=0.01", param, ctx)
+        return match[1], share
+
+
 class SpecialToken(click.ParamType[tuple[str, int]]):
     """A special token's text and id: <|end|>=50256. The last = counts."""
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
 
-from llmgpu.backend import start_selecting
+from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json, print_result
+from llmgpu.cli.console import (
+    Reporter,
+    human_bytes,
+    left_out_of,
+    print_json,
+    print_result,
+    shows_colours,
+)
 from llmgpu.cli.options import (
     READING_INPUT,
     gpu_from,
@@ -25,17 +35,21 @@ from llmgpu.cli.options import (
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
+from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import matched_as, read_side_file, side_path
 from llmgpu.tokens.formats import (
+    SHOWN,
     format_by_name,
     open_writer,
     outputs,
     read_tokens,
     recognize_format,
 )
+from llmgpu.tokens.parts import FirstTokens, SplitSink, check_shares, part_name, spans_without
 from llmgpu.tokens.shards import ShardNames, ShardWriter
+from llmgpu.tokens.shown import ShownTokens, Style
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import (
     GPU_FROM,
@@ -56,6 +70,24 @@ class _Output:
     shard_tokens: int | None
     resume: bool
     force: bool
+    split: dict[str, float]
+    seed: int
+
+    @property
+    def names(self) -> list[str]:
+        """The file of the first part, and those of the others."""
+        return [self.name, *(part_name(self.name, part) for part in self.split)]
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What is tokenized, and how."""
+
+    files: Sources
+    options: CorpusOptions
+    special: SpecialOptions
+    threads: int | None
+    max_tokens: int | None
 
 
 def tokenize(
@@ -70,6 +102,9 @@ def tokenize(
     threads: int | None,
     shard_tokens: int | None,
     layout: str,
+    split: tuple[tuple[str, float], ...],
+    seed: int,
+    max_tokens: int | None,
     resume: bool,
     force: bool,
     device: str,
@@ -83,14 +118,13 @@ def tokenize(
     **reading: Any,
 ) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
-    if decode and (count or line_documents):
-        raise click.UsageError("--decode can't be combined with --count or --line-documents")
     by_name = "ids" if decode else format_by_name(output)
-    target = _Output(output, format_name or by_name, layout, shard_tokens, resume, force)
+    shape = (format_name or by_name, layout, shard_tokens)
+    target = _Output(output, *shape, resume, force, dict(split), seed)
     _check_output(target, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
-    if decode and not special.is_plain:
-        raise click.UsageError("--decode takes no special tokens: their ids become their text")
+    if decode:
+        _check_decoding(format_name, special, count or line_documents or bool(max_tokens))
     report = Reporter(quiet=quiet)
     if not files:
         report.line(READING_INPUT)
@@ -109,35 +143,24 @@ def tokenize(
         summary = _decode(ids, vocabulary, vocab, target)
     else:
         options = make_corpus_options(line_documents=line_documents, **reading)
-        backend = selected()
-        report.line(f"tokenizing on {backend.description}")
-        if vocabulary.normalizer:
-            report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
-        encoder = open_encoder(vocabulary, backend, special=special, threads=threads)
-
-        def open_sink() -> TokenSink:
-            if shard_tokens is None:
-                return open_writer(
-                    output,
-                    target.format,
-                    vocabulary_size=vocabulary.size,
-                    fingerprint=vocabulary.fingerprint,
-                    match_facts=vocabulary.match_facts,
-                    layout=layout,
-                    force=force,
-                )
-            return _open_shards(target, vocabulary, found, options, special, report)
-
-        with Corpus(found, options) as text:
-            summary = _encode(text, encoder, None if count else open_sink, report, growth)
-        summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
-        if backend.shares:
-            summary["text_bytes_by_device"] = backend.shares
-        _print_summary(report, summary)
+        text = _Text(found, options, special, threads, max_tokens)
+        summary = _tokenize(text, vocabulary, selected(), None if count else target, report, growth)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
         print_result(summary["tokens"])
+
+
+def _check_decoding(format: str | None, special: SpecialOptions, encodes: bool) -> None:
+    """Raise click.UsageError for options that say how to encode."""
+    if encodes:
+        raise click.UsageError(
+            "--decode can't be combined with --count, --line-documents or --max-tokens"
+        )
+    if format == SHOWN:
+        raise click.UsageError(f"--decode can't read --format {SHOWN}")
+    if not special.is_plain:
+        raise click.UsageError("--decode takes no special tokens: their ids become their text")
 
 
 def _check_output(output: _Output, is_encoding: bool) -> None:
@@ -146,12 +169,25 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--layout needs --format bin")
     if output.resume and output.shard_tokens is None:
         raise click.UsageError("--resume needs --shard-tokens N")
+    if output.split and not (is_encoding and output.name != STANDARD_OUTPUT):
+        raise click.UsageError("--split needs -o FILE, and no --decode or --count")
+    if output.format == SHOWN and (output.split or output.shard_tokens):
+        raise click.UsageError(f"--format {SHOWN} can't be combined with --split or --shard-tokens")
+    check_shares(output.split)
     if output.shard_tokens is None:
         return
     if not is_encoding:
         raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
     if output.format != "bin" or output.name == STANDARD_OUTPUT:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
+
+
+def _style(output: str) -> Style:
+    """Return how a terminal shows tokens, and otherwise that each has a line."""
+    if shows_colours():
+        return "colours" if output == STANDARD_OUTPUT else "lines"
+    is_terminal = output == STANDARD_OUTPUT and sys.stdout is not None and sys.stdout.isatty()
+    return "borders" if is_terminal else "lines"
 
 
 def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
@@ -162,47 +198,108 @@ def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
 
 def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
     """Raise OutputError if writing would destroy what is read, or a file of another kind."""
-    if output.shard_tokens is not None:
-        written = ShardNames(output.name).outputs()
+    if decode or output.format == SHOWN:
+        written = [Output(output.name, TEXT)]
+    elif output.shard_tokens is not None:
+        written = [file for name in output.names for file in ShardNames(name).outputs()]
     else:
-        written = (
-            [Output(output.name, TEXT)]
-            if decode
-            else outputs(output.name, output.format, output.layout)
-        )
+        names, layout = output.names, output.layout
+        written = [file for name in names for file in outputs(name, output.format, layout)]
     check_outputs(written, read, force=output.force)
 
 
-def _open_shards(
+def _open_sinks(
+    output: _Output, vocabulary: Vocabulary, added: Collection[int], key: Run, report: Reporter
+) -> TokenSink:
+    """Open what ids go to; added: ids that stand for no text. key: resume key of the ids."""
+    if output.format == SHOWN:
+        return ShownTokens(output.name, vocabulary, _style(output.name))
+    if output.split:
+        key |= {"split": output.split, "seed": output.seed}
+    with ExitStack() as opened:  # aborts the first if the second can't be opened
+        sinks = []
+        for name in output.names:
+            sinks.append(_open_sink(name, output, vocabulary, added, key, report))
+            opened.callback(sinks[-1].abort)
+        opened.pop_all()
+    if not output.split:
+        return sinks[0]
+    spans = spans_without(vocabulary, added)
+    return SplitSink(sinks, [*output.split.values()], output.seed, spans)
+
+
+def _open_sink(
+    name: str,
     output: _Output,
     vocabulary: Vocabulary,
-    sources: Sources,
-    options: CorpusOptions,
-    special: SpecialOptions,
+    added: Collection[int],
+    key: Run,
     report: Reporter,
-) -> ShardWriter:
-    assert output.shard_tokens is not None
-    if output.resume:
-        require_rereadable(sources)
-    around = [token for token in (special.bos, special.eos) if token is not None]
+) -> TokenSink:
+    if output.shard_tokens is None:
+        return open_writer(
+            name,
+            output.format,
+            vocabulary_size=vocabulary.size,
+            fingerprint=vocabulary.fingerprint,
+            match_facts=vocabulary.match_facts,
+            layout=output.layout,
+            force=output.force,
+        )
     shards = ShardWriter(
-        output.name,
+        name,
         vocabulary,
         output.shard_tokens,
         layout=output.layout,
-        added={token_id(vocabulary, token) for token in around},
-        run=encoding_key(sources, options, special),
+        added=added,
+        run=key,
         resume=output.resume,
         force=output.force,
     )
     if output.resume:
-        progress = ShardNames(output.name).progress
+        progress = ShardNames(name).progress
         report.line(
             f"resuming from {progress}: {shards.kept:,} shards are finished"
             if shards.kept
             else f"note: no finished shard in {progress} to resume from: starting from scratch"
         )
     return shards
+
+
+def _tokenize(
+    source: _Text,
+    vocabulary: Vocabulary,
+    backend: Backend,
+    output: _Output | None,
+    report: Reporter,
+    growth: Growth,
+) -> dict[str, Any]:
+    """Tokenize a text, only counting if there is no output; return the summary."""
+    report.line(f"tokenizing on {backend.description}")
+    if vocabulary.normalizer:
+        report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
+    special, most = source.special, source.max_tokens
+    added = {token_id(vocabulary, end) for end in (special.bos, special.eos) if end is not None}
+    encoder: Encoder = open_encoder(vocabulary, backend, special=special, threads=source.threads)
+    if most:
+        encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
+
+    def open_sink(output: _Output) -> TokenSink:
+        if output.resume:
+            require_rereadable(source.files)
+        key: Run = {"max tokens": most} if most else {}
+        if output.shard_tokens:
+            key |= encoding_key(source.files, source.options, special)
+        return _open_sinks(output, vocabulary, added, key, report)
+
+    with Corpus(source.files, source.options) as text:
+        opened = partial(open_sink, output) if output else None
+        summary = _encode(text, encoder, opened, report, growth)
+    summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
+    if backend.shares:
+        summary["text_bytes_by_device"] = backend.shares
+    _print_summary(report, summary, output.names if output else ())
+    return summary
 
 
 def _encode(
@@ -214,7 +311,7 @@ def _encode(
 ) -> dict[str, Any]:
     """Tokenize into a sink, or only count; return the summary."""
     start = time.perf_counter()
-    tokens = 0
+    tokens, parts = 0, {}
 
     def progress(phase: str, done: int, total: int | None) -> None:
         report(phase, done, total)
@@ -231,22 +328,27 @@ def _encode(
             with open_sink() as sink:
                 encode_into(sink, encoder, text, progress)
             tokens = sink.ids
+            if isinstance(sink, SplitSink):
+                sizes = ({"tokens": part.ids, "documents": part.documents} for part in sink.sinks)
+                parts = {"parts": [*sizes]}
     finally:
         report.close()
     seconds = time.perf_counter() - start
+    taken = encoder if isinstance(encoder, FirstTokens) else text
     return {
         "tokens": tokens,
-        "text_bytes": text.text_bytes,
-        "documents": text.documents,
+        "text_bytes": taken.text_bytes,
+        "documents": taken.documents,
+        **parts,
         **left_out_of(text),
-        "bytes_per_token": round(text.text_bytes / tokens, 6) if tokens else None,
+        "bytes_per_token": round(taken.text_bytes / tokens, 6) if tokens else None,
         "estimated_memory_bytes": report.needed_bytes or None,
         "seconds": round(seconds, 3),
         "mb_per_second": round(text.text_bytes / seconds / 1e6, 3),
     }
 
 
-def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
+def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[str]) -> None:
     report.note_left_out(summary)
     if summary["tokens"]:
         report.line(
@@ -254,6 +356,10 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
             f"{summary['documents']:,} documents, {summary['bytes_per_token']:.2f} bytes a token; "
             f"{summary['seconds']:.2f} s, {summary['mb_per_second']:.1f} MB/s"
         )
+    for name, part in zip(names, summary.get("parts", ()), strict=False):
+        report.line(f"{name}: {part['tokens']:,} tokens in {part['documents']:,} documents")
+        if not part["documents"]:
+            report.note(f"no document fell to {name}: give a larger share, or --line-documents")
 
 
 def _decode(

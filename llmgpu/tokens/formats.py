@@ -79,6 +79,9 @@ FORMATS = {
 }
 
 
+SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.shown`; it can't be read back
+
+
 def describe_formats() -> str:
     """Return the names of all formats and what they are, for --help."""
     return ", ".join(f"{name} ({format.description})" for name, format in FORMATS.items())

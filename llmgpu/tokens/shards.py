@@ -46,6 +46,7 @@ from llmgpu.tokens.bin import (
     side_path,
 )
 from llmgpu.tokens.layouts import Layout, get_layout
+from llmgpu.tokens.parts import spans_without
 from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
@@ -158,8 +159,7 @@ class ShardWriter(TokenSink):
         _check_length(shard_tokens, self._layout)
         self._names = ShardNames(str(output))
         self._vocabulary = vocabulary
-        self._spans = vocabulary.token_spans.copy()
-        self._spans[list(added)] = 0
+        self._spans = spans_without(vocabulary, added)
         self._shard_tokens = shard_tokens
         own: Run = {
             "shard tokens": shard_tokens,
@@ -324,6 +324,11 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
     """
     _, shards = _read_json(path, MANIFEST_FORMAT, "is not a list of token shards")
     return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
+
+
+def describe_manifest(path: str | Path) -> dict[str, Any]:
+    """Return what a manifest says of its shards together; InputError as `read_manifest`."""
+    return _read_json(path, MANIFEST_FORMAT, "is not a list of token shards")[0]
 
 
 def _differs(path: str) -> InputError:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmgpu.bench import timing, train
-from llmgpu.bench.kernels import embedding, limits, measure
+from llmgpu.bench.kernels import embedding, measure
 from llmgpu.bench.kernels.cases import Sizes
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import PARTS, Benchmark, BenchOptions
@@ -40,8 +40,8 @@ def small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
     patch.setattr(embedding, "QUICK_BUDGET", 0.0)
     patch.setattr(timing, "WARM_UP_SECONDS", 0.0)
-    patch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
-    patch.setattr(limits, "PRODUCT_SIZE", 64)
+    patch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
+    patch.setattr(timing, "PRODUCT_SIZE", 64)
     patch.setattr(train, "RUN_SECONDS", 0.01)
 
 

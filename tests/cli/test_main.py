@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from llmgpu import __version__
-from llmgpu.backend import list_adapters
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS
 from tests.cli.conftest import COMMAND, Run, environment, fails
@@ -76,26 +74,6 @@ def test_version(llmgpu: Run) -> None:
 def test_an_unknown_command_is_wrong_usage(llmgpu: Run) -> None:
     done = llmgpu("frobnicate")
     assert done.returncode == 2 and b"frobnicate" in done.stderr
-
-
-def test_info_lists_the_adapters(llmgpu: Run) -> None:
-    facts = json.loads(llmgpu("info", "--json").stdout)
-    assert facts["--device auto, train"]
-    names = [fact["name"] for key, fact in facts.items() if key.startswith("adapter")]
-    assert names == [adapter.name for adapter in list_adapters()]
-
-
-def test_info_of_a_vocabulary(llmgpu: Run, vocab: Path) -> None:
-    facts = json.loads(llmgpu("info", "v.bin", "--json").stdout)
-    assert (facts["tokens"], facts["merges"], facts["pattern"]) == (400, 144, "cl100k")
-    tokens = llmgpu("info", "v.bin", "--tokens", "--first", "3").stdout
-    assert tokens == b"0\t\\x00\n1\t\\x01\n2\t\\x02\n"
-    found = llmgpu("info", "v.bin", "--search", "e").stdout.decode().splitlines()
-    assert "101\te" in found and all("e" in line for line in found)
-
-
-def test_info_needs_a_vocabulary_for_tokens(llmgpu: Run) -> None:
-    assert llmgpu("info", "--tokens").returncode == 2
 
 
 @pytest.mark.parametrize(

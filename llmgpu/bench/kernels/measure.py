@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.kernels.cases import Arrays, KernelCase, Sizes, Tensors
-from llmgpu.bench.kernels.limits import measure_limits, raise_clocks
 from llmgpu.bench.kernels.operations import LAYERS
-from llmgpu.bench.kernels.tokenizers import measure_tokenizer_kernels
 from llmgpu.bench.kernels.updates import UPDATES
 from llmgpu.bench.peers.torch import Torch, first_line
 from llmgpu.bench.results import KERNELS, Result
-from llmgpu.bench.timing import PartOptions, time_program, timed
+from llmgpu.bench.timing import PartOptions, measure_limits, raise_clocks, time_program, timed
+from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import logits_block_rows
@@ -111,7 +110,7 @@ class CaseBench:
                     return replace(begun, correct=False, answer=answer)
             before = None
             if self.cold:
-                raise_clocks(engine)
+                raise_clocks(engine.backend)
                 before = _fill_caches(engine, operations)
             runs = self.options.runs
             times = time_program(prepared.operations, prepared.program, runs, self.budget, before)
@@ -247,7 +246,7 @@ def _add_rates(result: Result, engine: Engine | None, case: KernelCase, arrays: 
         rates["output_bytes_per_second"] = output_bytes / median
         rates["tokens_per_second"] = tokens / median
     if engine is not None:
-        limits = measure_limits(engine)
+        limits = measure_limits(engine.backend)
         rates["share_of_copy"] = nbytes / median / limits.bytes_per_second
         if operations is not None:
             floor = max(nbytes / limits.bytes_per_second, operations / limits.operations_per_second)

@@ -16,9 +16,9 @@ peer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import EncodeFile, TokenizingPeer, TrainingPeer
-from llmgpu.bench.results import BPE_TRAIN, TOKENIZE, KernelTimes, Result, Times
-from llmgpu.bench.timing import kernel_times, timed
-from llmgpu.bench.tokenizers.corpus import Job
+from llmgpu.bench.results import BPE_TRAIN, KERNELS, TOKENIZE, KernelTimes, Result, Times
+from llmgpu.bench.timing import PartOptions, has_timestamps, kernel_times, raise_clocks, timed
+from llmgpu.bench.tokenizers.corpus import Job, load_text
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
@@ -49,6 +49,12 @@ TIMED_MERGES = 256
 FIRST_RUN_BYTES = 1000
 _READ_BYTES = 4 << 20
 _TWO_WORDS = b"two words\n"
+KERNELS_PATTERN, KERNELS_VOCAB_SIZE = "gpt2", 512
+TEXT_BYTES, QUICK_TEXT_BYTES = 10_000_000, 1_000_000  # whose kernels are timed
+CPU_TEXT_BYTES, QUICK_CPU_TEXT_BYTES = 100_000, 20_000
+LEAST_SHARE = 0.01  # of a job's time that a kernel must take to get a result
+
+Work = Callable[[Backend], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -337,3 +343,74 @@ def _open_bench(job: Job, vocabulary: Vocabulary, progress: Progress) -> Tokeniz
     vocabulary.save(path)
     reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
     return TokenizingBench(job, vocabulary, path, reference, progress)
+
+
+def measure_tokenizer_kernels(
+    engines: Sequence[Engine], options: PartOptions, progress: Progress
+) -> Iterator[Result]:
+    """Yield a result for each kernel of a training and an encoding, where there are timestamps.
+
+    Kernels work on what earlier ones have left, so they are timed where they are, in a whole job.
+    Those that matter have the sum of their times in it.
+    """
+    jobs = cache(_kernel_jobs)
+    for engine in engines:
+        if has_timestamps(engine.backend.device):
+            for begun, work, expected in jobs(kernel_text_bytes(engine, quick=options.quick)):
+                progress(f"{KERNELS}: {engine.name}, {begun.job.partition(',')[0]}", 0, 1)
+                begun = replace(begun, engine=engine.name)
+                yield from _measure_kernels(begun, engine.backend, work, expected, options.runs)
+
+
+def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
+    """Return how much text an engine gets, the kernels of which are timed."""
+    if engine.is_software_adapter:
+        return QUICK_CPU_TEXT_BYTES if quick else CPU_TEXT_BYTES
+    return QUICK_TEXT_BYTES if quick else TEXT_BYTES
+
+
+def _kernel_jobs(nbytes: int) -> list[tuple[Result, Work, NDArray[Any]]]:
+    """Return what the results of a training and an encoding share, the work, and NumPy's answer."""
+    data = load_text([], nbytes).data
+
+    def train(backend: Backend) -> Vocabulary:
+        options = TrainingOptions(KERNELS_VOCAB_SIZE, KERNELS_PATTERN)
+        return train_vocabulary(corpus_from_bytes(data), options, backend).vocabulary
+
+    def encode(backend: Backend) -> NDArray[Any]:
+        return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
+
+    vocabulary = train(NUMPY)
+    text = f"{len(data) / 1e6:,.2f} MB of text, pattern {KERNELS_PATTERN}"
+    training = Result(KERNELS, "", job=f"training {KERNELS_VOCAB_SIZE} ids, {text}")
+    training = replace(training, answer="the merges of NumPy")
+    encoding = Result(KERNELS, "", job=f"encoding, {text}", answer="the ids of NumPy")
+    return [
+        (training, lambda backend: train(backend).merges, vocabulary.merges),
+        (encoding, encode, encode(NUMPY)),
+    ]
+
+
+def _measure_kernels(
+    begun: Result, backend: Backend, work: Work, expected: NDArray[Any], count: int
+) -> Iterator[Result]:
+    """Do a job once to compare its answer, which also compiles, then with timestamps."""
+    runs: list[dict[str, float]] = []
+    try:
+        if not np.array_equal(work(backend), expected):
+            yield replace(begun, correct=False, answer=f"NOT {begun.answer}")
+            return
+        for _ in range(count):
+            raise_clocks(backend)
+            kernels = kernel_times(backend.device, lambda: work(backend))
+            runs.append(kernels.seconds if kernels else {})
+    except LlmgpuError as error:
+        yield replace(begun, answer="", note=str(error))
+        return
+    times = {name: Times.of([spent.get(name, 0.0) for spent in runs]) for name in runs[0]}
+    total = sum(spent.median for spent in times.values())
+    begun = replace(begun, correct=True, clock="gpu")
+    for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
+        share = spent.median / total
+        if share >= LEAST_SHARE:
+            yield replace(begun, variant=name, seconds=spent, share_of_kernels=share)

@@ -1,4 +1,4 @@
-"""What ids spell: as characters of a text, and as a stream whose end is not there yet."""
+"""What ids spell: as characters of a text, as people read it, and as a stream without an end."""
 
 from __future__ import annotations
 
@@ -26,6 +26,27 @@ def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64
     # The character of byte k is the last one that begins at k or before.
     first = np.maximum(characters[np.minimum(begins + 1, len(data))] - 1, 0)
     return np.stack([np.where(lengths > 0, first, characters[ends]), characters[ends]], axis=1)
+
+
+def readable(token: bytes) -> str:
+    r"""Return a token for people, on one line: each token in another way.
+
+    Characters of every script are as they are. What can't be seen is escaped: bytes that are not
+    UTF-8 and ASCII as ``\xff``, other characters as ``\u200b``, and the backslash is doubled.
+    """
+    text = token.decode(errors="surrogateescape")
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(c if c.isprintable() and c != "\\" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x80:
+        return character.encode("unicode_escape").decode()
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+        return f"\\x{code & 0xFF:02x}"
+    return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
 
 
 def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> Iterator[str]:

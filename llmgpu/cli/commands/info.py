@@ -1,4 +1,4 @@
-"""``llmgpu info``: the adapters of this machine, or the content of a vocabulary."""
+"""``llmgpu info``: the adapters of this machine, or what is in a file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,37 @@ from llmgpu.cli.options import TEXT, output_options
 
 
 @click.command()
-@click.argument("vocab", required=False)
-@click.option("--tokens", is_flag=True, help="List the tokens: id and bytes.")
+@click.argument("file", required=False)
+@click.option("--tokens", is_flag=True, help="List the tokens: id and text.")
 @click.option("--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens.")
-@click.option("--search", type=TEXT, metavar="TEXT", help="List only tokens that contain TEXT.")
+@click.option(
+    "--search",
+    type=TEXT,
+    metavar="REGEX",
+    help="List only tokens in whose text this regular expression is found.",
+)
+@click.option(
+    "--id",
+    "ids",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="ID",
+    help="List only this token. Repeatable.",
+)
 @output_options
 def info(**options: Any) -> None:
-    """Show the adapters of this machine, or facts about the vocabulary VOCAB.
+    """Show the adapters of this machine, or facts about FILE.
+
+    FILE is a vocabulary (of any tool, or a name such as cl100k), word counts, a token file or a
+    manifest of shards.
 
     \b
     Example:
       llmgpu info
       llmgpu info v.bin
-      llmgpu info cl100k
-      llmgpu info v.bin --tokens --search the --first 20
+      llmgpu info cl100k --tokens --search '(?i)^ ?the' --first 20
+      llmgpu info v.bin --id 264 --json
+      llmgpu info corpus.bin
     """
     from llmgpu.cli import info
 

@@ -9,6 +9,7 @@ import click
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.options import (
     THREADS,
+    Share,
     TokenCount,
     corpus_options,
     device_option,
@@ -17,7 +18,7 @@ from llmgpu.cli.options import (
     special_options,
     vocab_option,
 )
-from llmgpu.tokens.formats import FORMATS, describe_formats
+from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
 
@@ -35,9 +36,10 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice(list(FORMATS)),
+    type=click.Choice([*FORMATS, SHOWN]),
     show_default="that of the ending of -o, else ids; with --decode, recognized",
-    help=f"Format of the ids: {describe_formats()}.",
+    help=f"Format of the ids: {describe_formats()}; or {SHOWN}, a line for each token with its id "
+    "and text, on a terminal the text with its tokens in colours.",
 )
 @click.option(
     "--match",
@@ -71,6 +73,27 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     "manifest OUT.json.",
 )
 @click.option(
+    "--split",
+    type=Share(),
+    multiple=True,
+    metavar="NAME=SHARE",
+    help="Put this share of the documents, drawn at random, into a file of their own: with "
+    "val=0.01, 1% of them into OUT-val.bin (val.bin beside train.bin). Repeatable.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of --split.",
+)
+@click.option(
+    "--max-tokens",
+    type=TokenCount(),
+    metavar="N",
+    help="Stop after N tokens (4096, 100M), in the middle of a document if need be.",
+)
+@click.option(
     "--resume",
     is_flag=True,
     help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
@@ -88,6 +111,8 @@ def tokenize(**options: Any) -> None:
     Example:
       llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
       llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
+      llmgpu tokenize --vocab v.bin docs.jsonl -o train.bin --split val=0.01
+      echo 'Hello world' | llmgpu tokenize --vocab v.bin --format tokens
       echo 'a line' | llmgpu tokenize --vocab v.bin
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
       llmgpu tokenize --vocab v.bin --decode -o text corpus.bin

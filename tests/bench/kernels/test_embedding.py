@@ -13,7 +13,7 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import timing
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels import embedding, limits
+from llmgpu.bench.kernels import embedding
 from llmgpu.bench.kernels.embedding import (
     BACKWARD,
     COMPACT,
@@ -49,10 +49,10 @@ NUMPY_ENGINE = Engine(NUMPY, 0.0)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "JOBS", (TINY,))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(limits, "HARDWARE_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(limits, "SOFTWARE_THREADS", 256)
-    monkeypatch.setattr(limits, "HARDWARE_THREADS", 256)
+    monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(timing, "HARDWARE_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(timing, "SOFTWARE_THREADS", 256)
+    monkeypatch.setattr(timing, "HARDWARE_THREADS", 256)
 
 
 def measure(*engines: Engine, **changes: Any) -> list[Result]:

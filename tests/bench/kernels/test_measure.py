@@ -15,9 +15,8 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import timing
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels import measure, tokenizers
+from llmgpu.bench.kernels import measure
 from llmgpu.bench.kernels.cases import KernelCase, Sizes
-from llmgpu.bench.kernels.limits import keep_busy, raise_clocks
 from llmgpu.bench.kernels.measure import (
     FAMILIES,
     CaseBench,
@@ -29,7 +28,8 @@ from llmgpu.bench.kernels.measure import (
 )
 from llmgpu.bench.peers.torch import Torch
 from llmgpu.bench.results import Limits, Result, load_record
-from llmgpu.bench.timing import PartOptions, has_timestamps
+from llmgpu.bench.timing import PartOptions, has_timestamps, keep_busy, raise_clocks
+from llmgpu.bench.tokenizers import measure as tokenizers
 from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.backends import open_operations
@@ -49,8 +49,8 @@ SEPARATELY = "adamw_update, all weights, then cast"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make everything small, and the figures of engines such that nothing need be measured."""
     monkeypatch.setattr(measure, "choose_sizes", lambda engine, quick: (SIZES, "small"))
-    monkeypatch.setattr(tokenizers, "text_bytes", lambda engine, quick: 3000)
-    monkeypatch.setattr(tokenizers, "VOCAB_SIZE", 270)
+    monkeypatch.setattr(tokenizers, "kernel_text_bytes", lambda engine, quick: 3000)
+    monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
     monkeypatch.setattr(measure, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
 
@@ -263,7 +263,7 @@ def test_a_device_is_kept_busy_until_the_time_is_over(device: Device) -> None:
     device.gpu_seconds.clear()
     try:
         keep_busy(operations, threads=256, rounds=4, seconds=0.01)
-        raise_clocks(engine_of(None))
+        raise_clocks(NUMPY)
     finally:
         device.timing = False
     if has_timestamps(device):

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import Backend
-from llmgpu.bench.engines import Engine
-from llmgpu.bench.kernels import limits
-from llmgpu.bench.kernels.limits import (
+from llmgpu.bench import timing
+from llmgpu.bench.timing import (
     FACTORS,
     copy_kernel,
+    host_times,
     measure_limits,
     multiply_add_kernel,
+    time_program,
 )
-from llmgpu.bench.timing import host_times, time_program
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
@@ -24,12 +24,12 @@ from llmgpu.lm.ops.backends import GpuOperations, NumpyOperations
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CPU_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(limits, "HARDWARE_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(limits, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(timing, "HARDWARE_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(timing, "PRODUCT_SIZE", 64)
     for name in ("SOFTWARE_THREADS", "HARDWARE_THREADS"):
-        monkeypatch.setattr(limits, name, 256)
-    monkeypatch.setattr(limits, "RUNS", 2)
+        monkeypatch.setattr(timing, name, 256)
+    monkeypatch.setattr(timing, "LIMIT_RUNS", 2)
 
 
 @pytest.mark.parametrize("vectors", [1, 255, 2048, 2049, 5000])
@@ -61,15 +61,15 @@ def test_multiply_add(any_device: Device, count: int, rounds: int) -> None:
 
 
 def test_figures_of_numpy(small: None) -> None:
-    found = measure_limits(Engine(Backend(None, "small"), 0.0))
+    found = measure_limits(Backend(None, "small"))
     assert found.bytes_per_second > 0
     assert found.operations_per_second > 0
 
 
 def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) -> None:
-    engine = Engine(Backend(any_device, "small"), 0.0)
-    found = measure_limits(engine)
-    assert measure_limits(engine) is found
+    backend = Backend(any_device, "small")
+    found = measure_limits(backend)
+    assert measure_limits(backend) is found
     assert found.bytes_per_second > 0
     assert found.operations_per_second > 0
     assert found.bytes_per_second != found.operations_per_second
@@ -78,7 +78,7 @@ def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) 
 def test_a_copy_takes_what_memory_there_is(
     device: Device, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "SMALLEST_COPY_BYTES", 1 << 18)
+    monkeypatch.setattr(timing, "SMALLEST_COPY_BYTES", 1 << 18)
     create, made = device.create_buffer, []
 
     def create_few(label: str, nbytes: int) -> Any:
@@ -89,12 +89,12 @@ def test_a_copy_takes_what_memory_there_is(
         return create(label, nbytes)
 
     monkeypatch.setattr(device, "create_buffer", create_few)
-    found = measure_limits(Engine(Backend(device, "little memory"), 0.0))
+    found = measure_limits(Backend(device, "little memory"))
     assert found.bytes_per_second > 0
     assert made == [1 << 18, 1 << 18]
-    monkeypatch.setattr(limits, "SMALLEST_COPY_BYTES", 1 << 19)
+    monkeypatch.setattr(timing, "SMALLEST_COPY_BYTES", 1 << 19)
     with pytest.raises(DeviceError, match="no memory"):
-        measure_limits(Engine(Backend(device, "less memory"), 0.0))
+        measure_limits(Backend(device, "less memory"))
 
 
 def test_times_of_a_program(any_device: Device) -> None:

@@ -1,0 +1,70 @@
+"""``llmgpu count``: the tokens of files, by one vocabulary or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgpu.cli.options import (
+    THREADS,
+    VOCAB_HELP,
+    TokenCount,
+    corpus_options,
+    device_option,
+    output_options,
+    special_options,
+)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[PATH...|-]")
+@click.option(
+    "--vocab",
+    "vocabs",
+    required=True,
+    multiple=True,
+    metavar="VOCAB",
+    help=f"{VOCAB_HELP} Repeatable: a column each.",
+)
+@click.option(
+    "--per",
+    type=click.Choice(["file", "folder", "total"]),
+    default="file",
+    show_default=True,
+    help="What to print a line for.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["path", "tokens", "bytes"]),
+    show_default="as they are read",
+    help="Order of the lines; most tokens (of the first VOCAB) or bytes first.",
+)
+@click.option(
+    "--budget",
+    type=TokenCount(),
+    metavar="N",
+    help="Fail, with exit code 1, if there are more than N tokens in all (50K, 2M).",
+)
+@click.option(
+    "--threads",
+    type=THREADS,
+    show_default="number of processors; with NumPy up to 4",
+    help="Number of threads that encode without a GPU.",
+)
+@special_options
+@corpus_options
+@device_option
+@output_options
+def count(**options: Any) -> None:
+    """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
+
+    \b
+    Example:
+      llmgpu count --vocab v.bin corpus.txt
+      llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
+      git diff | llmgpu count --vocab o200k --budget 8K
+    """
+    from llmgpu.cli import count
+
+    count.count(**options)

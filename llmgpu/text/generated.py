@@ -1,0 +1,135 @@
+"""Text of any size, made of a seed, with as many distinct words as real text of its size.
+
+- The frequency of a word falls with its rank r as in Zipf's law: as 1/r among the first
+  _TABLE_WORDS ranks, then as r to the power -5/3. Ranks are not bounded, so new words keep coming:
+  n words have about 15 n^0.6 distinct ones, which is Heaps' law with the numbers of English.
+- A word's spelling is a function of its rank alone, and no two ranks below 2^32 share one. Words
+  are syllables, a consonant (or two) and a vowel (or two) each, with a final consonant or none;
+  frequent words have fewer. One word in 64 is Cyrillic, and one is a number.
+- The syllables of a word are as good as random, so tokens of this text are not those of a language.
+- It is made in blocks, each from the seed and the block's number. Nothing but integers, divisions
+  and square roots goes into it, so a seed gives the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_WORDS = 1 << 15
+_TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
+_DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
+_SYLLABLES = 4  # of the longest word
+_LONGER_FROM = (1 << 6, 1 << 11, 1 << 19)  # ranks from which on words have a syllable more
+_ONSETS = (*"bcdfghlmnprstv", "st", "tr")
+_VOWELS = (*"aeiouy", "ai", "au", "ea", "ee", "ei", "ie", "io", "oa", "oo", "ou")
+_CYRILLIC_ONSETS, _CYRILLIC_VOWELS = "бвгджзклмнпрстфх", "аеиоуыэюяёєіїўйѣ"
+_CODAS = ("", "", "n", "s", "r", "t", "l", "")
+_ENDS = {" ": 220, ", ": 14, ". ": 11, ".\n": 4, "\n": 2, "? ": 2, "; ": 1, ": ": 1, ".\n\n": 1}
+
+
+def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
+    """Yield `nbytes` of UTF-8 text in blocks of some 200 KB; the last ends with a newline.
+
+    Except for its last four bytes, a text is the beginning of every longer one of the same seed.
+    """
+    words = _Words()
+    missing = nbytes
+    for number in count():
+        block = words.block(seed, number)
+        if len(block) >= missing:
+            break
+        yield block
+        missing -= len(block)
+    # The last block ends with newlines from its last whole character on.
+    kept = block[: max(missing - 1, 0)].decode(errors="ignore").encode()
+    yield kept + b"\n" * (missing - len(kept))
+
+
+class _Words:
+    """Spells and draws words.
+
+    A word is a row of cells: _SYLLABLES syllables, then a final consonant and what follows it.
+    A cell is 4 bytes, zeros at the end of which stand for nothing.
+    """
+
+    def __init__(self) -> None:
+        latin = [onset + vowel for onset in _ONSETS for vowel in _VOWELS]
+        cyrillic = [onset + vowel for onset in _CYRILLIC_ONSETS for vowel in _CYRILLIC_VOWELS]
+        numbers = [f"{number:03}" for number in range(256)]
+        self._syllables = _cells([*latin, *cyrillic, *numbers])  # 256 of each script
+        self._codas = _cells(list(_CODAS))
+        ends = [end for end, share in _ENDS.items() for _ in range(share)]
+        self._ends = _cells(ends) << np.uint32(8)
+        self._ends_sentence = np.array([end[0] in ".?\n" for end in ends])
+        ranks = _table_ranks()
+        self._table = np.empty((_DRAWS, _SYLLABLES + 1), np.uint32)
+        self._table[: len(ranks)] = self._spell(ranks)
+        self._in_table = len(ranks)
+
+    def block(self, seed: int, number: int) -> bytes:
+        """Return the text of block `number`, which is some sentences."""
+        random = np.random.PCG64DXSM([seed, number]).random_raw(BLOCK_WORDS)
+        # 16 bits for a frequent word, 8 for what follows it, 40 for a rare word
+        draws = random.astype(np.uint16)
+        rows = self._table.take(draws, axis=0)
+        rare = np.flatnonzero(draws >= self._in_table)
+        rows[rare] = self._spell(_rare_ranks(random[rare] >> np.uint64(24)))
+        ends = (random >> np.uint64(16)).astype(np.uint8)
+        ends[-1] = len(self._ends) - 1
+        rows[:, -1] |= self._ends[ends]
+        _capitalize(rows, self._ends_sentence[ends])
+        return rows.tobytes().translate(None, b"\0")
+
+    def _spell(self, ranks: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        """Return the rows of words, uint32 (n, _SYLLABLES + 1), with nothing after them.
+
+        ranks: uint64 (n,), below 2^32.
+        """
+        syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
+        bits = (8 * syllables).astype(np.uint64)
+        # Both steps map the numbers of this many bits one-to-one.
+        numbers = ranks * np.uint64(0x9E3779B97F4A7C15) & ((np.uint64(1) << bits) - np.uint64(1))
+        numbers ^= numbers >> (bits >> np.uint64(1))
+        mixed = ranks * np.uint64(0xD1B54A32D192ED03)
+        script = np.maximum((mixed >> 58).astype(np.int64) - 61, 0)  # 0, or 1 or 2 of 64 times
+        rows = np.zeros((len(ranks), _SYLLABLES + 1), np.uint32)
+        for place in range(_SYLLABLES):
+            digit = (numbers >> np.uint64(8 * place)).astype(np.uint8)
+            cells = self._syllables[256 * script + digit]
+            rows[:, place] = np.where(place < syllables, cells, 0)
+        coda = (mixed >> 55 & 7).astype(np.int64)
+        rows[:, -1] = np.where(script == 0, self._codas[coda], 0)
+        return rows
+
+
+def _table_ranks() -> NDArray[np.uint64]:
+    """Return the ranks below _TABLE_WORDS, each as often as it occurs in _DRAWS words."""
+    ranks = np.arange(_TABLE_WORDS, dtype=np.uint64)
+    return np.repeat(ranks, (_DRAWS * 0.11 / (ranks + 1.7)).astype(np.int64))
+
+
+def _rare_ranks(random: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return ranks from _TABLE_WORDS on; random: uint64 (n,), below 2^40.
+
+    The share of ranks beyond r falls as r to the power -2/3. The few beyond 2^32 are folded.
+    """
+    share = (random + np.uint64(1)) / float(1 << 40)
+    ranks = _TABLE_WORDS / (share * np.sqrt(share))
+    return np.fmod(ranks, float(1 << 32)).astype(np.uint64)
+
+
+def _capitalize(rows: NDArray[np.uint32], ends_sentence: NDArray[np.bool_]) -> None:
+    """Give the first words of sentences a capital, where they are Latin; the first row is one."""
+    first = np.append(0, np.flatnonzero(ends_sentence[:-1]) + 1)
+    letters = rows[first, 0].astype(np.uint8)
+    small = (letters >= ord("a")) & (letters <= ord("z"))
+    rows[first, 0] ^= np.where(small, 0x20, 0).astype(np.uint32)
+
+
+def _cells(texts: list[str]) -> NDArray[np.uint32]:
+    """Return texts of up to 4 bytes as cells, uint32 (n,), the first byte the lowest."""
+    return np.array([int.from_bytes(text.encode(), "little") for text in texts], np.uint32)

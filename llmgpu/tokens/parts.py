@@ -1,0 +1,144 @@
+"""Parts of a tokenized text: its first tokens, and its documents divided among several outputs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import TextSource
+from llmgpu.tokens.sinks import TokenSink
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
+
+
+class FirstTokens:
+    """An encoder that stops after a number of ids, in the middle of a document if need be.
+
+    text_bytes, documents: what its ids stand for so far.
+    """
+
+    def __init__(self, encoder: Encoder, most: int, spans: NDArray[np.int64]) -> None:
+        """Stop after `most` ids, 1 or more; spans: bytes of text of each id."""
+        self._encoder = encoder
+        self._left = most
+        self._spans = spans
+        self.text_bytes = 0
+        self.documents = 0
+
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
+        for piece in self._encoder.encode(source, allocate):
+            if len(piece.ids) >= self._left:
+                ids, starts = piece.ids[: self._left], piece.document_starts
+                text_bytes = int(self._spans[ids].sum())
+                piece = EncodedSlice(ids, starts[starts < self._left], text_bytes, closed=True)
+            self._left -= len(piece.ids)
+            self.text_bytes += piece.text_bytes
+            self.documents += len(piece.document_starts)
+            yield piece
+            if not self._left:
+                return
+
+
+def part_name(output: str, part: str) -> str:
+    """Return the name of a part's file: train.bin and "val" make val.bin, x.bin makes x-val.bin."""
+    folder, name = os.path.split(output)
+    stem, ending = os.path.splitext(name)
+    begin = re.sub(r"train$", "", stem)
+    return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{part}{ending}")
+
+
+class SplitSink(TokenSink):
+    """Divides documents among several sinks.
+
+    Which one a document goes to is drawn by the seed and the number of the document alone: it does
+    not depend on slices or devices.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[TokenSink],
+        shares: Sequence[float],
+        seed: int,
+        spans: NDArray[np.int64],
+    ) -> None:
+        """Give each sink but the first a share of the documents, and the first the rest.
+
+        shares: of the sinks after the first, above 0; less than 1 in all. seed: 0 or more.
+        spans: bytes of text of each id.
+        """
+        super().__init__()
+        self.sinks = sinks
+        self._edges = np.cumsum(shares)
+        self._seed = seed
+        self._spans = spans
+        self._open = 0  # the sink of the document that the next ids belong to
+
+    def write(self, piece: EncodedSlice) -> None:
+        """Write the next ids, see `TokenSink.write`."""
+        starts, size = piece.document_starts, len(piece.ids)
+        numbers = np.arange(self.documents, self.documents + len(starts), dtype=np.uint64)
+        drawn = np.searchsorted(self._edges, uniform(self._seed, numbers), side="right") + 1
+        drawn[drawn > len(self._edges)] = 0
+        owners = np.concatenate([[self._open], drawn])
+        of_id = np.repeat(owners, np.diff(np.concatenate([[0], starts, [size]])))
+        self._open = int(owners[-1])
+        for number, sink in enumerate(self.sinks):
+            mine, own = of_id == number, drawn == number
+            if not (mine.any() or own.any()):
+                continue
+            before = np.concatenate([[0], np.cumsum(mine)])
+            ids = piece.ids[mine]
+            closed = piece.closed and self._open == number
+            text_bytes = int(self._spans[ids].sum())
+            sink.write(EncodedSlice(ids, before[starts[own]], text_bytes, closed))
+        self.ids += size
+        self.documents += len(starts)
+
+    def close(self) -> None:
+        """Close all sinks, or abort those that are left if one fails."""
+        left = list(self.sinks)
+        try:
+            while left:
+                left.pop(0).close()
+        finally:
+            for sink in left:
+                sink.abort()
+
+    def abort(self) -> None:
+        """Abort all sinks."""
+        for sink in self.sinks:
+            sink.abort()
+
+
+def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each of `numbers` (n,): SplitMix64 of seed and number."""
+    mixed = numbers * np.uint64(_GOLDEN) + np.uint64((seed * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.int64]:
+    """Return how many bytes of text each id stands for: none for those that are `added` to it."""
+    spans = vocabulary.token_spans.copy()
+    spans[list(added)] = 0
+    return spans
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Raise InputError unless shares leave something for the first part."""
+    total = sum(shares.values())
+    if total >= 1:
+        raise InputError(
+            f"the parts take {100 * total:g}% of the documents: leave some for the rest"
+        )

@@ -1,0 +1,100 @@
+"""``llmgpu info``: adapters, vocabularies and their tokens, word counts, token files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from llmgpu.backend import list_adapters
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from tests.cli.conftest import Run, fails
+
+
+def test_info_lists_the_adapters(llmgpu: Run) -> None:
+    facts = json.loads(llmgpu("info", "--json").stdout)
+    assert facts["--device auto, train"]
+    names = [fact["name"] for key, fact in facts.items() if key.startswith("adapter")]
+    assert names == [adapter.name for adapter in list_adapters()]
+
+
+def test_info_of_a_vocabulary(llmgpu: Run, vocab: Path) -> None:
+    facts = json.loads(llmgpu("info", "v.bin", "--json").stdout)
+    assert (facts["tokens"], facts["merges"], facts["pattern"]) == (400, 144, "cl100k")
+    tokens = llmgpu("info", "v.bin", "--tokens", "--first", "3").stdout
+    assert tokens == b"0\t\\x00\n1\t\\x01\n2\t\\x02\n"
+    found = llmgpu("info", "v.bin", "--search", "e").stdout.decode().splitlines()
+    assert "101\te" in found and all("e" in line for line in found)
+
+
+def test_info_needs_a_vocabulary_for_tokens(llmgpu: Run) -> None:
+    assert llmgpu("info", "--tokens").returncode == 2
+
+
+def test_tokens_in_every_script(llmgpu: Run, tmp_path: Path) -> None:
+    words = ["нет ", "你好 ", "नमस्ते ", "😀 "]
+    (tmp_path / "corpus.txt").write_text("".join(words) * 20, encoding="utf-8")
+    llmgpu("bpe-train", "corpus.txt", "--vocab-size", "300", "--special-token", "<|end|>", "-q")
+    listed = llmgpu("info", "v.bin", "--tokens").stdout.decode().splitlines()
+    assert [int(line.split("\t")[0]) for line in listed] == [*range(len(listed))]
+    assert {" нет", " 你好", " 😀", "<|end|>"} <= {line.split("\t")[1] for line in listed}
+    found = [
+        json.loads(line)
+        for line in llmgpu("info", "v.bin", "--tokens", "--json").stdout.splitlines()
+    ]
+    tokens = Vocabulary.load(tmp_path / "v.bin").tokens
+    assert [bytes.fromhex(token["hex"]) for token in found] == [*tokens]
+    for token in found:
+        data = bytes.fromhex(token["hex"])
+        assert token["text"] == (data.decode() if is_utf8(data) else None)
+    assert [token["text"] for token in found if token["special"]] == ["<|end|>"]
+
+
+def is_utf8(data: bytes) -> bool:
+    return data.decode(errors="ignore").encode() == data
+
+
+def test_tokens_by_id_and_by_expression(llmgpu: Run, vocab: Path) -> None:
+    tokens = Vocabulary.load(vocab).tokens
+    done = llmgpu("info", "v.bin", "--id", "300", "--id", "10", "--id", "97")
+    assert done.stdout.decode().splitlines()[1:] == ["10\t\\n", "97\ta"]
+    fails(
+        llmgpu("info", "v.bin", "--id", "400"),
+        1,
+        "id 400 is not in the vocabulary, which ends at 399",
+    )
+    found = llmgpu("info", "v.bin", "--search", "^ ?[ab]+$", "--json").stdout.splitlines()
+    expected = [
+        number
+        for number, token in enumerate(tokens)
+        if token.lstrip(b" ").strip(b"ab") == b"" and token.strip(b" ") and token[1:].find(b" ") < 0
+    ]
+    assert [json.loads(line)["id"] for line in found] == expected
+    assert llmgpu("info", "v.bin", "--search", r"^\\xff$").stdout == b"255\t\\xff\n"
+    fails(llmgpu("info", "v.bin", "--search", "("), 2, "--search '(': missing )")
+
+
+def test_info_of_counts_and_files_of_ids(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    size = corpus.stat().st_size
+    llmgpu("bpe-train", "corpus.txt", "--counts-only", "--save-counts", "c.counts", "-q")
+    counts = json.loads(llmgpu("info", "c.counts", "--json").stdout)
+    assert (counts["text bytes"], counts["documents"], counts["pattern"]) == (size, 1, "cl100k")
+    encode = ("tokenize", "--vocab", "v.bin", "corpus.txt", "--line-documents", "--json", "-q")
+    made = json.loads(llmgpu(*encode, "-o", "ids.bin").stdout)
+    facts = json.loads(llmgpu("info", "ids.bin", "--json").stdout)
+    for name, key in (
+        ("count", "tokens"),
+        ("documents", "documents"),
+        ("text bytes", "text_bytes"),
+    ):
+        assert facts[name] == made[key]
+    assert facts["kind"] == "a token file" and facts["fingerprint"] == made["fingerprint"]
+    assert f"count: {made['tokens']}" in llmgpu("info", "ids.bin").stdout.decode()
+    llmgpu(*encode, "-o", "s.bin", "--shard-tokens", "1000")
+    shards = json.loads(llmgpu("info", "s.json", "--json").stdout)
+    assert (shards["count"], shards["shards"]) == (made["tokens"], -(-made["tokens"] // 1000))
+    llmgpu(*encode, "-o", "ids.npy")
+    assert json.loads(llmgpu("info", "ids.npy", "--json").stdout)["count"] == made["tokens"]
+    with open(corpus.parent / "ids.bin", "ab") as file:
+        file.write(b"x")
+    fails(llmgpu("info", "ids.bin"), 1, "they don't belong together")
+    fails(llmgpu("info", "c.counts", "--tokens"), 1, "c.counts")

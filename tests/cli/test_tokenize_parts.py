@@ -1,0 +1,101 @@
+"""``llmgpu tokenize``: the first tokens, parts by documents, tokens to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+from llmgpu import Tokenizer
+from llmgpu.tokens.bin import read_side_file
+from tests.cli.conftest import COMMAND, Run, environment, fails
+
+ENCODE = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "corpus.txt")
+
+
+def lines_of(llmgpu: Run, name: str) -> list[bytes]:
+    back = llmgpu("tokenize", "--vocab", "v.bin", "--decode", name)
+    assert back.returncode == 0, back.stderr
+    return back.stdout.splitlines(keepends=True)
+
+
+def test_parts_have_all_documents_once(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    split = ("--line-documents", "--split", "val=0.1", "--split", "test=20%")
+    done = llmgpu(*ENCODE, *split, "-o", "train.bin", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    parts = {name: lines_of(llmgpu, name) for name in ("train.bin", "val.bin", "test.bin")}
+    lines = corpus.read_bytes().splitlines(keepends=True)
+    assert sorted(line for part in parts.values() for line in part) == sorted(lines)
+    assert [part["documents"] for part in summary["parts"]] == [*map(len, parts.values())]
+    assert 0.03 < len(parts["val.bin"]) / len(lines) < 0.2
+    for name, part in parts.items():
+        assert [line for line in lines if line in part] == part or len(set(lines)) < len(lines)
+        assert read_side_file(corpus.parent / name)["bytes"] == sum(map(len, part))
+    again = llmgpu(*ENCODE, *split, "-o", "o-train.bin", "--shard-tokens", "500")
+    assert again.returncode == 0, again.stderr
+    manifest = json.loads((corpus.parent / "o-val.json").read_bytes())
+    assert manifest["documents"] == len(parts["val.bin"])
+    other = llmgpu(*ENCODE, *split, "-o", "other.bin", "--seed", "1")
+    assert other.returncode == 0 and lines_of(llmgpu, "other-val.bin") != parts["val.bin"]
+
+
+def test_what_parts_refuse(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    fails(llmgpu(*ENCODE, "--split", "val=0.1"), 2, "--split needs -o FILE")
+    for wrong in ("val", "val=1", "val=0", "val=", "=0.1", "a/b=0.1", "val=.", "val=-1"):
+        fails(llmgpu(*ENCODE, "-o", "x.bin", "--split", wrong), 2, "write val=0.01")
+    fails(llmgpu(*ENCODE, "-o", "x.bin", "--split", "a=.6", "--split", "b=.6"), 1, "120%")
+    (corpus.parent / "x-val.bin").write_text("text")
+    fails(llmgpu(*ENCODE, "-o", "x.bin", "--split", "val=0.1"), 1, "x-val.bin is text")
+    assert not (corpus.parent / "x.bin").exists()
+    alone = llmgpu(*ENCODE, "-o", "y.bin", "--split", "val=0.1")
+    assert alone.returncode == 0 and b"note: no document fell to y-val.bin" in alone.stderr
+
+
+def test_parts_in_shards_resume(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    split = ("--line-documents", "--split", "val=0.3", "--shard-tokens", "300")
+    llmgpu(*ENCODE, *split, "-o", "a.bin")
+    expected = {path.name: path.read_bytes() for path in corpus.parent.glob("a*.bin")}
+    fails(llmgpu(*ENCODE, *split, "-o", "a.bin", "--json", "--decode"), 2, "--split")
+    assert len(expected) > 4
+    again = llmgpu(*ENCODE, *split, "-o", "a.bin", "--resume")
+    assert again.returncode == 0
+    assert {path.name: path.read_bytes() for path in corpus.parent.glob("a*.bin")} == expected
+
+
+def test_the_first_tokens(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    ids = Tokenizer.load(vocab, "cpu").encode(corpus.read_bytes(), dtype=list)
+    done = llmgpu(*ENCODE, "--max-tokens", "7", "--json")
+    assert done.stdout.split() == [str(i).encode() for i in ids[:7]]
+    summary = json.loads(done.stderr.splitlines()[-1])
+    text = Tokenizer.load(vocab).decode_bytes(ids[:7])
+    assert (summary["tokens"], summary["text_bytes"]) == (7, len(text))
+    assert llmgpu(*ENCODE, "--max-tokens", "1M", "--count").stdout == f"{len(ids)}\n".encode()
+    fails(llmgpu(*ENCODE, "--max-tokens", "7", "--decode"), 2, "--max-tokens")
+
+
+def test_tokens_are_shown_in_lines_and_on_a_terminal_in_colours(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    corpus.write_text("low \x1b[1m☃\n")
+    tokenizer = Tokenizer.load(vocab, "cpu")
+    ids = tokenizer.encode(corpus.read_bytes(), dtype=list)
+    plain = llmgpu(*ENCODE, "--format", "tokens").stdout.decode().splitlines()
+    assert [int(line.split("\t")[0]) for line in plain] == ids
+    fails(llmgpu(*ENCODE, "--format", "tokens", "--decode"), 2, "--decode can't read")
+    fails(llmgpu(*ENCODE, "--format", "tokens", "-o", "corpus.txt"), 1, "input")
+    for variables, sign in (({"NO_COLOR": ""}, "\x1b[38;5;16;"), ({"NO_COLOR": "1"}, "│")):
+        ours, theirs = pty.openpty()
+        subprocess.run(
+            [*COMMAND, *ENCODE, "--format", "tokens", "-q"],
+            cwd=corpus.parent,
+            env=environment() | {"TERM": "xterm"} | variables,
+            stdout=theirs,
+            check=True,
+        )
+        os.close(theirs)
+        shown = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+        assert shown.count(sign) == len(ids) and "\x1b[1m" not in shown

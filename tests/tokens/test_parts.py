@@ -1,0 +1,145 @@
+"""Parts of a tokenized text, by taking it apart document by document."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from llmgpu.backend import NUMPY
+from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.errors import InputError, OutputError
+from llmgpu.progress import no_progress
+from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.tokens.parts import (
+    FirstTokens,
+    SplitSink,
+    check_shares,
+    part_name,
+    spans_without,
+    uniform,
+)
+from llmgpu.tokens.tokenizing import encode_into
+from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
+from tests.tokens.test_tokenizing import Collecting
+
+ABSENT = 1  # a byte
+TEXT = hostile_text(3, 2_000).replace(bytes([ABSENT]), b"")
+
+
+class Kept(Collecting):
+    """Keeps the ids of each document, and how it ended."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.found: list[list[int]] = []
+        self.ended = ""
+        self._fails = fails
+
+    def write(self, piece: EncodedSlice) -> None:
+        starts = piece.document_starts.tolist()
+        bounds = [*starts, len(piece.ids)]
+        if bounds[0]:
+            self.found[-1] += piece.ids[: bounds[0]].tolist()
+        for begin, end in pairwise(bounds):
+            self.found.append(piece.ids[begin:end].tolist())
+        self.ids += len(piece.ids)
+        self.documents += len(starts)
+        self.text_bytes += piece.text_bytes
+
+    def close(self) -> None:
+        if self._fails:
+            raise OutputError("no room")
+        self.ended = "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+def split_mix(seed: int, number: int) -> float:
+    """Return what a document draws, in whole numbers of any size."""
+    word = (number * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return ((word ^ word >> 31) >> 11) / 2**53
+
+
+@pytest.mark.parametrize("slice_bytes", [50, 700, 1 << 20])
+def test_documents_go_where_their_number_says(slice_bytes: int) -> None:
+    documents = [part for part in TEXT.split(b"e") for _ in range(2)]
+    documents[5:5] = [b"", b"", b""]
+    vocabulary = train(TEXT)
+    whole = open_encoder(vocabulary, NUMPY)
+    expected: list[list[list[int]]] = [[], [], []]
+    for number, document in enumerate(documents):
+        drawn = split_mix(7, number)
+        part = 1 if drawn < 0.2 else 2 if drawn < 0.3 else 0
+        pieces = whole.encode(corpus_from_bytes(document))
+        expected[part].append([i for piece in pieces for i in piece.ids.tolist()])
+    sinks = [Kept(), Kept(), Kept()]
+    encoder = open_encoder(vocabulary, NUMPY, slice_bytes)
+    with SplitSink(sinks, [0.2, 0.1], 7, spans_without(vocabulary, ())) as split:
+        encode_into(split, encoder, corpus_from_bytes(documents), no_progress)
+    assert [sink.found for sink in sinks] == expected
+    assert [sink.ended for sink in sinks] == ["closed"] * 3
+    assert (split.documents, split.ids) == (len(documents), sum(sink.ids for sink in sinks))
+    assert sum(sink.text_bytes for sink in sinks) == sum(map(len, documents))
+
+
+def test_a_sink_that_fails_takes_those_after_it_along() -> None:
+    sinks = [Kept(), Kept(fails=True), Kept()]
+    split = SplitSink(sinks, [0.1, 0.1], 0, np.ones(300, np.int64))
+    with pytest.raises(OutputError), split:
+        pass
+    assert [sink.ended for sink in sinks] == ["closed", "", "aborted"]
+    with pytest.raises(KeyError), SplitSink(sinks, [0.1, 0.1], 0, np.ones(300, np.int64)):
+        raise KeyError
+    assert [sink.ended for sink in sinks] == ["aborted"] * 3
+
+
+def test_draws_are_even_and_those_of_the_seed() -> None:
+    numbers = np.arange(20_000, dtype=np.uint64)
+    for seed in (0, 1, 2**63 + 5):
+        drawn = uniform(seed, numbers)
+        assert drawn[:50].tolist() == [split_mix(seed, number) for number in range(50)]
+        counts = np.histogram(drawn, 10, (0, 1))[0]
+        assert abs(counts - 2000).max() < 200
+    assert not np.array_equal(uniform(0, numbers), uniform(1, numbers))
+
+
+def test_names_of_parts() -> None:
+    assert part_name("train.bin", "val") == "val.bin"
+    assert part_name("a/owt-train.npy", "val") == "a/owt-val.npy"
+    assert part_name("a.b/x.bin", "test") == "a.b/x-test.bin"
+    assert part_name("x", "val") == "x-val"
+
+
+def test_shares_leave_something() -> None:
+    check_shares({"a": 0.5, "b": 0.4999})
+    with pytest.raises(InputError, match="100% of the documents"):
+        check_shares({"a": 0.5, "b": 0.5})
+
+
+@pytest.mark.parametrize("most", [1, 2, 99, 100, 1_000_000])
+def test_the_first_tokens(most: int) -> None:
+    documents = [b"", b"low low", *TEXT.split(b"e"), b""]
+    vocabulary = train(TEXT)
+    around = SpecialOptions(eos=ABSENT)
+    whole = open_encoder(vocabulary, NUMPY, special=around)
+    spans = spans_without(vocabulary, {ABSENT})
+    ids: list[int] = []
+    begins = []
+    for document in documents:
+        begins.append(len(ids))
+        for piece in whole.encode(corpus_from_bytes(document)):
+            ids += piece.ids.tolist()
+    first = FirstTokens(open_encoder(vocabulary, NUMPY, 200, special=around), most, spans)
+    sink = Kept()
+    encode_into(sink, first, corpus_from_bytes(documents), no_progress)
+    taken = ids[:most]
+    assert [i for document in sink.found for i in document] == taken
+    assert len(sink.found) == first.documents == sum(begin < most for begin in begins)
+    assert first.text_bytes == sum(int(spans[i]) for i in taken)
