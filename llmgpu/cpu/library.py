@@ -27,6 +27,7 @@ from llmgpu.errors import InputError, LlmgpuError
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
 MANY_IDS = 1 << 22  # whose copy would take too much memory
+_WRONG_MERGE = -2
 RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
 
 # Functions by name: what they return, and what they take.
@@ -60,6 +61,18 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "counter_absorb": (c_int, c_void_p, c_void_p),
     "counter_size": (c_int64, c_void_p, POINTER(c_int64), POINTER(c_int64)),
     "counter_take": (None, c_void_p, c_void_p, c_void_p, c_void_p),
+    "trainer_new": (
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+        *(c_int64, c_int64, c_int64, c_int64, c_int64),
+    ),
+    "trainer_free": (None, c_void_p),
+    "trainer_best": (c_int, c_void_p, c_void_p, c_void_p),
+    "trainer_train": (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
+    "trainer_merge": (c_int, c_void_p, c_void_p, c_int64),
+    "trainer_size": (c_int64, c_void_p, POINTER(c_int64)),
+    "trainer_take": (
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)),
+    ),
 }
 
 
@@ -368,3 +381,93 @@ class CCounter(_Object):
             self.address, _address(data), _address(offsets[1:]), _address(counts)
         )
         return data, offsets, counts
+
+
+class CTrainer(_Object):
+    """Merges the pairs of distinct words, for one thread.
+
+    symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
+    most: symbols there may be in the end, up to 2^20. least, longest: the least count and the most
+        bytes of pairs that are merged.
+    """
+
+    def __init__(
+        self,
+        symbols: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        total: int,
+        *,
+        most: int,
+        least: int = 1,
+        longest: int | None = None,
+    ) -> None:
+        """Count the pairs of the words."""
+        self._words = len(counts)
+        self._most = most
+        longest = 1 << 40 if longest is None else longest
+        arrays = symbols, offsets, counts, self._words, lengths, len(lengths)
+        super().__init__("trainer", *arrays, most, total, least, longest)
+
+    def best(self) -> tuple[int, int, int] | None:
+        """Return the symbols and the count of the pair to merge next; None if there is none."""
+        symbols, count = np.empty(2, np.uint32), np.empty(1, np.int64)
+        found = self._library.llmgpu_trainer_best(self.address, _address(symbols), _address(count))
+        if found < 0:
+            raise out_of_memory()
+        return (int(symbols[0]), int(symbols[1]), int(count[0])) if found else None
+
+    def train(self, merges: int, work: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Make up to `merges` merges, each into a new symbol; fewer once they pass `work` places.
+
+        Returns their symbols, uint32 (n, 2), and counts, int64 (n,); none at the end.
+        """
+        pairs, counts = np.empty((merges, 2), np.uint32), np.empty(merges, np.int64)
+        made = self._library.llmgpu_trainer_train(
+            self.address, merges, work, _address(pairs), _address(counts)
+        )
+        if made < 0:
+            raise out_of_memory()
+        return pairs[:made], counts[:made]
+
+    def merge(self, merges: NDArray[np.uint32]) -> None:
+        """Make given merges in their order: uint32 (n, 3), left symbol, right symbol, result.
+
+        Raises ValueError for a result that has not the bytes of its parts.
+        """
+        merges = np.ascontiguousarray(merges, np.uint32)
+        failed = self._library.llmgpu_trainer_merge(self.address, _address(merges), len(merges))
+        if failed == _WRONG_MERGE:
+            raise ValueError("a merge has a symbol that does not exist, or a result of other bytes")
+        if failed:
+            raise out_of_memory()
+
+    @property
+    def total(self) -> int:
+        """Symbols of the whole text."""
+        total = c_int64()
+        self._library.llmgpu_trainer_size(self.address, total)
+        return total.value
+
+    def words(
+        self,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
+        """Return the words of two symbols or more: symbols, offsets, counts and all lengths."""
+        total = c_int64()
+        remaining = self._library.llmgpu_trainer_size(self.address, total)
+        symbols = np.empty(remaining, np.uint32)
+        offsets = np.zeros(self._words + 1, np.int64)
+        counts = np.empty(self._words, np.int64)
+        lengths = np.empty(self._most, np.uint32)
+        known = c_int64()
+        words = self._library.llmgpu_trainer_take(
+            self.address,
+            _address(symbols),
+            _address(offsets[1:]),
+            _address(counts),
+            _address(lengths),
+            known,
+        )
+        offsets = offsets[: words + 1]
+        return symbols[: offsets[-1]], offsets, counts[:words], lengths[: known.value]

@@ -18,6 +18,10 @@ from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.training import batched_numpy, merge_host
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
@@ -101,6 +105,21 @@ def check_counting(rng: random.Random, pattern: str, documents: list[bytes]) -> 
     assert found[0] == found[1], (pattern, documents)
 
 
+def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> None:
+    words = byte_symbols(count_words(corpus_from_bytes(documents), pattern), byte_ranks("hf"))
+    longest = rng.choice([None, None, 3])
+    options = TrainingOptions(256, min_frequency=rng.randint(1, 3), max_token_length=longest)
+    merges = rng.choice([3, 30, 300])
+    trained, expected = (
+        trainer.train(words, options, merges=merges) for trainer in (merge_host, batched_numpy)
+    )
+    assert trained.pairs.tolist() == expected.pairs.tolist(), (pattern, documents)
+    assert trained.counts.tolist() == expected.counts.tolist(), (pattern, documents)
+    results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
+    replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
+    assert replayed.total == trained.symbols == expected.symbols, (pattern, documents)
+
+
 def check_text(text: bytes, pattern: str) -> None:
     assert library.valid_utf8(text) == len(text) or not is_utf8(text)
     if pattern == REGEX or not text:
@@ -131,6 +150,7 @@ def main() -> None:
             check_text(text, pattern)
         check_encoding(rng, pattern, documents)
         check_counting(rng, pattern, documents)
+        check_merging(rng, pattern, documents)
     print(f"{rounds} rounds")
 
 

@@ -8,7 +8,7 @@ the texts are different in kind; it is close once all is read.
 
 from __future__ import annotations
 
-from llmgpu.bpe.training import batched_numpy
+from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.plan import Plan
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.spilling import default_memory_bytes
@@ -48,7 +48,7 @@ def _counting(plan: Plan, words: float, nbytes: float) -> Memory:
 
 def _merging(plan: Plan, words: float, nbytes: float) -> Memory:
     if plan.merging.device is None:
-        return Memory(batched_numpy.COSTS.of(words, nbytes))
+        return Memory(merge_host.memory_costs().of(words, nbytes))
     from llmgpu.bpe.training import batched_gpu
 
     return _on_device(plan, _UPLOAD.of(words, nbytes), batched_gpu.COSTS.of(words, nbytes))

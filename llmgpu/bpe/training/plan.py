@@ -36,9 +36,7 @@ def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
     if backend.joining is not None and options.symbols.unreached:
         return Plan(options, backend, NUMPY)
     if backend.device is not None and options.symbols.unreached:
-        note = (
-            "the seed has tokens that no merge makes: merging on NumPy, which can reuse their ids"
-        )
+        note = "the seed has tokens that no merge makes: merging on the CPU, which reuses their ids"
         return Plan(options, backend, NUMPY, (note,))
     return Plan(options, backend, backend)
 

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.pretokens.slices import SharedSlices
-from llmgpu.bpe.training import batched_numpy
+from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
-from llmgpu.bpe.training.linked_words import apply_merges
 from llmgpu.bpe.training.memory import recount_memory, words_memory
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import Plan, make_plan
@@ -236,10 +235,10 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
     spellings = seed.spellings()
     with run.phase("make symbols"):
         words = seed.words(counts.words, byte_ranks(run.options.tie))
-        words = apply_merges(words, seed.merges, run.progress)
+        words = merge_host.apply_merges(words, seed.merges, run.progress)
         with checkpoint.naming() if checkpoint else nullcontext():
             merges = np.column_stack([pairs, spellings.results(pairs)])
-        rest = apply_merges(words, merges, run.progress)
+        rest = merge_host.apply_merges(words, merges, run.progress)
         if checkpoint:
             with checkpoint.naming():
                 check_replayed(pairs, pair_counts, words.total, rest.total)
@@ -278,8 +277,8 @@ def _merge(
             return batched_gpu.train(
                 device, words, options, merges=merges, progress=run.progress, on_merges=on_merges
             )
-        run.notes.append(f"merged on NumPy, because {reason} on {device.name}")
-    return batched_numpy.train(
+        run.notes.append(f"merged on the CPU, because {reason} on {device.name}")
+    return merge_host.train(
         words,
         options,
         merges=merges,
@@ -306,7 +305,7 @@ def _measure_sizes(
         if count >= len(merges):
             measured[size] = len(merges), symbols
         else:
-            words = apply_merges(words, merges[done:count], run.progress)
+            words = merge_host.apply_merges(words, merges[done:count], run.progress)
             measured[size], done = (count, words.total), count
     return measured
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens import blocks, long_pretokens
 from llmgpu.bpe.pretokens.blocks import RulePattern
-from llmgpu.bpe.pretokens.pattern import PATTERNS, last_start, start_mask
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from tests.cpu.texts import CHARACTERS
 from tests.reference.bpe import pre_token_starts
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.training import checkpoint as module
+from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
@@ -235,6 +236,7 @@ class KilledError(Exception):
 def test_a_run_goes_on_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool, batches: int
 ) -> None:
+    monkeypatch.setattr(merge_host, "SLICE_MERGES", 8)
     documents = [make_text(7, 600), b"abcd cdab " * 200]
     options = TrainingOptions(
         400,

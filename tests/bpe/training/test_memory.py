@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +15,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.bpe.training import batched_numpy, memory, train
+from llmgpu.bpe.training import batched_numpy, memory, merge_host, train
 from llmgpu.bpe.training.memory import recount_memory, words_memory
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
@@ -22,6 +24,7 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.word_table import WordTable
+from llmgpu.cpu.library import library
 from llmgpu.gpu import Device
 from llmgpu.memory import Memory
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
@@ -64,6 +67,26 @@ def test_merging_is_within_its_estimate(words: DistinctWords) -> None:
     peak, costs = words.nbytes + peak_of(merge), batched_numpy.COSTS
     estimate = costs.of(len(words), len(words.data)) - costs.fixed
     assert peak <= estimate <= 2.5 * peak
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="the CPU engine is not built")
+@pytest.mark.parametrize("name", WORDS)
+def test_merging_in_c_is_within_its_estimate(name: str) -> None:
+    """Of a process of its own, since tracemalloc does not see what C allocates."""
+    code = (
+        "import resource, sys\n"
+        "from llmgpu.bpe.training import merge_host\n"
+        "from tests.bpe.training.test_memory import PLAN, WORDS, byte_ranks, byte_symbols\n"
+        "words = WORDS[sys.argv[1]]\n"
+        "before = int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
+        "merge_host.train(byte_symbols(words, byte_ranks('hf')), PLAN.options, merges=700)\n"
+        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "print(words.nbytes + peak - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, check=True)
+    words, costs = WORDS[name], merge_host.ENGINE_COSTS
+    assert int(done.stdout) <= costs.of(len(words), len(words.data))
 
 
 @pytest.mark.parametrize("longest", [9, 12])

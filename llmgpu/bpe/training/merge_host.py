@@ -1,0 +1,111 @@
+"""Merging on the host: by the CPU engine, one merge after the other, or on NumPy, many at a time.
+
+Both make the same merges; llmgpu/cpu/merging.c says how the engine does it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.training import batched_numpy, linked_words
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
+from llmgpu.cpu.library import CTrainer, library
+from llmgpu.memory import Costs
+from llmgpu.progress import Progress, no_progress
+
+ENGINE_COSTS = Costs(fixed=10 << 20, per_byte=36, per_word=40)
+SLICE_MERGES = 256  # between two reports
+SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
+
+Piece = tuple[NDArray[np.uint32], NDArray[np.int64]]  # merges as in `Merges`: pairs and counts
+_NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
+
+
+def memory_costs() -> Costs:
+    """Return what merging takes."""
+    return batched_numpy.COSTS if library() is None else ENGINE_COSTS
+
+
+def train(
+    words: SymbolWords,
+    options: TrainingOptions,
+    *,
+    merges: int,
+    progress: Progress = no_progress,
+    on_merges: OnMerges | None = None,
+    spellings: Spellings | None = None,
+) -> Merges:
+    """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`."""
+    if library() is None:
+        return batched_numpy.train(
+            words,
+            options,
+            merges=merges,
+            progress=progress,
+            on_merges=on_merges,
+            spellings=spellings,
+        )
+    trainer = _open(words, merges, max(options.min_frequency, 1), options.max_token_length)
+    learned, made = [_NONE], 0
+    while made < merges:
+        if spellings is None:
+            piece = trainer.train(min(merges - made, SLICE_MERGES), SLICE_OCCURRENCES)
+            made += len(piece[1])
+        else:
+            piece, is_new = _merge_best(trainer, spellings, len(words.lengths) + made)
+            made += is_new
+        if len(piece[1]) == 0:
+            break
+        learned.append(piece)
+        if on_merges is not None:
+            on_merges(*piece)
+        progress("merging", made, merges)
+    pairs, counts = zip(*learned, strict=True)
+    together = np.concatenate(pairs)
+    return Merges(together, np.concatenate(counts), trainer.total, batches=len(together))
+
+
+def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tuple[Piece, bool]:
+    """Merge the best pair into what it spells; return it, and whether that is a new symbol."""
+    best = trainer.best()
+    if best is None:
+        return _NONE, False
+    left, right, count = best
+    result = spellings.merge(left, right)
+    trainer.merge(np.array([[left, right, result]], np.uint32))
+    return (np.array([[left, right]], np.uint32), np.array([count])), result == next_symbol
+
+
+def apply_merges(
+    words: SymbolWords, merges: NDArray[np.uint32], progress: Progress = no_progress
+) -> SymbolWords:
+    """Merge given pairs everywhere; see `linked_words.apply_merges`."""
+    if library() is None:
+        return linked_words.apply_merges(words, merges, progress)
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge nor to drop
+        return words
+    most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)
+    trainer = _open(words, most - len(words.lengths))
+    for first in range(0, len(merges), SLICE_MERGES):
+        trainer.merge(merges[first : first + SLICE_MERGES])
+        progress("replaying merges", min(first + SLICE_MERGES, len(merges)), len(merges))
+    symbols, offsets, counts, lengths = trainer.words()
+    return SymbolWords(symbols, offsets, counts, lengths, trainer.total)
+
+
+def _open(
+    words: SymbolWords, new_symbols: int, least: int = 1, longest: int | None = None
+) -> CTrainer:
+    linked_words.check_limits(words, new_symbols)
+    return CTrainer(
+        words.symbols,
+        words.offsets,
+        words.counts,
+        words.lengths,
+        words.total,
+        most=len(words.lengths) + new_symbols,
+        least=least,
+        longest=longest,
+    )

@@ -1,0 +1,177 @@
+"""Merging on the CPU engine against the sequential algorithm, and against NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from llmgpu.bpe.training import batched_numpy, linked_words, merge_host
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.cpu import library
+from llmgpu.errors import LlmgpuError
+from tests.bpe.training.test_batched_gpu import distinct
+from tests.bpe.training.test_batched_numpy import (
+    DOCUMENTS,
+    PATTERNS,
+    REPEATED,
+    TIES,
+    id_pairs,
+    make_text,
+    recount,
+    symbol_words,
+    triples_of,
+)
+from tests.conftest import examples
+from tests.reference import bpe as reference
+
+pytestmark = pytest.mark.skipif(library.library() is None, reason="the CPU engine is not built")
+
+BYTES = [bytes([value]) for value in range(256)]
+WORDS = st.dictionaries(
+    st.lists(st.sampled_from(b"ab c"), max_size=40).map(bytes),
+    st.sampled_from([1, 1, 2, 3, 1 << 40]),
+    max_size=20,
+)
+TOKENS = st.lists(
+    st.lists(st.sampled_from(b"ab c"), min_size=2, max_size=6).map(bytes), unique=True
+)
+
+
+def assert_same(trained: Merges, expected: Merges) -> None:
+    assert trained.pairs.tolist() == expected.pairs.tolist()
+    assert trained.counts.tolist() == expected.counts.tolist()
+    assert trained.symbols == expected.symbols
+    assert (trained.pairs.dtype, trained.counts.dtype) == (np.uint32, np.int64)
+
+
+def assert_same_words(words: SymbolWords, expected: SymbolWords) -> None:
+    for name in ("symbols", "offsets", "counts", "lengths"):
+        given, wanted = getattr(words, name), getattr(expected, name)
+        assert given.tolist() == wanted.tolist() and given.dtype == wanted.dtype, name
+    assert words.total == expected.total
+
+
+def words_of_tokens(words: dict[bytes, int], tokens: list[bytes]) -> SymbolWords:
+    symbols = byte_symbols(distinct(words), byte_ranks("bytes"))
+    return replace(symbols, lengths=np.fromiter(map(len, tokens), np.uint32))
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(DOCUMENTS, PATTERNS, TIES, st.integers(0, 4), st.none() | st.integers(1, 7))
+def test_merges_of_the_sequential_algorithm(
+    documents: list[bytes], pattern: str, tie: str, min_frequency: int, longest: int | None
+) -> None:
+    options = TrainingOptions(256, min_frequency=min_frequency, max_token_length=longest)
+    trained = merge_host.train(symbol_words(documents, pattern, tie), options, merges=40)
+    expected = reference.train(documents, 40, pattern, tie, min_frequency, longest)
+    assert id_pairs(trained, tie) == expected
+    assert (trained.counts.tolist(), trained.symbols) == recount(documents, expected, pattern)
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(WORDS, st.integers(0, 60), st.integers(0, 60))
+def test_training_and_replaying_give_what_numpy_gives(
+    words: dict[bytes, int], merges: int, replayed: int
+) -> None:
+    symbols = byte_symbols(distinct(words), byte_ranks("hf"))
+    whole = merge_host.train(symbols, REPEATED, merges=merges)
+    assert_same(whole, batched_numpy.train(symbols, REPEATED, merges=merges))
+    first = triples_of(whole.pairs)[:replayed]
+    halfway = merge_host.apply_merges(symbols, first)
+    assert_same_words(halfway, linked_words.apply_merges(symbols, first))
+    rest = merge_host.train(halfway, REPEATED, merges=merges - len(first))
+    assert [*first[:, :2].tolist(), *rest.pairs.tolist()] == whole.pairs.tolist()
+    assert rest.symbols == whole.symbols
+
+
+def test_a_longer_text_gives_what_numpy_gives() -> None:
+    words = symbol_words([make_text(8, 8000)], "none")
+    expected = batched_numpy.train(words, REPEATED, merges=2000)
+    assert_same(merge_host.train(words, REPEATED, merges=2000), expected)
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(WORDS, TOKENS, st.randoms())
+def test_a_symbol_is_made_in_several_ways(
+    words: dict[bytes, int], spelled: list[bytes], random: Random
+) -> None:
+    tokens = BYTES + spelled
+    symbol_of = {token: symbol for symbol, token in enumerate(tokens)}
+    ways = [
+        (symbol_of[token[:cut]], symbol_of[token[cut:]], symbol_of[token])
+        for token in spelled
+        for cut in range(1, len(token))
+        if token[:cut] in symbol_of and token[cut:] in symbol_of
+    ]
+    random.shuffle(ways)
+    merges = np.array(ways, np.uint32).reshape(-1, 3)
+    symbols = words_of_tokens(words, tokens)
+    expected = linked_words.apply_merges(symbols, merges)
+    assert_same_words(merge_host.apply_merges(symbols, merges), expected)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(WORDS, TOKENS)
+def test_symbols_that_no_merge_has_made_are_reached(
+    words: dict[bytes, int], spelled: list[bytes]
+) -> None:
+    tokens = BYTES + spelled
+    symbols, new = words_of_tokens(words, tokens), range(256, len(tokens))
+    trained = merge_host.train(symbols, REPEATED, merges=20, spellings=Spellings(tokens, new))
+    expected = batched_numpy.train(symbols, REPEATED, merges=20, spellings=Spellings(tokens, new))
+    assert_same(trained, expected)
+
+
+@pytest.mark.parametrize("merges", [[0, 1, 2], [97, 300, 256], [97, 98, 256, 97, 256, 256]])
+def test_a_result_of_other_bytes_is_refused(merges: list[int]) -> None:
+    words = symbol_words([b"abab"], "class")
+    with pytest.raises(ValueError, match="a merge has a symbol that does not exist"):
+        merge_host.apply_merges(words, np.array(merges, np.uint32).reshape(-1, 3))
+
+
+@pytest.mark.parametrize("occurrences", [1, 1 << 22])
+def test_what_is_learned_is_handed_over_in_its_order(
+    occurrences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge_host, "SLICE_OCCURRENCES", occurrences)
+    words = symbol_words([make_text(6, 300)], "class")
+    pieces: list[tuple[NDArray[np.uint32], NDArray[np.int64]]] = []
+    seen: list[tuple[str, int, int | None]] = []
+    trained = merge_host.train(
+        words,
+        REPEATED,
+        merges=50,
+        on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
+        progress=lambda *call: seen.append(call),
+    )
+    assert len(pieces) == (50 if occurrences == 1 else 1)
+    assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
+    assert np.concatenate([counts for _, counts in pieces]).tolist() == trained.counts.tolist()
+    assert seen[-1] == ("merging", 50, 50)
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
+
+
+def test_what_can_not_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = symbol_words([b"abcdef"], "none")
+    with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
+        merge_host.train(words, REPEATED, merges=(1 << 20) - 255)
+    monkeypatch.setattr(linked_words, "MAX_POSITIONS", 7)
+    with pytest.raises(LlmgpuError, match="8 positions, the trainer can number 7"):
+        merge_host.train(words, REPEATED, merges=9)
+
+
+def test_numpy_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = symbol_words([make_text(7, 300)], "class")
+    trained = merge_host.train(words, REPEATED, merges=50)
+    monkeypatch.setenv(library.VARIABLE, "numpy")
+    without = merge_host.train(words, REPEATED, merges=50)
+    assert_same(trained, without)
+    assert without.batches is not None and without.batches < 50
