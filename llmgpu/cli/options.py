@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -253,6 +253,22 @@ def add_options(
     for option in reversed(options):  # the one that is added last is listed first
         command = option(command)
     return command
+
+
+def options_of(
+    kind: type, table: Iterable[tuple[str, str, Any, str]], derived: Container[str] = ()
+) -> list[Callable[[Decorated], Decorated]]:
+    """Return an option for each row of a table: its flag, a field of `kind`, its type and its help.
+
+    The defaults are those of the fields, except for `derived` ones, which follow from others.
+    """
+    options = []
+    for flag, name, values, text in table:
+        default = None if name in derived else getattr(kind, name)
+        options.append(
+            click.option(flag, name, type=values, default=default, show_default=True, help=text)
+        )
+    return options
 
 
 def vocab_option(command: Decorated) -> Decorated:

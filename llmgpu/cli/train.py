@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from llmgpu.lm.data.inputs import default_separator, open_tokens
+from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord
@@ -76,27 +78,22 @@ def train(
             _announce_start(report, output, resume=resume)
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         host_bytes = host_memory(asked, backend, needed_bytes)
-        if backend.is_software:
-            require_free(host_bytes, free_memory())
-        report.line(_description(asked, backend))
-        report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
-        try:
+        _announce(report, asked, backend, host_bytes, needed_bytes)
+        with closing(report):
             source = open_tokens(
                 corpus,
                 vocabulary,
                 vocab,
                 folder.tokens,
-                backend=select_backend(device),
+                # Text is encoded by wgpu, no matter what trains.
+                backend=backend if backend.driver == "wgpu" else select_backend(device),
                 reading=make_corpus_options(**reading),
                 separator=separator,
                 resume=resume,
                 progress=report,
             )
-        finally:
-            report.close()
         if force:  # not before: nothing can be wrong with the new run any more
-            in_use = {TOKENS_NAME} if folder.tokens in source.folders else set()
-            folder.remove([pattern for pattern in REPLACED if pattern not in in_use])
+            _remove_replaced(folder, source)
         run = TrainingRun(
             folder,
             asked,
@@ -131,6 +128,22 @@ def _separator(vocabulary: Vocabulary, eos: str | None) -> int | None:
 def _announce_start(report: Reporter, output: str, *, resume: bool) -> None:
     if resume:
         report.line(f"{output} has no checkpoint yet: starting at the first step")
+
+
+def _announce(
+    report: Reporter, asked: RunSettings, backend: Backend, host_bytes: int, needed_bytes: int
+) -> None:
+    """Say what will be trained; DeviceError if there is no memory for it."""
+    if backend.is_software:
+        require_free(host_bytes, free_memory())
+    report.line(_description(asked, backend))
+    report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
+
+
+def _remove_replaced(folder: RunFolder, source: TokenSource) -> None:
+    """Remove what is left of the earlier run, but for tokens that the new one reads."""
+    in_use = {TOKENS_NAME} if folder.tokens in source.folders else set()
+    folder.remove([pattern for pattern in REPLACED if pattern not in in_use])
 
 
 def _announce_resuming(report: Reporter, checkpoint: Checkpoint, steps: int) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ def test_dawn_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) 
         backend.select_backend("gpu")
 
 
-def refuse(driver: str) -> None:
+def refuse(driver: str) -> NoReturn:
     raise RuntimeError("no such luck")
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import click
 
-from llmgpu.cli.options import TEXT, Decorated, add_options, device_option, output_options
+from llmgpu.cli.options import (
+    TEXT,
+    Decorated,
+    add_options,
+    device_option,
+    options_of,
+    output_options,
+)
 from llmgpu.lm.options import SamplingOptions
-
-_DEFAULTS = {field.name: field.default for field in fields(SamplingOptions)}
 
 
 def _sampling_options(command: Decorated) -> Decorated:
@@ -25,11 +29,7 @@ def _sampling_options(command: Decorated) -> Decorated:
         ("--seed", "seed", click.INT,
          "Seed of the sampling; it repeats a text on the same device."),
     )  # fmt: skip
-    options = [
-        click.option(flag, name, type=kind, default=_DEFAULTS[name], show_default=True, help=text)
-        for flag, name, kind, text in table
-    ]
-    return add_options(command, options)
+    return add_options(command, options_of(SamplingOptions, table))
 
 
 @click.command()

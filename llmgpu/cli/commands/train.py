@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ from llmgpu.cli.options import (
     add_options,
     corpus_options,
     device_option,
+    options_of,
     output_options,
     vocab_option,
 )
@@ -21,9 +21,6 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import PRECISIONS, PRESET_STEPS, Intervals, TrainOptions
 
 _DERIVED = ("steps", "min_learning_rate", "warmup_steps")  # their defaults follow from others
-_DEFAULTS = {
-    field.name: field.default for field in fields(TrainOptions) if field.name not in _DERIVED
-}
 
 
 def _model_options(command: Decorated) -> Decorated:
@@ -83,40 +80,24 @@ def _training_options(command: Decorated) -> Decorated:
         ("--eval-batches", "evaluation_batches", positive,
          "Evaluate on at most this many batches."),
     )  # fmt: skip
-    options = [
-        click.option(
-            flag, name, type=kind, default=_DEFAULTS.get(name), show_default=True, help=text
-        )
-        for flag, name, kind, text in table
-    ]
     sparse = click.option(
         "--sparse-embedding",
         is_flag=True,
         help="Update only the embedding rows of tokens in the batch (needs --untied).",
     )
-    return add_options(command, [*options, sparse])
+    return add_options(command, [*options_of(TrainOptions, table, _DERIVED), sparse])
 
 
 def _interval_options(command: Decorated) -> Decorated:
     """Add how often to log, evaluate and save, in steps."""
+    positive = click.IntRange(min=1)
     table = (
-        ("--log-interval", "log", "Log every this many steps."),
-        ("--eval-interval", "evaluation", "Evaluate every this many steps."),
-        ("--save-interval", "save", "Save a checkpoint every this many steps."),
-        ("--keep", "keep", "Keep this many of the newest checkpoints."),
+        ("--log-interval", "log", positive, "Log every this many steps."),
+        ("--eval-interval", "evaluation", positive, "Evaluate every this many steps."),
+        ("--save-interval", "save", positive, "Save a checkpoint every this many steps."),
+        ("--keep", "keep", positive, "Keep this many of the newest checkpoints."),
     )
-    options = [
-        click.option(
-            flag,
-            name,
-            type=click.IntRange(min=1),
-            default=getattr(Intervals, name),
-            show_default=True,
-            help=text,
-        )
-        for flag, name, text in table
-    ]
-    return add_options(command, options)
+    return add_options(command, options_of(Intervals, table))
 
 
 @click.command()
