@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import DeviceError
@@ -25,12 +26,14 @@ class Backend:
     description: one line for messages.
     joining: waits for the device that helps the CPU from when it is open; returns the backend of
         the CPU alone where there is none. None if nothing joins.
+    join_from: bytes of text from which it is worth joining, if that is not known to be so already.
     shares: bytes of text worked on, by the description of who did, where a device may join.
     """
 
     device: Device | None
     description: str
     joining: Callable[[], Backend] | None = None
+    join_from: int = 0
     shares: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -113,21 +116,24 @@ def start_selecting(
     """Select a backend in a thread, so that a device opens while a command reads its files.
 
     text_bytes: how much text there is, None if that isn't known. least: bytes of text from which
-        ``auto`` opens an adapter; NumPy is done with less before one is open.
+        ``auto`` opens an adapter; the CPU is done with less before one is open.
 
     Returns what waits for the backend, and raises what `select_backend` raises. With ``auto`` it is
-    the CPU at once, which the device joins.
+    the CPU at once, which a device joins.
     """
     is_small = text_bytes is not None and text_bytes < least
     if wanted == "cpu" or (wanted == "auto" and is_small):
         return lambda: NUMPY
+    if wanted == "auto" and text_bytes is None:
+        opening = cache(lambda: select_backend(wanted))
+        return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
     from concurrent.futures import ThreadPoolExecutor
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
     selecting = thread.submit(select_backend, wanted)
     thread.shutdown(wait=False)
     if wanted == "auto":
-        return lambda: Backend(None, "the CPU", joining=selecting.result)
+        return lambda: Backend(None, NUMPY.description, joining=selecting.result)
     return selecting.result
 
 

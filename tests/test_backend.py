@@ -25,9 +25,9 @@ def test_small_work_loads_no_gpu_package(wanted: str, text_bytes: int | None, le
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("text_bytes", "least"), [(100, 100), (None, 100), (0, 0)])
+@pytest.mark.parametrize(("text_bytes", "least"), [(100, 100), (0, 0)])
 def test_auto_looks_for_adapters_from_the_least_size_on(
-    monkeypatch: pytest.MonkeyPatch, text_bytes: int | None, least: int
+    monkeypatch: pytest.MonkeyPatch, text_bytes: int, least: int
 ) -> None:
     asked_in = []
 
@@ -35,9 +35,22 @@ def test_auto_looks_for_adapters_from_the_least_size_on(
         asked_in.append(threading.current_thread())
 
     monkeypatch.setattr(backend, "_open", no_adapter)
-    assert start_selecting("auto", text_bytes, least)() is NUMPY
+    chosen = start_selecting("auto", text_bytes, least)()
+    assert (chosen.device, chosen.join_from) == (None, 0)
+    assert chosen.joining is not None
+    assert chosen.joining() is NUMPY
     assert len(asked_in) == 1
     assert asked_in[0] is not threading.main_thread()
+
+
+def test_a_text_of_unknown_size_opens_nothing_at_first() -> None:
+    code = (
+        "import sys; from llmgpu.backend import start_selecting\n"
+        "chosen = start_selecting('auto', None, 100)()\n"
+        "assert (chosen.device, chosen.join_from) == (None, 100)\n"
+        "assert 'wgpu' not in sys.modules and 'llmgpu.gpu' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_can_not_be_selected_is_an_error_when_it_is_asked_for() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, ReusedMemory, new_ids
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.errors import InputError, TextError
+from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
@@ -16,7 +17,8 @@ from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.sinks import TokenSink
 
-GPU_FROM = 64_000_000  # bytes of text that take as long without a GPU as opening one does
+# Bytes of text that the processors take as long for as opening a GPU does.
+GPU_FROM = 64_000_000 * usable_processors()
 
 
 def encode_corpus(

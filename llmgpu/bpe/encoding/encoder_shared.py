@@ -53,10 +53,15 @@ class SharedEncoder:
         host: HostEncoder,
         open_device: OpenDevice,
         on_share: OnShare,
+        join_from: int = 0,
     ) -> None:
-        """Encode with the threads of `host` and with what `open_device` returns."""
+        """Encode with the threads of `host` and with what `open_device` returns.
+
+        join_from: bytes of a text that the host is given before the device is opened.
+        """
         self._host = host
         self._open_device, self._on_share = open_device, on_share
+        self._join_from = join_from
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
@@ -90,7 +95,7 @@ class SharedEncoder:
     def _work_on_device(self, queue: _Queue) -> None:
         share = _DeviceShare(queue)
         try:
-            device = None if queue.is_stopped else self._open_device()
+            device = self._open_device() if queue.has_given(self._join_from) else None
             if device is None or queue.is_stopped:
                 return
             with closing(device.encode_slices(share, share.allocate)) as slices:
@@ -139,27 +144,36 @@ class _Queue:
             try:
                 piece = self._reader.read(buffer)
             except BaseException as error:
-                self._end()
-                self.put(self._given, error)
+                self.put(self.end(), error)
                 return None
             if piece is None:
-                self._end()
+                self.end()
                 return None
             number = self._given
             with self._changed:
                 self._given += 1
                 self._given_bytes += piece.main_end
+                self._changed.notify_all()
             return number, piece
+
+    def has_given(self, nbytes: int) -> bool:
+        """Wait until this many bytes of text were given; return False if there are not as many."""
+        with self._changed:
+            while not (self.is_stopped or self._ended or self._given_bytes >= nbytes):
+                self._changed.wait()
+            return self._given_bytes >= nbytes and not self.is_stopped
 
     def _may_give(self, ahead: int | None) -> bool:
         if self.is_stopped or self._ended or ahead is None:
             return True
         return self._given_bytes - self._taken_bytes < ahead
 
-    def _end(self) -> None:
+    def end(self) -> int:
+        """Give no more slices; return the number that the next one would have had."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+            return self._given
 
     def put(
         self, number: int, encoded: EncodedSlice | BaseException, *, on_device: bool = False
@@ -258,5 +272,5 @@ class _DeviceShare:
 
     def fail(self, error: BaseException) -> None:
         """Take no more slices; `error` is raised in place of the first that was not encoded."""
-        for number, _ in self.close():
+        for number in [number for number, _ in self.close()] or [self._queue.end()]:
             self._queue.put(number, error)

@@ -100,4 +100,5 @@ def _open_shared_encoder(
         name = joined().description if on_device else backend.description
         backend.shares[name] = backend.shares.get(name, 0) + text_bytes
 
-    return SharedEncoder(open_host_encoder(vocabulary, slice_bytes, threads), open_device, on_share)
+    host = open_host_encoder(vocabulary, slice_bytes, threads)
+    return SharedEncoder(host, open_device, on_share, join_from=backend.join_from)

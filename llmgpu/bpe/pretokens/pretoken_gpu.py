@@ -127,9 +127,8 @@ def pack_classes(unicode: str) -> NDArray[np.uint32]:
 
     Returns uint32; a block has the classes of BLOCK code points, 4 bits each.
     """
-    blocks, numbers = np.unique(
-        code_point_classes(unicode).reshape(-1, BLOCK), axis=0, return_inverse=True
-    )
-    halves = blocks.reshape(len(blocks), -1, 2)
-    packed = (halves[..., 0] | halves[..., 1] << 4).astype(np.uint8)
-    return np.concatenate([numbers.reshape(-1).astype("<u4"), packed.reshape(-1).view("<u4")])
+    halves = code_point_classes(unicode).reshape(-1, BLOCK // 2, 2)
+    numbers: dict[bytes, int] = {}
+    packed = (block.tobytes() for block in halves[..., 0] | halves[..., 1] << 4)
+    by_block = np.array([numbers.setdefault(block, len(numbers)) for block in packed], "<u4")
+    return np.concatenate([by_block, np.frombuffer(b"".join(numbers), "<u4")])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__
 
 READ_BYTES = 8 << 20  # text read at a time
+JOINING_SECONDS = 0.2  # that an open device takes until it counts; with less to do it does not
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class _Run:
     on_memory: OnMemory = no_memory
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    text_bytes: int | None = None  # once they are counted
 
     @property
     def options(self) -> TrainingOptions:
@@ -100,26 +102,13 @@ class _Run:
         backend = self.plan.merging
         if backend.joining is None:
             return backend
+        if self.text_bytes is not None and self.text_bytes < backend.join_from:
+            return NUMPY
         try:
             return backend.joining()
         except DeviceError as error:
             self.notes.append(f"merged on the CPU: {error}")
             return NUMPY
-
-    def help_counting(self, reader: SharedSlices, words: WordAccumulator) -> None:
-        """Open the device and compile its kernels; count with it if there is text left."""
-        device = self.merging.device
-        if device is None:
-            return
-        from llmgpu.bpe.training import batched_gpu
-        from llmgpu.bpe.words.count_gpu import GpuWordCounter
-
-        with ThreadPoolExecutor(1) as compiling:
-            compiled = compiling.submit(batched_gpu.compile_kernels, device)
-            if not reader.has_ended:
-                for _ in GpuWordCounter(device, self.options.cut, words).count_slices(reader):
-                    pass
-            compiled.result()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -198,7 +187,7 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
             run.on_memory(words_memory(run.plan, words * left, nbytes * left, merges=merges))
 
     if device is None:
-        helper = run.help_counting if run.plan.counting.joining else None
+        helper = partial(_help_counting, run, corpus) if run.plan.counting.joining else None
         with run.phase("count words"):
             words = count_words(
                 corpus,
@@ -223,8 +212,30 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
 
 
+def _help_counting(run: _Run, corpus: Corpus, reader: SharedSlices, words: WordAccumulator) -> None:
+    """Open the device that joins and compile its kernels; count with it if much text is left."""
+    start = time.perf_counter()
+    if not reader.has_given(run.plan.counting.join_from):
+        return
+    device = run.merging.device
+    if device is None:
+        return
+    from llmgpu.bpe.training import batched_gpu
+    from llmgpu.bpe.words.count_gpu import GpuWordCounter
+
+    with ThreadPoolExecutor(1) as compiling:
+        compiled = compiling.submit(batched_gpu.compile_kernels, device)
+        left = corpus.left  # how much text there is, as a multiple of what was read
+        seconds_left = (time.perf_counter() - start) * (left - 1) if left else JOINING_SECONDS
+        if not reader.has_ended and seconds_left >= JOINING_SECONDS:
+            for _ in GpuWordCounter(device, run.options.cut, words).count_slices(reader):
+                pass
+        compiled.result()
+
+
 def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:
     """Turn words into symbols, replay what was merged before, and merge on from there."""
+    run.text_bytes = counts.words.text_bytes
     run.on_memory(words_memory(run.plan, len(counts.words), len(counts.words.data)))
     seed = run.options.symbols
     pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)

@@ -170,3 +170,21 @@ def test_a_caller_that_stops_ends_all_threads(device: Device) -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("join_from", "opened"), [(10**9, 0), (20_000, 1)])
+def test_a_device_is_opened_once_there_is_text_enough(
+    device: Device, join_from: int, opened: int
+) -> None:
+    texts = documents(8)
+    vocabulary = train(texts[0])
+    opens = []
+
+    def open_device() -> DeviceSlices:
+        opens.append(True)
+        return GpuEncoder(device, vocabulary, 4096)
+
+    host = open_host_encoder(vocabulary, 2048, threads=2)
+    encoder = SharedEncoder(host, open_device, Shares(), join_from)
+    assert encode(encoder, texts) == encode(host, texts)
+    assert len(opens) == opened
