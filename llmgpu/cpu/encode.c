@@ -9,7 +9,7 @@
 #include "engine.h"
 
 #define FIRST_SLOTS 512
-#define BATCH 64
+#define BATCH 128
 #define MOST_INLINE 3 /* ids of a word that are kept in its slot */
 #define LONGEST_KEPT 256 /* bytes of a word that is kept in the table */
 

@@ -68,6 +68,20 @@ typedef struct {
 int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
                       int64_t limit, int64_t stop, int64_t *ends, int64_t room);
 
+/* Return where the contraction ends that the apostrophe at p opens, or NULL. */
+const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_case);
+
+#if defined(__SSE2__) && !defined(LLMGPU_PLAIN) /* tests leave the blocks out */
+#define HAS_BLOCKS 1
+#else
+#define HAS_BLOCKS 0
+#endif
+
+/* Return a bit for each of the 64 bytes at p at which a pre-token certainly starts, by the rules gpt2,
+ * cl100k and o200k (blocks.c). One starts at p; another follows the last only if there are others.
+ * end: where the document ends, 64 bytes from p or more. */
+uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end);
+
 /* ---- Tables of distinct words (words.c) ---- */
 
 #define LONGEST_INLINE 15 /* bytes of a word that is kept in its slot */

@@ -129,8 +129,7 @@ static inline int is_double(uint8_t first, uint8_t second)
     return (first == 'l' && second == 'l') || ((first == 'v' || first == 'r') && second == 'e');
 }
 
-/* Return where the contraction ends that the apostrophe at p opens, or NULL. */
-static inline const uint8_t *contraction(const uint8_t *p, const uint8_t *end, int any_case)
+const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_case)
 {
     uint8_t fold = any_case ? 0x20 : 0;
 
@@ -174,7 +173,7 @@ static inline const uint8_t *next_gpt2(const Pattern *pattern, const uint8_t *p,
     int length;
 
     if (*p == '\'') {
-        const uint8_t *after = contraction(p, end, 0);
+        const uint8_t *after = contraction_end(p, end, 0);
         if (after)
             return after;
     }
@@ -213,7 +212,7 @@ static inline const uint8_t *next_cl100k(const Pattern *pattern, const uint8_t *
         return skip_numbers(pattern, after, end, pattern->digits - 1);
     if (!(kind & NEWLINE)) {
         if (*p == '\'') {
-            const uint8_t *contracted = contraction(p, end, 1);
+            const uint8_t *contracted = contraction_end(p, end, 1);
             if (contracted)
                 return contracted;
         }
@@ -259,7 +258,7 @@ static inline const uint8_t *word_end(const Pattern *pattern, const uint8_t *p, 
         p = after_neutral;
     }
     if (p < end && *p == '\'') {
-        const uint8_t *after = contraction(p, end, 1);
+        const uint8_t *after = contraction_end(p, end, 1);
         if (after)
             return after;
     }
@@ -317,12 +316,52 @@ static inline const uint8_t *marked_end(const uint8_t *text, const uint8_t *mark
     return found ? p + 1 + (found - from) : end;
 }
 
-#define WRITE_ENDS(next)                                                                           \
-    while (p < last && count < room) {                                                             \
+#if HAS_BLOCKS
+/* Write the ends of pre-tokens in the 64 bytes at *p, and move it to the last one; return how many. */
+static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, const uint8_t **p,
+                                  const uint8_t *end, int64_t *ends)
+{
+    int64_t count = 0, from = *p - text;
+
+    if (load64(*p + 1) & TOPS) /* most likely not worth a try */
+        return 0;
+    for (uint64_t left = block_starts(pattern, *p, end) & ~UINT64_C(1); left; left &= left - 1)
+        ends[count++] = from + __builtin_ctzll(left);
+    if (count)
+        *p = text + ends[count - 1];
+    return count;
+}
+#else
+static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, const uint8_t **p,
+                                  const uint8_t *end, int64_t *ends)
+{
+    (void)pattern, (void)text, (void)p, (void)end, (void)ends;
+    return 0;
+}
+#endif
+
+#define WRITE_END(next)                                                                            \
+    do {                                                                                           \
         p = (next);                                                                                \
         ends[count++] = p - text;                                                                  \
-    }                                                                                              \
+    } while (0)
+
+#define WRITE_ENDS(next)                                                                           \
+    while (p < last && count < room)                                                               \
+        WRITE_END(next);                                                                           \
     break
+
+/* Blocks first, and the next pre-token by itself where they find none. */
+#define WRITE_BLOCKS(next)                                                                         \
+    while (HAS_BLOCKS && last - p >= 64 && room - count >= 64) {                                   \
+        int64_t more = write_block(pattern, text, &p, end, ends + count);                          \
+        count += more;                                                                             \
+        if (more == 0)                                                                             \
+            WRITE_END(next);                                                                       \
+    }                                                                                              \
+    if (HAS_BLOCKS && count && last - p >= 64) /* no room for another block */                     \
+        break;                                                                                     \
+    WRITE_ENDS(next)
 
 int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
                       int64_t limit, int64_t stop, int64_t *ends, int64_t room)
@@ -332,9 +371,9 @@ int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t
 
     switch (pattern->rule) {
     case RULE_CLASS: WRITE_ENDS(next_class(pattern, p, end));
-    case RULE_GPT2: WRITE_ENDS(next_gpt2(pattern, p, end));
-    case RULE_CL100K: WRITE_ENDS(next_cl100k(pattern, p, end));
-    case RULE_O200K: WRITE_ENDS(next_o200k(pattern, p, end));
+    case RULE_GPT2: WRITE_BLOCKS(next_gpt2(pattern, p, end));
+    case RULE_CL100K: WRITE_BLOCKS(next_cl100k(pattern, p, end));
+    case RULE_O200K: WRITE_BLOCKS(next_o200k(pattern, p, end));
     case RULE_MARKS: WRITE_ENDS(marked_end(text, marks, p, end));
     case RULE_NONE: WRITE_ENDS(end);
     }
@@ -387,7 +426,11 @@ API void llmgpu_pattern_free(Pattern *pattern)
 API int64_t llmgpu_pretoken_ends(const Pattern *pattern, const uint8_t *text, int64_t length,
                                  int64_t *ends)
 {
-    return pretoken_ends(pattern, text, NULL, 0, length, length, ends, length);
+    int64_t count = 0;
+
+    for (int64_t at = 0; at < length; at = ends[count - 1])
+        count += pretoken_ends(pattern, text, NULL, at, length, length, ends + count, length - count);
+    return count;
 }
 
 /* Return where the first invalid UTF-8 sequence of a text begins, or its length. */

@@ -3,7 +3,7 @@
 
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
 #define FIRST_SLOTS 4096
-#define BATCH 64 /* words whose slots are fetched at a time */
+#define BATCH 128 /* words whose slots are fetched at a time */
 
 #define LOWEST(bytes) ((UINT64_C(1) << 8 * (bytes)) - 1)
 #define ALL UINT64_MAX

@@ -1,0 +1,208 @@
+/* Where pre-tokens start in ASCII text, 64 bytes at a time: a bit for each byte.
+ *
+ * A block begins where a pre-token starts, so nothing before it matters. Classes of bytes are sets of
+ * bits, and each rule is a few operations on all of them: `set << 1` is what comes after a byte of a
+ * set, and adding the first bits of runs to the runs carries to where these end. The starts at the
+ * end of a block may depend on what follows; they are left to the next block, which begins at the
+ * last start that is certain. What these rules don't decide is left to those of pretokens.c.
+ */
+#include "engine.h"
+
+#if HAS_BLOCKS
+#include <emmintrin.h>
+
+/* The ASCII bytes of a block by class; bytes from `known` on are in none, nor do they count. */
+typedef struct {
+    uint64_t letters, capitals, numbers, white, newlines, spaces, others;
+    int known;
+} Classes;
+
+/* Return the bits below `bit`, 0 to 64. */
+static inline uint64_t bits_below(int bit)
+{
+    return bit > 63 ? UINT64_MAX : (UINT64_C(1) << bit) - 1;
+}
+
+/* Set the bits of the bytes from `low` up to `low + count - 1`. */
+static inline uint64_t in_range(__m128i bytes, int low, int count)
+{
+    /* Compared as signed numbers, of which the lowest come first. */
+    __m128i moved = _mm_add_epi8(bytes, _mm_set1_epi8((char)(128 - low)));
+    __m128i found = _mm_cmplt_epi8(moved, _mm_set1_epi8((char)(-128 + count)));
+
+    return (uint64_t)(unsigned)_mm_movemask_epi8(found);
+}
+
+static inline uint64_t equal(__m128i bytes, char byte)
+{
+    return (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte)));
+}
+
+static inline Classes classify(const uint8_t *p)
+{
+    Classes classes = {0, 0, 0, 0, 0, 0, 0, 64};
+    uint64_t beyond = 0;
+
+    for (int at = 0; at < 64; at += 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
+        __m128i folded = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
+        classes.letters |= in_range(folded, 'a', 26) << at;
+        classes.capitals |= in_range(bytes, 'A', 26) << at;
+        classes.numbers |= in_range(bytes, '0', 10) << at;
+        classes.white |= in_range(bytes, '\t', 5) << at;
+        classes.newlines |= (equal(bytes, '\n') | equal(bytes, '\r')) << at;
+        classes.spaces |= equal(bytes, ' ') << at;
+        beyond |= (uint64_t)(unsigned)_mm_movemask_epi8(bytes) << at;
+    }
+    if (beyond) {
+        classes.known = __builtin_ctzll(beyond);
+        uint64_t known = bits_below(classes.known);
+        classes.letters &= known;
+        classes.numbers &= known;
+        classes.white &= known;
+        classes.newlines &= known;
+        classes.spaces &= known;
+    }
+    classes.white |= classes.spaces;
+    classes.others =
+        bits_below(classes.known) & ~(classes.letters | classes.numbers | classes.white);
+    return classes;
+}
+
+/* Return the first bits of runs. */
+static inline uint64_t firsts(uint64_t runs)
+{
+    return runs & ~(runs << 1);
+}
+
+/* Return what comes after those runs of which first bits are given. */
+static inline uint64_t ends(uint64_t runs, uint64_t given)
+{
+    return (runs + given) & ~runs;
+}
+
+/* Return the bits of others that are apostrophes, of those given. */
+static inline uint64_t apostrophes(const uint8_t *p, uint64_t given)
+{
+    uint64_t found = 0;
+
+    for (; given; given &= given - 1)
+        found |= p[__builtin_ctzll(given)] == '\'' ? given & -given : 0;
+    return found;
+}
+
+/* Return the starts among those given that are certain if all before `known` are: not those in a run
+ * of white space that may continue, but for its first. */
+static inline uint64_t certain(const Classes *classes, uint64_t starts, int known)
+{
+    uint64_t other = ~classes->white & bits_below(known);
+
+    if (other == 0)
+        return starts & 1;
+    return starts & bits_below(65 - __builtin_clzll(other)) & bits_below(known);
+}
+
+static uint64_t gpt2_starts(const Classes *classes, const uint8_t *p, const uint8_t *end)
+{
+    uint64_t after_space = classes->spaces << 1;
+    uint64_t others = firsts(classes->others) & ~after_space;
+    uint64_t starts = others | (firsts(classes->letters) & ~after_space) |
+                      (firsts(classes->numbers) & ~after_space) | firsts(classes->white) |
+                      (classes->white & ~(classes->white >> 1));
+
+    uint64_t opening = apostrophes(p, others & classes->letters >> 1);
+    for (; opening; opening &= opening - 1) {
+        int at = __builtin_ctzll(opening);
+        const uint8_t *after = contraction_end(p + at, end, 0);
+        if (after == NULL)
+            continue;
+        starts &= ~(UINT64_C(2) << at);
+        starts |= after - p < 64 ? UINT64_C(1) << (after - p) : 0;
+    }
+    return certain(classes, starts, classes->known);
+}
+
+/* What cl100k and o200k have in common: all but contractions and capitals.
+ *
+ * others: where those begin before which no space is. known: up to where the result holds. */
+static inline uint64_t common_starts(const Classes *classes, int digits, uint64_t others, int *known)
+{
+    uint64_t numbers = classes->numbers, newlines = classes->newlines;
+    uint64_t blanks = classes->white & ~newlines;
+    /* Blanks and a single other byte before which no space is belong to the letters after them. */
+    uint64_t prefixes = blanks | (others & ~(classes->others >> 1));
+    uint64_t starts = others | (firsts(classes->letters) & ~(prefixes << 1));
+
+    /* Numbers are counted off from the first one. */
+    uint64_t inner = numbers;
+    for (int k = 1; k <= digits; k++)
+        inner &= numbers << k;
+    for (uint64_t first = firsts(numbers); first; first = first << digits & inner)
+        starts |= first;
+    /* Newlines belong to the others before them. White space is divided after its last newline,
+     * and before its last blank. */
+    uint64_t taken = newlines & classes->others << 1;
+    uint64_t blank_firsts = blanks & newlines << 1;
+    starts |= firsts(classes->white) & ~taken;
+    starts |= ends(newlines, taken);
+    starts |= blank_firsts | (blanks & ~(classes->white >> 1));
+    uint64_t undecided = ends(blanks, blank_firsts) & newlines;
+    *known = undecided ? __builtin_ctzll(undecided) : classes->known;
+    return starts;
+}
+
+static uint64_t cl100k_starts(const Classes *classes, int digits, const uint8_t *p,
+                              const uint8_t *end)
+{
+    uint64_t others = firsts(classes->others) & ~(classes->spaces << 1);
+    int known;
+    uint64_t starts = common_starts(classes, digits, others, &known);
+
+    uint64_t opening = apostrophes(p, others & classes->letters >> 1);
+    for (; opening; opening &= opening - 1) {
+        const uint8_t *after = contraction_end(p + __builtin_ctzll(opening), end, 1);
+        if (after && after - p < 64)
+            starts |= UINT64_C(1) << (after - p);
+    }
+    return certain(classes, starts, known);
+}
+
+static uint64_t o200k_starts(const Classes *classes, const uint8_t *p, const uint8_t *end)
+{
+    uint64_t others = firsts(classes->others) & ~(classes->spaces << 1);
+    uint64_t small = classes->letters & ~classes->capitals;
+    int known;
+    uint64_t starts = common_starts(classes, 3, others, &known) | (classes->capitals & small << 1);
+
+    /* A slash after newlines that others take belongs to them, too. */
+    uint64_t after_newlines = ends(classes->newlines, classes->newlines & classes->others << 1);
+    for (uint64_t left = after_newlines & classes->others; left; left &= left - 1) {
+        int at = __builtin_ctzll(left);
+        if (p[at] == '/' && at < known)
+            known = at;
+    }
+    uint64_t opening = apostrophes(p, others & classes->letters << 1);
+    for (int closed = 0; opening; opening &= opening - 1) {
+        int at = __builtin_ctzll(opening);
+        const uint8_t *after = contraction_end(p + at, end, 1);
+        if (after == NULL || (closed && at == closed)) /* one begins a word after another */
+            continue;
+        closed = (int)(after - p);
+        starts &= ~(bits_below(closed) & ~bits_below(at));
+        starts |= closed < 64 ? UINT64_C(1) << closed : 0;
+    }
+    return certain(classes, starts, known);
+}
+
+uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
+{
+    Classes classes = classify(p);
+
+    switch (pattern->rule) {
+    case RULE_GPT2: return gpt2_starts(&classes, p, end);
+    case RULE_CL100K: return cl100k_starts(&classes, pattern->digits, p, end);
+    case RULE_O200K: return o200k_starts(&classes, p, end);
+    default: return 0;
+    }
+}
+#endif
