@@ -150,7 +150,6 @@ static inline void set_word(Word *word, const uint8_t *start, int64_t length)
 
 int table_init(WordTable *table, int64_t slots);
 void table_free(WordTable *table);
-void table_clear(WordTable *table);
 
 /* Return the slot of a word, or the free one where it belongs. */
 Slot *table_find(const WordTable *table, const Word *word);
@@ -168,6 +167,32 @@ const uint8_t *slot_word(const WordTable *table, const Slot *slot, uint8_t *room
 
 /* Make room for `needed` items of `size` bytes in an array that grows; 0, or NO_MEMORY. */
 int grow(void **items, int64_t *room, int64_t needed, size_t size);
+
+/* Return zeros in memory with few page table entries; NULL without memory. Free it by its size. */
+void *zero_pages(size_t bytes);
+void free_pages(void *pages, size_t bytes);
+
+/* ---- Words with ids that threads share (shared_words.c) ---- */
+
+#define MOST_INLINE 3 /* ids of a word that are kept in its slot */
+
+typedef struct SharedWords SharedWords;
+
+/* value: the number of ids, and the ids or a pointer to them. */
+typedef struct SharedSlots {
+    Slot *slots;
+    uint64_t mask;
+    struct SharedSlots *older;
+} SharedSlots;
+
+/* Return the slots, which may be replaced by others any time; these stay as they are. */
+const SharedSlots *shared_table(const SharedWords *words);
+
+/* Return the slot of a word, or NULL. */
+const Slot *shared_find(const SharedSlots *table, const Word *word);
+
+/* Keep a word with its ids, if there is room. */
+void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, int64_t count);
 
 /* ---- Vocabularies (matching.c) ---- */
 

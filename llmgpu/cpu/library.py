@@ -45,13 +45,16 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32),
-    "encoder_new": (c_void_p, c_void_p, c_void_p, c_int64),
+    "shared_words_new": (c_void_p, c_int64),
+    "shared_words_free": (None, c_void_p),
+    "shared_words_spent": (c_int, c_void_p),
+    "encoder_new": (c_void_p, c_void_p, c_void_p),
     "encoder_free": (None, c_void_p),
     "encode": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64),
         *(c_void_p, c_int64, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
     ),
-    "encode_document": (c_int64, c_void_p, c_char_p, c_int64, c_void_p),
+    "encode_document": (c_int64, c_void_p, c_void_p, c_char_p, c_int64, c_void_p),
     "counter_new": (c_void_p, c_void_p),
     "counter_free": (None, c_void_p),
     "count": (
@@ -139,8 +142,9 @@ class _Object:
 
     _library: ctypes.CDLL
 
-    def __init__(self, kind: str, *arguments: Any) -> None:
-        others = [argument for argument in arguments if isinstance(argument, _Object)]
+    def __init__(self, kind: str, *arguments: Any, beside: _Object | None = None) -> None:
+        """Make one from the library of its arguments or of `beside`, else of the installed one."""
+        others = [argument for argument in (*arguments, beside) if isinstance(argument, _Object)]
         loaded = others[0]._library if others else library()
         assert loaded is not None, "there is no CPU engine"
         self._library = loaded
@@ -260,15 +264,29 @@ def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: in
     return True
 
 
+class CSharedWords(_Object):
+    """Words with their ids by one vocabulary, for all threads."""
+
+    def __init__(self, vocabulary: CVocabulary, most_bytes: int) -> None:
+        """Start with no words; most_bytes: about how much memory they may take."""
+        super().__init__("shared_words", most_bytes, beside=vocabulary)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether so many words are missing that it is time to start with other ones."""
+        return bool(self._library.llmgpu_shared_words_spent(self.address))
+
+
 class CEncoder(_Object):
     """Encodes texts, for one thread."""
 
-    def __init__(self, pattern: CPattern, vocabulary: CVocabulary, most_bytes: int) -> None:
-        """Start with no words; most_bytes: about how much memory they may take."""
-        super().__init__("encoder", pattern, vocabulary, most_bytes)
+    def __init__(self, pattern: CPattern, vocabulary: CVocabulary) -> None:
+        """Make an encoder."""
+        super().__init__("encoder", pattern, vocabulary)
 
     def encode(
         self,
+        words: CSharedWords,
         text: NDArray[np.uint8],
         marks: NDArray[np.bool_] | None,
         main_end: int,
@@ -278,6 +296,7 @@ class CEncoder(_Object):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         """Encode the words that start in the first `main_end` bytes of a text.
 
+        words: those known so far, to which more are added.
         text: uint8 (n,), in an array with TEXT_PADDING more bytes.
         marks: bool (n,), where pre-tokens start, if the pattern is "marks".
         entry: where the first token starts. starts: where documents begin in the text, ascending.
@@ -291,6 +310,7 @@ class CEncoder(_Object):
         starts = np.ascontiguousarray(starts, np.int64)
         count = self._library.llmgpu_encode(
             self.address,
+            words.address,
             _address(text),
             _address(marks),
             len(text),
@@ -307,10 +327,12 @@ class CEncoder(_Object):
             raise out_of_memory()
         return _shortened(ids, count), token_starts, stopped.value
 
-    def encode_document(self, text: bytes) -> NDArray[np.uint32]:
+    def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32]:
         """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""
         ids = np.empty(len(text) + 3, np.uint32)
-        count = self._library.llmgpu_encode_document(self.address, text, len(text), ids.ctypes.data)
+        count = self._library.llmgpu_encode_document(
+            self.address, words.address, text, len(text), ids.ctypes.data
+        )
         if count < 0:
             raise out_of_memory()
         ids = _shortened(ids, count)

@@ -1,5 +1,10 @@
 /* Tables of distinct words, and counting words with one. */
+#define _DEFAULT_SOURCE /* for mmap and madvise */
 #include "engine.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
 #define FIRST_SLOTS 4096
@@ -32,6 +37,49 @@ int grow(void **items, int64_t *room, int64_t needed, size_t size)
     return 0;
 }
 
+#if defined(__linux__)
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* Look-ups go to any place, and each page has to be found: of large pages, the processor keeps all
+ * entries at hand. */
+void *zero_pages(size_t bytes)
+{
+    if (bytes < HUGE_PAGE)
+        return calloc(bytes, 1);
+    if (bytes > SIZE_MAX - HUGE_PAGE)
+        return NULL;
+    uint8_t *pages = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        return NULL;
+    size_t before = -(uintptr_t)pages & (HUGE_PAGE - 1);
+    if (before)
+        munmap(pages, before);
+    munmap(pages + before + bytes, HUGE_PAGE - before);
+    madvise(pages + before, bytes, MADV_HUGEPAGE); /* a kernel without them has small ones */
+    return pages + before;
+}
+
+void free_pages(void *pages, size_t bytes)
+{
+    if (bytes < HUGE_PAGE)
+        free(pages);
+    else if (pages)
+        munmap(pages, bytes);
+}
+#else
+void *zero_pages(size_t bytes)
+{
+    return calloc(bytes, 1);
+}
+
+void free_pages(void *pages, size_t bytes)
+{
+    (void)bytes;
+    free(pages);
+}
+#endif
+
 /* Hash a word of 8 bytes or more: its length, its bytes eight at a time, and the last eight. */
 uint64_t hash_long(const uint8_t *start, int64_t length)
 {
@@ -47,22 +95,20 @@ uint64_t hash_long(const uint8_t *start, int64_t length)
 int table_init(WordTable *table, int64_t slots)
 {
     memset(table, 0, sizeof *table);
-    table->slots = calloc((size_t)slots, sizeof *table->slots);
+    table->slots = zero_pages((size_t)slots * sizeof *table->slots);
     table->mask = (uint64_t)slots - 1;
     return table->slots == NULL ? NO_MEMORY : 0;
 }
 
-void table_free(WordTable *table)
+static void free_slots(WordTable *table)
 {
-    free(table->slots);
-    free(table->bytes);
+    free_pages(table->slots, (size_t)(table->mask + 1) * sizeof *table->slots);
 }
 
-void table_clear(WordTable *table)
+void table_free(WordTable *table)
 {
-    memset(table->slots, 0, (size_t)(table->mask + 1) * sizeof *table->slots);
-    table->words = 0;
-    table->bytes_used = 0;
+    free_slots(table);
+    free(table->bytes);
 }
 
 static int64_t long_length(const WordTable *table, const Slot *slot)
@@ -127,7 +173,7 @@ static int widen(WordTable *table)
             to++;
         wider.slots[to & wider.mask] = *slot;
     }
-    free(table->slots);
+    free_slots(table);
     table->slots = wider.slots;
     table->mask = wider.mask;
     return 0;

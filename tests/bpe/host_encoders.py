@@ -21,7 +21,7 @@ class CuttingCpuEncoder(HostEncoder):
         slice_bytes: int = encoder_c.SLICE_BYTES,
         threads: int = 1,
     ) -> None:
-        slices = encoder_c.CSliceEncoder(vocabulary, threads, cuts_from=0)
+        slices = encoder_c.CSliceEncoder(vocabulary, cuts_from=0)
         super().__init__(vocabulary, slices, slice_bytes, threads)
 
 

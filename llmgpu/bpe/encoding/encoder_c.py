@@ -1,6 +1,6 @@
 """The encoder on the CPU engine: see `llmgpu/cpu/encode.c` for how text becomes ids.
 
-Each thread has a table of words of its own, so that threads never wait for each other.
+Threads share one table of words, so a new word is merged once; none waits for another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.library import CEncoder, CVocabulary
+from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary
 
 SLICE_BYTES = 1 << 20
-MAX_TABLE_BYTES = 384 << 20  # of the tables of all threads
-LEAST_TABLE_BYTES = 24 << 20  # of one
+MAX_TABLE_BYTES = 384 << 20  # of the words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
 _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
@@ -31,7 +30,7 @@ _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
 class CpuEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
-    Memory: that of the tables and, for each thread, 8 bytes for each byte of a slice and 24 for
+    Memory: that of the words and, for each thread, 8 bytes for each byte of a slice and 24 for
     each byte of its longest word.
     """
 
@@ -39,7 +38,7 @@ class CpuEncoder(HostEncoder):
         self, vocabulary: Vocabulary, slice_bytes: int = SLICE_BYTES, threads: int = 1
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
-        self._c_slices = CSliceEncoder(vocabulary, threads)
+        self._c_slices = CSliceEncoder(vocabulary)
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
@@ -53,18 +52,15 @@ class CpuEncoder(HostEncoder):
 class CSliceEncoder:
     """Encodes slices in any number of threads."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, threads: int = 1, cuts_from: int = LONG_TEXT
-    ) -> None:
-        """Start with empty tables.
+    def __init__(self, vocabulary: Vocabulary, cuts_from: int = LONG_TEXT) -> None:
+        """Start without words.
 
-        threads: how many share the memory for them. cuts_from: bytes of a slice that is worth
-            finding out where words may be cut.
+        cuts_from: bytes of a slice that is worth finding out where words may be cut.
         """
         self._vocabulary = vocabulary
         self._pattern = make_c_pattern(vocabulary.cut)
-        self._words = make_c_vocabulary(vocabulary)
-        self._table_bytes = max(MAX_TABLE_BYTES // threads, LEAST_TABLE_BYTES)
+        self._matching = make_c_vocabulary(vocabulary)
+        self._words = CSharedWords(self._matching, MAX_TABLE_BYTES)
         self._idle: list[CEncoder] = []
         self._is_complete = vocabulary.unknown_token is not None or not vocabulary.missing_bytes()
         self._cuts_from = cuts_from
@@ -79,10 +75,10 @@ class CSliceEncoder:
         """
         self._find_cuts(piece.text)
         marks = self._marks(piece)
-        encoder = self._take_encoder()
+        encoder, words = self._take_encoder()
         own = len(piece.document_starts)
         ids, starts, stopped = encoder.encode(
-            piece.text, marks, piece.main_end, entry, piece.starts, own
+            words, piece.text, marks, piece.main_end, entry, piece.starts, own
         )
         self._idle.append(encoder)  # one that failed is not used again
         if not self._is_complete:
@@ -93,16 +89,20 @@ class CSliceEncoder:
         """Do what `CpuEncoder.encode_document` says."""
         if self._pattern.is_marked or not self._is_complete:
             return None
-        encoder = self._take_encoder()
-        ids = encoder.encode_document(text)
+        encoder, words = self._take_encoder()
+        ids = encoder.encode_document(words, text)
         self._idle.append(encoder)
         return ids
 
-    def _take_encoder(self) -> CEncoder:
+    def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
+        """Return an encoder for this thread, and the words, which others may replace meanwhile."""
+        words = self._words
+        if words.is_spent:
+            self._words = words = CSharedWords(self._matching, MAX_TABLE_BYTES)
         try:
-            return self._idle.pop()
+            return self._idle.pop(), words
         except IndexError:
-            return CEncoder(self._pattern, self._words, self._table_bytes)
+            return CEncoder(self._pattern, self._matching), words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
         """Mark pre-tokens by patterns that only the host's `regex` module knows."""
@@ -118,7 +118,7 @@ class CSliceEncoder:
             return
         with self._finding_cuts:
             if not self._has_cuts:
-                self._words.find_cuts()
+                self._matching.find_cuts()
                 self._has_cuts = True
 
 

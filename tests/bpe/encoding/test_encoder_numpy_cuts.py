@@ -191,7 +191,6 @@ def test_threads_share_their_words(monkeypatch: pytest.MonkeyPatch, most_words: 
     monkeypatch.setattr(encoder_numpy, "MAX_TABLE_WORDS", most_words)
     monkeypatch.setattr(encoder_numpy, "_SPAN", 40)
     monkeypatch.setattr(encoder_c, "MAX_TABLE_BYTES", most_words * 600)
-    monkeypatch.setattr(encoder_c, "LEAST_TABLE_BYTES", 0)
     rng = np.random.default_rng(4)
     words = [f" w{k * k % 611}é{k % 7}世界" for k in range(900)]
     text = "".join(words[k] for k in rng.integers(0, len(words), 5000)).encode()

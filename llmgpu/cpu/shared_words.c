@@ -1,0 +1,248 @@
+/* A table of words with their ids that threads share without waiting for each other.
+ *
+ * - A word is never changed or taken out. Its slot is claimed by setting `high` to CLAIMED, filled, and
+ *   published by setting `high` to what identifies the word; readers load that first. Who meets a
+ *   claimed slot takes the word for a new one and does not keep it.
+ * - One thread at a time makes a larger table and copies the slots, while others go on with the one
+ *   there is. A word put there too late is not copied: it is new once more, and the ids are the same.
+ *   Tables that were replaced stay until the end, as threads may still read them.
+ * - Bytes and ids that a slot has no room for are in chunks, of which parts are taken by adding to
+ *   how much is used.
+ * - A table that has reached its limit takes no more words. It is spent when as many have been
+ *   missing as it holds: time to start with another one.
+ */
+#include "engine.h"
+
+#define FIRST_SLOTS 512
+#define FAST_GROWTH (1 << 18) /* slots up to which a table grows fourfold */
+#define CLAIMED UINT64_C(1)   /* no word has it: its length would be 0 */
+#define PLACE_MASK ((UINT64_C(1) << 56) - 1)
+#define CHUNK_BYTES (1 << 18)
+
+typedef struct Chunk {
+    struct Chunk *older;
+    int64_t used; /* of CHUNK_BYTES; more if some asked in vain */
+    uint64_t bytes[CHUNK_BYTES / 8];
+} Chunk;
+
+struct SharedWords {
+    SharedSlots *table;
+    char apart[64 - sizeof(SharedSlots *)]; /* what is written often is not beside what is read */
+    int64_t words, missed, most_bytes;
+    int64_t bytes; /* of tables and chunks */
+    Chunk *chunk;
+    char is_growing;
+};
+
+static SharedSlots *new_table(uint64_t slots)
+{
+    SharedSlots *table = malloc(sizeof *table);
+
+    if (table == NULL)
+        return NULL;
+    table->older = NULL;
+    table->mask = slots - 1;
+    table->slots = zero_pages(slots * sizeof(Slot));
+    if (table->slots == NULL) {
+        free(table);
+        return NULL;
+    }
+    return table;
+}
+
+API void llmgpu_shared_words_free(SharedWords *words)
+{
+    if (words == NULL)
+        return;
+    for (SharedSlots *table = words->table, *older; table; table = older) {
+        older = table->older;
+        free_pages(table->slots, (table->mask + 1) * sizeof(Slot));
+        free(table);
+    }
+    for (Chunk *chunk = words->chunk, *older; chunk; chunk = older) {
+        older = chunk->older;
+        free(chunk);
+    }
+    free(words);
+}
+
+/* Make an empty table that takes up to about `most_bytes`; NULL without memory. Threads share it. */
+API SharedWords *llmgpu_shared_words_new(int64_t most_bytes)
+{
+    SharedWords *words = calloc(1, sizeof *words);
+
+    if (words == NULL)
+        return NULL;
+    words->most_bytes = most_bytes;
+    words->bytes = FIRST_SLOTS * sizeof(Slot);
+    words->table = new_table(FIRST_SLOTS);
+    if (words->table == NULL) {
+        free(words);
+        return NULL;
+    }
+    return words;
+}
+
+/* Return whether it is time to start with another table. */
+API int llmgpu_shared_words_spent(const SharedWords *words)
+{
+    return __atomic_load_n(&words->missed, __ATOMIC_RELAXED) >
+           __atomic_load_n(&words->words, __ATOMIC_RELAXED);
+}
+
+const SharedSlots *shared_table(const SharedWords *words)
+{
+    return __atomic_load_n(&words->table, __ATOMIC_ACQUIRE);
+}
+
+static inline uint64_t load_high(const Slot *slot)
+{
+    return __atomic_load_n(&slot->high, __ATOMIC_ACQUIRE);
+}
+
+/* Return whether a slot with this `high` holds the word. */
+static int holds(const Slot *slot, uint64_t high, const Word *word)
+{
+    if (slot->low != word->low)
+        return 0;
+    if (word->length <= LONGEST_INLINE)
+        return high == word->high;
+    if (high < LONG_TAG)
+        return 0;
+    const uint8_t *kept = (const uint8_t *)(uintptr_t)(high & PLACE_MASK);
+    int64_t length;
+    memcpy(&length, kept, sizeof length);
+    return length == word->length && memcmp(kept + sizeof length, word->start, (size_t)length) == 0;
+}
+
+const Slot *shared_find(const SharedSlots *table, const Word *word)
+{
+    for (uint64_t at = word->hash;; at++) {
+        const Slot *slot = table->slots + (at & table->mask);
+        uint64_t high = load_high(slot);
+        if (high <= CLAIMED)
+            return NULL;
+        if (holds(slot, high, word))
+            return slot;
+    }
+}
+
+static void copy_slots(const SharedSlots *from, SharedSlots *to)
+{
+    for (uint64_t k = 0; k <= from->mask; k++) {
+        const Slot *slot = from->slots + k;
+        uint64_t high = load_high(slot);
+        if (high <= CLAIMED)
+            continue;
+        uint64_t at = high >= LONG_TAG ? slot->low : mix_words(slot->low, high);
+        while (to->slots[at & to->mask].high != 0)
+            at++;
+        to->slots[at & to->mask] = *slot;
+    }
+}
+
+/* Make a larger table unless another thread does, or the limit does not allow it. */
+static void grow_table(SharedWords *words)
+{
+    if (__atomic_test_and_set(&words->is_growing, __ATOMIC_ACQUIRE))
+        return;
+    SharedSlots *table = words->table; /* only who grows it replaces it */
+    uint64_t slots = (table->mask + 1) * (table->mask < FAST_GROWTH ? 4 : 2);
+    int64_t more = (int64_t)(slots * sizeof(Slot));
+    int64_t known = __atomic_load_n(&words->words, __ATOMIC_RELAXED);
+    SharedSlots *larger = NULL;
+
+    if (2 * (uint64_t)known > table->mask &&
+        __atomic_load_n(&words->bytes, __ATOMIC_RELAXED) <= words->most_bytes - more)
+        larger = new_table(slots);
+    if (larger) {
+        copy_slots(table, larger);
+        larger->older = table;
+        __atomic_fetch_add(&words->bytes, more, __ATOMIC_RELAXED);
+        __atomic_store_n(&words->table, larger, __ATOMIC_RELEASE);
+    }
+    __atomic_clear(&words->is_growing, __ATOMIC_RELEASE);
+}
+
+/* Return room for some bytes, aligned to 8; NULL at the limit or without memory. */
+static void *keep_room(SharedWords *words, int64_t bytes)
+{
+    bytes = (bytes + 7) & ~INT64_C(7);
+    for (;;) {
+        Chunk *chunk = __atomic_load_n(&words->chunk, __ATOMIC_ACQUIRE);
+        if (chunk) {
+            int64_t used = __atomic_fetch_add(&chunk->used, bytes, __ATOMIC_RELAXED);
+            if (used <= CHUNK_BYTES - bytes)
+                return (uint8_t *)chunk->bytes + used;
+        }
+        int64_t taken = __atomic_load_n(&words->bytes, __ATOMIC_RELAXED);
+        Chunk *next = taken > words->most_bytes - CHUNK_BYTES ? NULL : malloc(sizeof *next);
+        if (next == NULL)
+            return NULL;
+        next->older = chunk;
+        next->used = 0;
+        if (__atomic_compare_exchange_n(&words->chunk, &chunk, next, 0, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED))
+            __atomic_fetch_add(&words->bytes, CHUNK_BYTES, __ATOMIC_RELAXED);
+        else
+            free(next); /* another thread was faster */
+    }
+}
+
+/* Fill a slot for a word; NO_MEMORY if there is no room for what it does not hold itself. */
+static int fill_slot(SharedWords *words, Slot *slot, const Word *word, const uint32_t *ids,
+                     int64_t count)
+{
+    int64_t id_bytes = count > MOST_INLINE ? count * (int64_t)sizeof *ids : 0;
+    int64_t word_bytes = word->length > LONGEST_INLINE ? (int64_t)sizeof(int64_t) + word->length : 0;
+
+    memset(slot, 0, sizeof *slot);
+    slot->low = word->low;
+    slot->high = word->high;
+    slot->value[0] = (uint32_t)count;
+    if (id_bytes == 0)
+        memcpy(slot->value + 1, ids, (size_t)count * sizeof *ids);
+    if (id_bytes + word_bytes == 0)
+        return 0;
+    uint8_t *room = keep_room(words, id_bytes + word_bytes);
+    if (room == NULL)
+        return NO_MEMORY;
+    if (word_bytes) {
+        slot->high = LONG_TAG | (uint64_t)(uintptr_t)room;
+        memcpy(room, &word->length, sizeof word->length);
+        memcpy(room + sizeof word->length, word->start, (size_t)word->length);
+    }
+    if (id_bytes) {
+        const uint8_t *place = memcpy(room + word_bytes, ids, (size_t)id_bytes);
+        memcpy(slot->value + 1, &place, sizeof place);
+    }
+    return 0;
+}
+
+void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, int64_t count)
+{
+    uint64_t known = (uint64_t)__atomic_load_n(&words->words, __ATOMIC_RELAXED);
+    Slot filled;
+
+    if (2 * known > shared_table(words)->mask)
+        grow_table(words);
+    const SharedSlots *table = shared_table(words);
+    if (4 * known > 3 * table->mask || fill_slot(words, &filled, word, ids, count) != 0) {
+        __atomic_fetch_add(&words->missed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    for (uint64_t at = word->hash;; at++) {
+        Slot *slot = table->slots + (at & table->mask);
+        uint64_t high = 0;
+        if (__atomic_compare_exchange_n(&slot->high, &high, CLAIMED, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_ACQUIRE)) {
+            slot->low = filled.low;
+            memcpy(slot->value, filled.value, sizeof slot->value);
+            __atomic_store_n(&slot->high, filled.high, __ATOMIC_RELEASE);
+            __atomic_fetch_add(&words->words, 1, __ATOMIC_RELAXED);
+            return;
+        }
+        if (high == CLAIMED || holds(slot, high, word))
+            return;
+    }
+}
