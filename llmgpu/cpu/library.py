@@ -293,6 +293,7 @@ class CEncoder(_Object):
         entry: int,
         starts: NDArray[np.int64],
         own_starts: int,
+        memory: NDArray[np.uint32] | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         """Encode the words that start in the first `main_end` bytes of a text.
 
@@ -300,11 +301,13 @@ class CEncoder(_Object):
         text: uint8 (n,), in an array with TEXT_PADDING more bytes.
         marks: bool (n,), where pre-tokens start, if the pattern is "marks".
         entry: where the first token starts. starts: where documents begin in the text, ascending.
+        memory: for the ids, used if it is large enough.
 
         Returns the ids, a view of a larger array if they are few; how many ids are before each of
         the first `own_starts` documents; and where the last token ends.
         """
-        ids = np.empty(max(main_end - entry, 0) + 3, np.uint32)
+        room = max(main_end - entry, 0) + 3
+        ids = np.empty(room, np.uint32) if memory is None or len(memory) < room else memory
         token_starts = np.empty(own_starts, np.int64)
         stopped = c_int64()
         starts = np.ascontiguousarray(starts, np.int64)
@@ -325,7 +328,8 @@ class CEncoder(_Object):
         )
         if count < 0:
             raise out_of_memory()
-        return _shortened(ids, count), token_starts, stopped.value
+        found = ids[:count] if ids is memory else _shortened(ids, count)
+        return found, token_starts, stopped.value
 
     def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32]:
         """Return the ids of a document, uint32 (n,); not for the pattern "marks"."""

@@ -27,14 +27,15 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
-from tests.cpu.texts import CHARACTERS
+from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
 
 SINGLE = [bytes([value]) for value in range(256)]
 REGEX = r"regex:\w+|\s"
 
 
 def random_text(rng: random.Random) -> bytes:
-    parts = rng.sample(CHARACTERS, rng.randint(1, 9)) if rng.random() < 0.6 else CHARACTERS
+    every = rng.choice([CHARACTERS, CHARACTERS, MOSTLY_ASCII])
+    parts = rng.sample(every, rng.randint(1, 9)) if rng.random() < 0.6 else every
     text = b"".join(rng.choices(parts, k=rng.choice([0, 1, 5, 40, 400])))
     return text * rng.choice([1, 1, 1, 20]) if len(text) < 1000 else text
 

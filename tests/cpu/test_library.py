@@ -20,7 +20,7 @@ from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError
 from tests.conftest import examples
-from tests.cpu.texts import CHARACTERS
+from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
 
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
 needs_engine = pytest.mark.skipif(library.library() is None, reason="the CPU engine is not built")
@@ -115,6 +115,20 @@ def test_pretokens_end_where_numpy_says(text: bytes, name: str, unicode: str) ->
     mask = start_mask(np.frombuffer(text, np.uint8), pattern, np.zeros(1, np.int64))
     expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
     assert make_c_pattern(pattern).ends(text).tolist() == expected
+
+
+@needs_engine
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.lists(st.sampled_from(MOSTLY_ASCII), min_size=1, max_size=6, unique=True).flatmap(
+        lambda some: st.lists(st.sampled_from(some), min_size=20, max_size=90).map(b"".join)
+    ),
+    st.sampled_from(["gpt2", "cl100k", "o200k", "qwen2", "nanochat"]),
+)
+def test_pretokens_of_blocks_end_where_numpy_says(text: bytes, name: str) -> None:
+    mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
+    expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
+    assert make_c_pattern(get_pattern(name)).ends(text).tolist() == expected
 
 
 @needs_engine

@@ -38,12 +38,12 @@ def run(library: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, built to stop at the first mistake."""
+@pytest.fixture(scope="module", params=[(), ("-DLLMGPU_PLAIN",)], ids=["blocks", "plain"])
+def checked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The library, built to stop at the first mistake, with blocks of text and without."""
     sanitizer()
     path = tmp_path_factory.mktemp("engine") / "engine.so"
-    build.build(path, FLAGS)
+    build.build(path, [*FLAGS, *request.param])
     return path
 
 

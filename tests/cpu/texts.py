@@ -16,4 +16,12 @@ _INVALID = [
     *(b"\xff", b"\xc3", b"\xe4\xb8", b"\xf0\x9f\x98", b"\x80", b"\xbf"),
     *(b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80"),
 ]
+# What pre-tokens of ASCII text are made of, and a little else.
+MOSTLY_ASCII = [
+    *(b"a", b"B", b"cd", b"Ef", b"GH", b"word ", b" The", b" quick", b"don't", b"x" * 20),
+    *(b"1", b"23", b"4567", b"7" * 11, b"'", b"''", b"'s", b"'LL", b"'re", b"'v", b"'S's"),
+    *(b"!", b".", b"./", b"/", b"?\n", b".\n\n", b"\n/", b"://", b"(", b") "),
+    *(b" ", b"  ", b"        ", b"\n", b"\n\n", b"\n    ", b"\n  \n", b"\t", b"\r\n", b"\x0b"),
+    *("é".encode(), "'ſ".encode(), "\u0301".encode(), "\xa0".encode(), "日".encode(), b"\xff"),
+]
 CHARACTERS = [*(character.encode() for character in _VALID), *_INVALID]

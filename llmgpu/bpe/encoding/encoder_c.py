@@ -68,7 +68,9 @@ class CSliceEncoder:
         # The bytes of an unknown token are not those of the text, nor are those of its merges.
         self._has_cuts = vocabulary.unknown_token is not None and bool(vocabulary.missing_bytes())
 
-    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
+    def encode(
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32]
+    ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, in part of a larger array, and where its last token ends.
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
@@ -78,7 +80,7 @@ class CSliceEncoder:
         encoder, words = self._take_encoder()
         own = len(piece.document_starts)
         ids, starts, stopped = encoder.encode(
-            words, piece.text, marks, piece.main_end, entry, piece.starts, own
+            words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
         )
         self._idle.append(encoder)  # one that failed is not used again
         if not self._is_complete:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+import queue
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,14 +19,19 @@ from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import TextSource
 
+_PATIENCE_SECONDS = 1.0  # more than it takes to read a slice of a file
+
 
 class HostSlices(Protocol):
     """Encodes slices in any number of threads."""
 
-    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
+    def encode(
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32]
+    ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
         entry: where in the slice the first token starts.
+        memory: the ids may be put there if it has room for as many as the slice has bytes.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
@@ -59,33 +65,104 @@ class HostEncoder:
             yield from self._encode_alone(source, allocate)
             return
         reader = SliceReader(source, self.pattern)
-        room = self.slice_bytes + PADDING
-        # One buffer more than threads: the next slice is read while all of them work.
-        buffers = [np.empty(room, np.uint8) for _ in range(self.threads + 1)]
-        pending: deque[tuple[Future[tuple[EncodedSlice, int]], NDArray[np.uint8]]] = deque()
-        with ThreadPoolExecutor(self.threads) as pool:
-            while (piece := reader.read(buffers.pop())) is not None:
-                encoded = pool.submit(self.slices.encode, piece, 0)
-                pending.append((encoded, piece.buffer))
-                # A short slice is all that a pipe held, and its writer may wait for the answer: do
-                # not keep its ids back until the buffers are used up.
-                patient = piece.length > self.slice_bytes // 2
-                while pending and not (patient and buffers):
-                    encoded, buffer = pending.popleft()
-                    yield _settled(encoded.result()[0], allocate)
-                    buffers.append(buffer)
-            for encoded, _ in pending:
-                yield _settled(encoded.result()[0], allocate)
+        workers = _Workers(reader, self.slices, self.slice_bytes, self.threads)
+        try:
+            while (encoding := workers.order.get()) is not None:
+                encoded, memory = encoding.result()
+                yield _settled(encoded, allocate)
+                workers.idle.put(memory)
+        finally:
+            workers.stop()
 
     def _encode_alone(self, source: TextSource, allocate: Allocate) -> Iterator[EncodedSlice]:
         reader = SliceReader(source, self.pattern, self._lookahead)
-        buffer = np.empty(self.slice_bytes + (self._lookahead or 0) + PADDING, np.uint8)
+        memory = _Memory(self.slice_bytes + (self._lookahead or 0))
         entry = 0
-        while (piece := reader.read(buffer)) is not None:
-            encoded, stopped = self.slices.encode(piece, entry)
+        while (piece := reader.read(memory.text)) is not None:
+            encoded, stopped = self.slices.encode(piece, entry, memory.ids)
             # The last token may reach into the next slice, whose first token then starts later.
             entry = max(stopped, entry) - piece.main_end
             yield _settled(encoded, allocate)
+
+
+class _Memory:
+    """Memory for one slice: its text, uint8, and its ids, uint32."""
+
+    def __init__(self, slice_bytes: int) -> None:
+        self.text = np.empty(slice_bytes + PADDING, np.uint8)
+        self.ids = np.empty(slice_bytes + PADDING, np.uint32)
+
+
+class _Workers:
+    """Threads that each read a slice, one at a time, and encode it.
+
+    So a slice is encoded where it was just read, while the caller takes the ids of earlier ones.
+
+    order: the slices in their order, each with its memory; None at the end.
+    idle: memory for slices. That of a slice goes back there once its ids are used.
+    """
+
+    def __init__(
+        self, reader: SliceReader, slices: HostSlices, slice_bytes: int, threads: int
+    ) -> None:
+        """Start reading; a thread is started when there is a slice for the one before."""
+        self.order: queue.SimpleQueue[Future[tuple[EncodedSlice, _Memory]] | None]
+        self.order = queue.SimpleQueue()
+        self.idle: queue.SimpleQueue[_Memory | None] = queue.SimpleQueue()
+        self._reader, self._slices = reader, slices
+        self._slice_bytes = slice_bytes
+        self._reading = threading.Lock()
+        self._ended = False
+        self._threads: list[threading.Thread] = []
+        self._most_threads = threads
+        self.idle.put(_Memory(slice_bytes))  # one more than threads: the caller uses one
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        self.idle.put(_Memory(self._slice_bytes))
+        # Daemons: one that waits for a pipe does not keep the process from ending.
+        thread = threading.Thread(target=self._run, name="llmgpu-encode", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Let the threads end, and wait for them unless one waits for text."""
+        self._ended = True
+        for _ in range(self._most_threads):
+            self.idle.put(None)
+        if self._reading.acquire(timeout=_PATIENCE_SECONDS):
+            self._reading.release()
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self) -> None:
+        while (memory := self.idle.get()) and (task := self._read(memory)):
+            piece, encoding = task
+            try:
+                encoded, _ = self._slices.encode(piece, 0, memory.ids)
+                encoding.set_result((encoded, memory))
+            except BaseException as error:
+                encoding.set_exception(error)
+
+    def _read(self, memory: _Memory) -> tuple[Slice, Future[tuple[EncodedSlice, _Memory]]] | None:
+        """Return the next slice, and what it becomes; None at the end."""
+        encoding: Future[tuple[EncodedSlice, _Memory]] = Future()
+        with self._reading:
+            if self._ended:
+                return None
+            try:
+                piece = self._reader.read(memory.text)
+            except BaseException as error:
+                encoding.set_exception(error)
+                piece = None
+            if piece is None:
+                self._ended = True
+                self.order.put(encoding if encoding.done() else None)
+                return None
+            self.order.put(encoding)
+            if len(self._threads) < self._most_threads:
+                self._start_thread()
+            return piece, encoding
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:

@@ -222,7 +222,9 @@ class SliceEncoder:
         self._safe_cuts = SafeCuts(vocabulary, unmerged)
         self._words = EncodedWords(matcher)
 
-    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
+    def encode(
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32]
+    ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 
         entry: where in the slice the first token starts.

@@ -1,0 +1,84 @@
+"""Slices that threads read and encode: their order, errors, and texts that never end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder_host import HostEncoder
+from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.text.documents import Piece
+from tests.bpe.host_encoders import HOST_ENCODERS
+
+BYTES = tuple(bytes([value]) for value in range(256))
+VOCABULARY = Vocabulary(BYTES, np.empty((0, 3), np.uint32), "cl100k", PATTERNS["cl100k"].expression)
+host_encoders = pytest.mark.parametrize("host_encoder", HOST_ENCODERS)
+
+
+class Words:
+    """A text of words that fails, or waits, after some of them."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._count, self._then = count, then
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
+        """Fill the buffer with a word."""
+        if self._count == 0:
+            self._then()
+        self._count -= 1
+        buffer[:8] = np.frombuffer(b" letters", np.uint8)
+        return Piece(buffer[:8], np.zeros(0, np.int64), closed=False)
+
+
+@host_encoders
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_slices_before_an_error_are_there(
+    host_encoder: Callable[..., HostEncoder], threads: int
+) -> None:
+    def fail() -> None:
+        raise InputError("no more")
+
+    slices = host_encoder(VOCABULARY, 64, threads).encode(Words(100, fail))
+    count = 0
+    with pytest.raises(InputError, match="no more"):
+        for piece in slices:
+            assert set(piece.ids.tolist()) <= set(b" letters")
+            count += len(piece.ids)
+    assert 700 < count <= 800
+
+
+@host_encoders
+def test_threads_end_with_the_text(host_encoder: Callable[..., HostEncoder]) -> None:
+    encoder, before = host_encoder(VOCABULARY, 64, 4), threading.active_count()
+    text = b"some words " * 500
+    pieces = list(encoder.encode(corpus_from_bytes(text)))
+    assert b"".join(bytes(piece.ids.tolist()) for piece in pieces) == text
+    assert threading.active_count() == before
+    slices = encoder.encode(corpus_from_bytes(text))
+    next(slices)
+    slices.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_who_stops_does_not_wait_for_a_pipe() -> None:
+    program = (
+        "import threading\n"
+        "from tests.bpe.encoding.test_encoder_host import *\n"
+        "slices = HOST_ENCODERS[-1](VOCABULARY, 64, 2).encode(Words(30, threading.Event().wait))\n"
+        "next(slices), slices.close()\n"
+        "print('done')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
