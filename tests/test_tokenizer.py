@@ -46,6 +46,19 @@ def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer(vocabulary(), request.param)
 
 
+@given(DOCUMENTS, st.booleans(), st.sampled_from([None, 3, SPECIAL[0]]), st.sampled_from([None, 4]))
+def test_a_document_at_once_has_the_ids_of_a_batch(
+    documents: list[str], allows: bool, bos: int | str | None, eos: int | None
+) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+    allowed = UNEQUAL if allows else ()
+    batch = made.encode_batch(documents, allowed_special=allowed, bos=bos, eos=eos)
+    for text, expected in zip(documents, batch, strict=True):
+        found = made.encode(text, allowed_special=allowed, bos=bos, eos=eos)
+        assert found.dtype == np.uint32
+        assert found.tolist() == expected.tolist()
+
+
 def long_text() -> str:
     return words(3, 30_000, 900).decode() + "".join(SPECIAL) * 100
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,16 @@ from llmgpu.backend import NUMPY, Backend, select_backend
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import (
+    DocumentEncoder,
+    SpecialOptions,
+    with_special_tokens,
+)
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.tokenizing import encode_corpus
 
+_MOST_KEPT = 16  # encoders with different options
 HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
 
 
@@ -34,6 +40,7 @@ class ProcessEncoders:
         self._device = device
         self._lock = threading.Lock()
         self._special: dict[tuple[SpecialOptions, bool], Encoder] = {}
+        self._documents: dict[SpecialOptions, DocumentEncoder] = {}
 
     @cached_property
     def backend(self) -> Backend:
@@ -64,14 +71,27 @@ class ProcessEncoders:
 
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
         """Return the ids of a short document at once; None if they take more than words' ids."""
+        host = self._host
+        if not isinstance(host, CpuEncoder) or self._vocabulary.normalizer is not None:
+            return None
         with self._lock:
-            encoder = self._encoder(options, is_small=True)
-            return encoder.encode_document(text) if isinstance(encoder, CpuEncoder) else None
+            if options not in self._documents:
+                _make_room(self._documents)
+                documents = DocumentEncoder(host.encode_document, self._vocabulary, options)
+                self._documents[options] = documents
+            return self._documents[options].encode(text)
 
     def _encoder(self, options: SpecialOptions, is_small: bool) -> Encoder:
-        """Return an encoder that handles special tokens; the last one is kept."""
+        """Return an encoder that handles special tokens."""
         key = options, is_small
         if key not in self._special:
+            _make_room(self._special)
             inner = self._host if is_small else self._large
-            self._special = {key: with_special_tokens(inner, self._vocabulary, options)}
+            self._special[key] = with_special_tokens(inner, self._vocabulary, options)
         return self._special[key]
+
+
+def _make_room(kept: dict[Any, Any]) -> None:
+    """Forget the oldest of what is kept if it is much."""
+    if len(kept) >= _MOST_KEPT:
+        del kept[next(iter(kept))]

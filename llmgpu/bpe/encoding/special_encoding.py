@@ -18,15 +18,15 @@ rest has the same ids as texts that start and end there. For the search in block
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
+from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, TextError, VocabularyError
 from llmgpu.text.composition import normalize
@@ -111,6 +111,40 @@ def with_special_tokens(
         eos=None if options.eos is None else token_id(vocabulary, options.eos),
         block_bytes=block_bytes,
     )
+
+
+class DocumentEncoder:
+    """Encodes documents at once that spell no special token."""
+
+    def __init__(
+        self,
+        encode: Callable[[bytes], NDArray[np.uint32] | None],
+        vocabulary: Vocabulary,
+        options: SpecialOptions,
+    ) -> None:
+        """Take what encodes a document of plain text, with a vocabulary without normalizer.
+
+        Raises VocabularyError for a token that the vocabulary does not have.
+        """
+        self._encode = encode
+        special = vocabulary.special_tokens
+        allowed = _chosen(vocabulary, options.allowed, special)
+        disallowed = _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
+        texts = [text.encode() for text in {*allowed, *disallowed}]
+        self._search = search_for(texts) if texts else None
+        self._before, self._after = (
+            np.array([] if token is None else [token_id(vocabulary, token)], np.uint32)
+            for token in (options.bos, options.eos)
+        )
+
+    def encode(self, text: bytes) -> NDArray[np.uint32] | None:
+        """Return the ids of a document; None if `Encoder.encode` has to find them."""
+        if self._search and self._search.pattern.search(text):
+            return None
+        ids = self._encode(text)
+        if ids is None or not (len(self._before) or len(self._after)):
+            return ids
+        return np.concatenate([self._before, ids, self._after])
 
 
 def token_id(vocabulary: Vocabulary, token: int | str) -> int:
@@ -334,7 +368,7 @@ class _SpecialTokenFilter:
     ) -> None:
         """Look for the allowed texts, which have ids. What is found goes to `boundaries`."""
         self._ids = allowed
-        self._search = _Search(allowed) if allowed else None
+        self._search = search_for(allowed) if allowed else None
         self._guard = guard
         self._boundaries = boundaries
         self._held = b""
@@ -374,7 +408,8 @@ class _SpecialTokenFilter:
         # Up to here every match is certain: after it, in the last document, fewer bytes follow than
         # the longest token has.
         safe = len(data) if final else max(len(data) - search.longest + 1, *starts[-1:], 0)
-        while (found := search.find(data, position, starts)) and found[0] < safe:
+        borders = starts.tolist()
+        while (found := search.find(data, position, borders)) and found[0] < safe:
             spans.append(found)
             position = found[1]
         position = max(position, safe)
@@ -409,47 +444,11 @@ class _SpecialTokenFilter:
         return Piece(text, starts, closed), kinds
 
 
-class _Search:
-    """Finds byte strings, leftmost first, the longest at a position.
-
-    longest: bytes of the longest string. pattern: matches the longest at a position.
-    """
-
-    def __init__(self, texts: Collection[bytes]) -> None:
-        self._texts = sorted(texts, key=len, reverse=True)
-        self.longest = len(self._texts[0])
-        self.pattern = re.compile(b"|".join(map(re.escape, self._texts)))
-        firsts = {text[:1] for text in texts}
-        self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
-
-    def find(self, data: bytes, position: int, starts: NDArray[np.int64]) -> tuple[int, int] | None:
-        """Return the (begin, end) of the first string, from a position on, within a document."""
-        match = self.pattern.search(data, position)
-        while match:
-            after = int(np.searchsorted(starts, match.start(), side="right"))
-            if after == len(starts) or starts[after] >= match.end():
-                return match.span()
-            border = int(starts[after])
-            match = self.pattern.search(data, match.start(), border)
-            match = match or self.pattern.search(data, border)
-        return None
-
-    def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first position, from one on, where a string may start; else the end."""
-        match = self._first.search(data, position)
-        return match.start() if match else len(data)
-
-    def may_continue(self, data: bytes, position: int) -> bool:
-        """Whether the data from a position on is a proper prefix of a string."""
-        rest = data[position:]
-        return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
-
-
 class _Guard:
     """Refuses text in which certain byte strings occur."""
 
     def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
-        self._search = _Search(texts)
+        self._search = search_for(texts)
         self._is_normalized = is_normalized
         self._before = b""  # the end of the document so far, too short to hold the longest
         self._offset = 0  # where that is in the whole text
@@ -457,7 +456,7 @@ class _Guard:
     def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
         """Raise TextError if a string ends in the next block, InputError if it is normalized."""
         data = self._before + block
-        found = self._search.find(data, 0, starts + len(self._before))
+        found = self._search.find(data, 0, (starts + len(self._before)).tolist())
         if found:
             begin, end = found
             error = TextError(

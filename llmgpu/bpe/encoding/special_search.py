@@ -1,0 +1,78 @@
+"""Searching a text for many byte strings at once: special tokens."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+
+_MOST_NESTED = 50  # groups in a regular expression, whose parser calls itself for each
+
+
+def search_for(texts: Collection[bytes]) -> Search:
+    """Return a search for byte strings, one or more, none of them empty."""
+    return _search_for(tuple(sorted(set(texts))))
+
+
+@lru_cache(maxsize=16)
+def _search_for(texts: tuple[bytes, ...]) -> Search:
+    return Search(texts)
+
+
+class Search:
+    """Finds byte strings, leftmost first, the longest at a position.
+
+    longest: bytes of the longest string. pattern: matches the longest at a position.
+    """
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """Take one or more distinct texts, sorted."""
+        self._texts = texts
+        self.longest = max(map(len, texts))
+        self.pattern = re.compile(_longest_of(texts))
+        firsts = {text[:1] for text in texts}
+        self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
+
+    def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
+        """Return the (begin, end) of the first string, from a position on, within a document."""
+        match = self.pattern.search(data, position)
+        while match:
+            after = bisect_right(starts, match.start())
+            if after == len(starts) or starts[after] >= match.end():
+                return match.span()
+            border = starts[after]
+            match = self.pattern.search(data, match.start(), border)
+            match = match or self.pattern.search(data, border)
+        return None
+
+    def next_candidate(self, data: bytes, position: int) -> int:
+        """Return the first position, from one on, where a string may start; else the end."""
+        match = self._first.search(data, position)
+        return match.start() if match else len(data)
+
+    def may_continue(self, data: bytes, position: int) -> bool:
+        """Whether the data from a position on is a proper prefix of a string."""
+        rest = data[position:]
+        return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
+
+
+def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
+    """Return a regular expression for the longest of sorted, distinct texts.
+
+    Where texts begin alike they are one branch, so few of many are tried at a position.
+    """
+    first, last = texts[0], texts[-1]
+    alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))
+    prefix, rests = re.escape(first[:alike]), [text[alike:] for text in texts]
+    if len(rests) == 1:
+        return prefix
+    if depth == _MOST_NESTED:
+        rests.sort(key=len, reverse=True)
+        return prefix + b"(?:" + b"|".join(map(re.escape, rests)) + b")"
+    longer = rests[1:] if rests[0] == b"" else rests
+    branches = [_longest_of(list(same), depth + 1) for _, same in groupby(longer, itemgetter(0))]
+    optional = b"?" if longer is not rests else b""
+    return prefix + b"(?:" + b"|".join(branches) + b")" + optional
