@@ -69,7 +69,7 @@ class CSliceEncoder:
         self._has_cuts = vocabulary.unknown_token is not None and bool(vocabulary.missing_bytes())
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32]
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, in part of a larger array, and where its last token ends.
 

@@ -26,7 +26,7 @@ class HostSlices(Protocol):
     """Encodes slices in any number of threads."""
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32]
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 

@@ -223,7 +223,7 @@ class SliceEncoder:
         self._words = EncodedWords(matcher)
 
     def encode(
-        self, piece: Slice, entry: int, memory: NDArray[np.uint32]
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and where its last token ends.
 

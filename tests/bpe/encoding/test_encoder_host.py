@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
-from llmgpu.bpe.pretokens.pattern import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
@@ -21,7 +21,9 @@ from llmgpu.text.documents import Piece
 from tests.bpe.host_encoders import HOST_ENCODERS
 
 BYTES = tuple(bytes([value]) for value in range(256))
-VOCABULARY = Vocabulary(BYTES, np.empty((0, 3), np.uint32), "cl100k", PATTERNS["cl100k"].expression)
+VOCABULARY = Vocabulary(
+    BYTES, np.empty((0, 3), np.uint32), "cl100k", get_pattern("cl100k").expression
+)
 host_encoders = pytest.mark.parametrize("host_encoder", HOST_ENCODERS)
 
 
