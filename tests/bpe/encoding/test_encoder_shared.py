@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -43,9 +44,11 @@ class DelayedHost:
     def __init__(self, host: HostEncoder, delay: Delays) -> None:
         self._slices, self._delay = host.slices, delay
 
-    def encode(self, piece: Slice, entry: int) -> tuple[EncodedSlice, int]:
+    def encode(
+        self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
+    ) -> tuple[EncodedSlice, int]:
         self._delay()
-        return self._slices.encode(piece, entry)
+        return self._slices.encode(piece, entry, memory)
 
 
 class DelayedDevice:
