@@ -2,7 +2,8 @@
 
 ``python -m tests.harness.peers``; ``--share 0.01`` for a hundredth. Vocabularies are those that
 OpenAI published, where this machine has their ranks (see `llmgpu.bpe.interchange.published`), and
-some trained here and exported.
+some trained here and exported; or those of the tokenizer.json files that are named, against
+tokenizers alone and with their special tokens in the text. A file may be refused.
 
 - A string is encoded here, by tiktoken and by tokenizers, all with the same vocabulary.
 - Neither package takes bytes that are no text. They are cut by the reference, and both packages
@@ -36,6 +37,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN
@@ -47,9 +49,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import describe
 from llmgpu.errors import VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.bpe.encoding.test_peers import ALPHABETS, SPECIALS, code_points
+from tests.bpe.encoding.test_peers import ALPHABETS, SPECIALS, code_points, encode
 from tests.bpe.pretokens.test_peers import CHUNK, compare_ids, compare_starts, valid
-from tests.engines import encode
 from tests.reference.bpe import bytes_to_unicode, pre_tokens, stand_ins
 
 PUBLISHED = ("r50k_base", "p50k_base", "cl100k_base", "o200k_base")
@@ -70,7 +71,7 @@ class Compared:
     name: str
     vocabulary: Vocabulary
     encoders: dict[str, Encoder]
-    encoding: tiktoken.Encoding
+    encoding: tiktoken.Encoding | None
     tokenizer: tokenizers.Tokenizer
 
 
@@ -136,6 +137,16 @@ def vocabularies() -> Iterator[tuple[str, Vocabulary]]:
         yield f"trained {pattern}", train_vocabulary(corpus, options, NUMPY).vocabulary
 
 
+def compared_file(path: Path) -> Compared:
+    """Open a tokenizer.json here and there; VocabularyError if it is refused."""
+    vocabulary = open_vocabulary(path, note=lambda note: print(f"{path.name}: {note}"))
+    special = SpecialOptions(["all"])
+    encoders = {f"encoding ({describe()})": open_encoder(vocabulary, NUMPY, special=special)}
+    return Compared(
+        path.stem, vocabulary, encoders, None, tokenizers.Tokenizer.from_file(str(path))
+    )
+
+
 def compared(name: str, vocabulary: Vocabulary, folder: Path) -> Compared:
     """Open a vocabulary in all packages."""
     if name in PUBLISHED:
@@ -165,18 +176,17 @@ def strings_differ(task: Task) -> tuple[Counter[str], list[str]]:
     tokens = ordinary_tokens(task.name)
     texts = [random_string(rng, tokens) for _ in range(BATCH)]
     documents = [text.encode() for text in texts]
-    expected = {
-        "tiktoken": at.encoding.encode_ordinary_batch(texts, num_threads=1),
-        "tokenizers": [
-            found.ids for found in at.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ],
-    }
+    there = at.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    expected = {"tokenizers": [found.ids for found in there]}
+    if at.encoding is not None:
+        expected["tiktoken"] = at.encoding.encode_ordinary_batch(texts, num_threads=1)
     return differences(at, task.number, documents, expected)
 
 
 def bytes_differ(task: Task) -> tuple[Counter[str], list[str]]:
     """Compare random bytes, as the reference cuts them, and merges by both packages."""
     at = OPENED[task.name]
+    assert at.encoding is not None
     rng = random.Random(f"bytes {task.name} {task.number}")
     tokens = ordinary_tokens(task.name)
     documents = [random_bytes(rng, tokens) for _ in range(BATCH)]
@@ -200,8 +210,12 @@ def bytes_differ(task: Task) -> tuple[Counter[str], list[str]]:
 
 @cache
 def ordinary_tokens(name: str) -> list[bytes]:
-    vocabulary = OPENED[name].vocabulary
-    return [vocabulary.tokens[i] for i in vocabulary.ordinary_ids.tolist()]
+    at = OPENED[name]
+    tokens = [at.vocabulary.tokens[i] for i in at.vocabulary.ordinary_ids.tolist()]
+    if at.encoding is None:  # special tokens are found in text; many, so that they come often
+        special = [text.encode() for text in at.vocabulary.special_tokens]
+        tokens += special * (len(tokens) // (10 * len(special)) if special else 0)
+    return tokens
 
 
 def differences(
@@ -267,6 +281,18 @@ def tasks(share: float, kinds: Sequence[str]) -> list[Task]:
     return [task for task in made if task.kind in kinds]
 
 
+def open_all(files: Sequence[Path], folder: Path) -> None:
+    """Open the files, or all vocabularies that there are; say which files are refused."""
+    for path in files:
+        try:
+            OPENED[path.stem] = compared_file(path)
+        except VocabularyError as error:
+            print(f"refused: {error}")
+    if not files:
+        for name, vocabulary in vocabularies():
+            OPENED[name] = compared(name, vocabulary, folder)
+
+
 def main() -> None:
     """Compare as many as asked for, or as fit into the time."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -274,6 +300,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", choices=list(KINDS), action="append")
+    parser.add_argument("files", nargs="*", type=Path, metavar="tokenizer.json")
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -281,13 +308,13 @@ def main() -> None:
     seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     differ = 0
     with tempfile.TemporaryDirectory(prefix="llmgpu-peers-") as name:
-        for vocabulary_name, vocabulary in vocabularies():
-            OPENED[vocabulary_name] = compared(vocabulary_name, vocabulary, Path(name))
+        open_all(given.files, Path(name))
         stand_ins()
         code_points()
         print(f"{len(OPENED)} vocabularies opened", flush=True)
         with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
-            todo = tasks(given.share, given.only or list(KINDS))
+            kinds = ["strings"] if given.files else given.only or list(KINDS)
+            todo = tasks(given.share, kinds)
             for kind, used, counts, found in pool.imap_unordered(run_task, todo):
                 seconds[kind] += used
                 tried += counts
