@@ -18,8 +18,9 @@ import importlib.metadata
 import random
 import signal
 import sys
+import tempfile
 import tomllib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,7 @@ import pytest
 from hypothesis import settings
 
 from llmgpu.backend import list_adapters
+from llmgpu.errors import LlmgpuError
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device, load_driver
 from llmgpu.gpu import list_adapters as list_gpu_adapters
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
@@ -35,6 +37,7 @@ from tests.gpu.guarded import GuardedDevice
 
 ROOT = Path(__file__).parents[1]
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+NOBODY = 65534
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
 MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
@@ -113,6 +116,42 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if count:
             terminalreporter.section("NOT A FULL RUN", yellow=True)
             terminalreporter.line(f"{count:,} tests did not run: {missing}.")
+
+
+def by_nobody(call: Callable[[], object]) -> str:
+    """Call in a child, as a user who is not root; return the result or the error as text.
+
+    The child can be sure to see the fixture `open_folder` and the current folder, not that of
+    pytest; what it needs has to be imported already.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if IS_ROOT:
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            said = str(call())
+        except LlmgpuError as error:
+            said = f"error: {error}"
+        except BaseException as error:
+            said = repr(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may reach and write."""
+    with tempfile.TemporaryDirectory(prefix="llmgpu-") as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
 
 
 def require_adapter() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from llmgpu.errors import LlmgpuError, OutputError
 from llmgpu.files import atomic_output, sync
-from tests.conftest import IS_ROOT
+from tests.conftest import by_nobody
 
 
 def test_writes_a_new_file(tmp_path: Path) -> None:
@@ -89,13 +89,24 @@ def test_what_can_not_be_written_names_path_and_reason(
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
-@pytest.mark.skipif(IS_ROOT, reason="root may write everything")
-def test_a_write_protected_file_is_not_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    target.write_bytes(b"old")
-    target.chmod(0o444)
-    with pytest.raises(OutputError, match="write-protected"), atomic_output(target):
-        pass
+def written(path: Path) -> str:
+    """Write a file."""
+    with atomic_output(path) as stream:
+        stream.write(b"new")
+    return "written"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no such permissions")
+def test_a_write_protected_file_is_not_replaced(open_folder: Path) -> None:
+    old, other = open_folder / "old", open_folder / "other"
+    old.write_bytes(b"old")
+    old.chmod(0o444)
+    assert "write-protected" in by_nobody(lambda: written(old))
+    assert by_nobody(lambda: written(other)) == "written"
+    open_folder.chmod(0o755)
+    assert by_nobody(lambda: written(other)) == f"error: can't write {other}: Permission denied"
+    assert old.read_bytes() == b"old"
+    assert sorted(open_folder.iterdir()) == [old, other]
 
 
 def test_a_full_device_is_an_output_error() -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,8 @@ import pytest
 from llmgpu.backend import list_adapters
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.formats import FORMATS
-from tests.cli.conftest import COMMAND, Run, environment, fails
-from tests.conftest import IS_ROOT
+from tests.cli.conftest import COMMAND, Run, environment, fails, run_here
+from tests.conftest import by_nobody
 
 TRAIN = ("bpe-train", "--device", "cpu", "--vocab-size", "300", "--quiet", "--json", "-o", "-")
 TEXT = b"abc abc abc " * 20
@@ -77,10 +78,17 @@ def test_an_unknown_adapter_lists_those_there_are(llmgpu: Run, vocab: Path, comm
     assert not (vocab.parent / "new.bin").exists()
 
 
-@pytest.mark.skipif(IS_ROOT, reason="root may read everything")
-def test_an_unreadable_file(llmgpu: Run, corpus: Path) -> None:
-    corpus.chmod(0)
-    fails(llmgpu("bpe-train", "corpus.txt", "--device", "cpu"), 1, "permission denied")
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no such permissions")
+@pytest.mark.parametrize("name", ["corpus.txt", "v.bin"])
+def test_an_unreadable_file(vocab: Path, open_folder: Path, name: str) -> None:
+    for path in vocab.parent.iterdir():
+        shutil.copy(path, open_folder)
+    command = ("tokenize", "corpus.txt", "--vocab", "v.bin", "--device", "cpu", "--count", "-q")
+    assert run_here(open_folder, command, b"").stderr == b""
+    (open_folder / name).chmod(0)
+    said = by_nobody(lambda: run_here(open_folder, command, b"").stderr.decode())
+    assert said.startswith("error: ") and name in said and said.count("\n") == 1, said
+    assert "permission denied" in said.lower()
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from llmgpu.errors import InputError
 from llmgpu.text.sources import resolve_sources
-from tests.conftest import IS_ROOT
-
-NOBODY = 65534
+from tests.conftest import by_nobody
 
 
-def resolved_by_nobody(folder: Path, name: str) -> str:
-    """Resolve a name in a folder, as a user who is not root; return the files or the error."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.chdir(folder)
-            if IS_ROOT:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            said = " ".join(source.path for source in resolve_sources([name]).files)
-        except InputError as error:
-            said = f"error: {error}"
-        except BaseException as error:
-            said = repr(error)
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
+def resolved(name: str) -> str:
+    """Return the files of a name."""
+    return " ".join(source.path for source in resolve_sources([name]).files)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders have no such permissions")
@@ -56,7 +32,10 @@ def resolved_by_nobody(folder: Path, name: str) -> str:
         ("**/b.txt", "error: can't read the folder data/shut/: permission denied"),
     ],
 )
-def test_a_folder_that_can_not_be_read_is_named(tmp_path: Path, name: str, said: str) -> None:
+def test_a_folder_that_can_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for folder in ("data/open", "data/shut"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "data" / "a.txt").write_bytes(b"a")
@@ -65,7 +44,7 @@ def test_a_folder_that_can_not_be_read_is_named(tmp_path: Path, name: str, said:
     tmp_path.chmod(0o755)
     (tmp_path / "data" / "shut").chmod(0)
     try:
-        found = resolved_by_nobody(tmp_path, name)
+        found = by_nobody(lambda: resolved(name))
     finally:
         (tmp_path / "data" / "shut").chmod(0o755)
     assert found.rstrip("/").replace("shut/:", "shut:") == said.replace("shut/:", "shut:")
