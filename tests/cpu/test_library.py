@@ -170,3 +170,21 @@ def test_memory_that_is_not_there_is_an_error_line() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("not enough memory for the words of the text"), done.stderr
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+@needs_engine
+def test_counts_have_64_bits() -> None:
+    pattern = make_c_pattern(get_pattern("gpt2"))
+    counters = [library.CCounter(pattern) for _ in range(2)]
+    text = np.frombuffer(b"a" + bytes(library.TEXT_PADDING), np.uint8)
+    for counter in counters:
+        counter.count(text[:1], None, 1, np.zeros(1, np.int64), 1 << 30)
+    # Each takes the other's words in turn: Fibonacci's numbers.
+    for k in range(60):
+        counters[k % 2].absorb(counters[1 - k % 2])
+    expected = [1, 1]
+    for k in range(60):
+        expected[k % 2] += expected[1 - k % 2]
+    for k, counter in enumerate(counters):
+        assert counter.words()[2].tolist() == [expected[k]]
+    assert min(expected) > 1 << 32
