@@ -1,8 +1,8 @@
 """Hugging Face's tokenizer.json: byte-level BPE with everything around it in one file.
 
-- The components that can be read are those of GPT-2, Llama 3, Qwen and the like: a ByteLevel
-  pre-tokenizer, optionally after a Split by an expression that is a pattern here, and NFC or no
-  normalizer. Any other component is refused by name, because it would change ids.
+- The components that can be read are those of GPT-2, Llama 3, Qwen, DeepSeek and the like: a
+  ByteLevel pre-tokenizer, which may come after Splits and Digits (`llmgpu.bpe.interchange.splits`),
+  and NFC or no normalizer. Any other component is refused by name, because it would change ids.
 - Added tokens become special tokens with their ids. The library matches them in any text; here they
   are matched where the caller allows special tokens. The tokens that a post-processor puts around a
   text are left to the caller as well. A note says so in both cases.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
-    HUGGINGFACE,
     check_id,
     check_vocabulary_map,
     exportable_ids,
     exportable_merges,
-    expression_of,
     find_end_of_text,
     imported_vocabulary,
-    name_of_huggingface,
     name_pairs,
     note_missing_bytes,
     note_unicode,
@@ -101,7 +99,9 @@ def read(
         if "model" not in content:
             raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
         _refuse_unknown("part", content, _PARTS)
-        cut = get_pattern(_read_pre_tokenizer(content.get("pre_tokenizer")))
+        _refuse_sentencepiece(content)
+        steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
+        cut = get_pattern(read_pattern(steps, note))
         normalizer = _read_normalizer(content.get("normalizer"))
         _steps("decoder", content.get("decoder"), {"ByteLevel"})
         _read_post_processor(content.get("post_processor"), note)
@@ -184,7 +184,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
         "padding": None,
         "added_tokens": _describe_added(vocabulary),
         "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
-        "pre_tokenizer": _describe_pattern(vocabulary.pattern, byte_level),
+        "pre_tokenizer": describe_pattern(vocabulary.pattern, byte_level),
         "post_processor": None,
         "decoder": byte_level | {"use_regex": True},
         "model": {
@@ -210,18 +210,6 @@ def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
         {"id": i, "content": text, **flags, "normalized": i in late, "special": True}
         for text, i in special
     ]
-
-
-def _describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
-    if pattern in ("gpt2", "none"):
-        return byte_level | {"use_regex": pattern == "gpt2"}
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": expression_of(pattern, HUGGINGFACE)},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return {"type": "Sequence", "pretokenizers": [split, byte_level | {"use_regex": False}]}
 
 
 def _unknown_text(vocabulary: Vocabulary) -> str | None:
@@ -257,7 +245,7 @@ def _type_of(what: str, component: object) -> str:
     return kind
 
 
-def _steps(what: str, component: object, supported: set[str]) -> list[tuple[str, dict[str, Any]]]:
+def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return types and content of a component, or of those in a Sequence; none for None."""
     if component is None:
         return []
@@ -275,46 +263,51 @@ def _steps(what: str, component: object, supported: set[str]) -> list[tuple[str,
     return typed
 
 
-def _read_pre_tokenizer(component: object) -> str:
-    """Return the name of the pattern by which a pre-tokenizer cuts."""
-    typed = _steps("pre_tokenizer", component, {"Split", "ByteLevel"})
-    kinds, steps = [kind for kind, _ in typed], [step for _, step in typed]
-    if kinds not in (["ByteLevel"], ["Split", "ByteLevel"]):
-        raise VocabularyError(
-            f"pre_tokenizer {kinds[:5]}: it has to be a ByteLevel, optionally after a Split"
-        )
-    if steps[-1].get("add_prefix_space", True) is not False:
-        raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
-    use_regex = steps[-1].get("use_regex", True) is not False
-    if len(steps) == 1:
-        return "gpt2" if use_regex else "none"
-    if use_regex:
-        raise VocabularyError("pre_tokenizer ByteLevel after a Split must not have use_regex")
-    return _read_split(steps[0])
-
-
-def _read_split(step: dict[str, Any]) -> str:
-    how = (step.get("behavior"), step.get("invert", False))
-    # The patterns cover all text, so nothing lies between their matches that could be removed.
-    if how not in (("Isolated", False), ("Removed", True)):
-        raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
-    expression = _as_map("pattern of Split", step.get("pattern")).get("Regex")
-    if not isinstance(expression, str):
-        raise VocabularyError("pre_tokenizer Split is supported only by a Regex")
-    try:
-        return name_of_huggingface(expression)
-    except VocabularyError as error:
-        raise VocabularyError(f"pre_tokenizer Split: {error}") from error
-
-
 def _read_normalizer(component: object) -> str | None:
     return "NFC" if _steps("normalizer", component, {"NFC"}) else None
 
 
 def _read_post_processor(component: object, note: Note) -> None:
-    for kind, _ in _steps("post_processor", component, _ADDING | {"ByteLevel"}):
+    for kind, step in _steps("post_processor", component, _ADDING | {"ByteLevel"}):
         if kind in _ADDING:
-            note(f"the special tokens that {kind} adds around a text are not added here")
+            note(
+                f"the special tokens that {kind} adds around a text are not added here"
+                f"{_same_options(step.get('single'))}"
+            )
+
+
+def _same_options(single: object) -> str:
+    """Return which options of tokenize do what the template for one text does, if any do."""
+    steps = single if isinstance(single, list) else []
+    kinds = [next(iter(step), "") if isinstance(step, dict) else "" for step in steps]
+    if sorted(kinds) not in (["Sequence", "SpecialToken"], ["Sequence", *["SpecialToken"] * 2]):
+        return ""
+    text = kinds.index("Sequence")
+    if (text, len(kinds) - text) not in ((0, 2), (1, 1), (1, 2)):
+        return ""
+    named = {"--bos": steps[:text], "--eos": steps[text + 1 :]}
+    options = [
+        f"{option} {quote(str(step['SpecialToken'].get('id')))}"
+        for option, found in named.items()
+        for step in found
+        if isinstance(step["SpecialToken"], dict)
+    ]
+    return f": tokenize {' '.join(options)} does"
+
+
+def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:
+    """Raise VocabularyError for a vocabulary of SentencePiece's kind, with what to use."""
+    model, parts = content.get("model"), [content.get("pre_tokenizer"), content.get("decoder")]
+    for name, part in zip(("pre_tokenizer", "decoder"), parts[:], strict=True):
+        inner = part.get(_SEQUENCES[name]) if isinstance(part, dict) else None
+        parts += inner if isinstance(inner, list) else []
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    if "Metaspace" in kinds or (isinstance(model, dict) and model.get("byte_fallback") is True):
+        raise VocabularyError(
+            "a vocabulary of SentencePiece's kind (Metaspace, byte_fallback), as Llama 2's and "
+            "TinyLlama's are, is not byte-level: encode with the package tokenizers or "
+            "sentencepiece, and give the ids to train as token files"
+        )
 
 
 def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int, ...]]:

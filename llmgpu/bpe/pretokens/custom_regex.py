@@ -1,6 +1,8 @@
 """Patterns given as a regular expression, matched on the host by the `regex` module (an extra).
 
 - What an expression does not match is a pre-token, too: nothing is lost.
+- Several expressions cut one after the other, each the pieces that those before it left: the
+  pattern called ``splits:`` and a list of them in JSON. It comes with vocabularies of other tools.
 - An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
 - An expression may come with somebody else's vocabulary. One that would take long to compile is
@@ -11,8 +13,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import time
+from abc import abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -25,7 +30,9 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 
 REGEX_PREFIX = "regex:"
+SPLITS_PREFIX = "splits:"
 MAX_EXPRESSION_BYTES = 1 << 16  # as in a vocabulary file
+MAX_SPLITS = 16  # expressions that cut one after the other
 MAX_NESTING = 50  # groups and sets in one another
 MAX_REPEATED = 1 << 16  # items that are left when counted repetitions of groups are written out
 DEFAULT_MATCH_SECONDS = 30.0
@@ -45,7 +52,7 @@ def limit_match_seconds(seconds: float) -> None:
     _match_seconds = seconds
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def compile_expression(expression: str) -> Any:
     """Compile an expression; LlmgpuError if it is wrong or too large, or without the module."""
     _check_cost(expression)
@@ -103,34 +110,58 @@ def _check_cost(expression: str) -> None:
             )
 
 
-class RegexPattern(DocumentPattern):
-    """The pattern of an expression; the host marks, the kernel only passes documents on."""
+class HostPattern(DocumentPattern):
+    """A pattern of expressions; the host marks, the kernel only passes documents on.
 
-    def __init__(self, expression: str) -> None:
-        """Take a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
-        compile_expression(expression)
+    Each cuts the pieces that those before it left, as if a piece were the whole text.
+    """
+
+    def __init__(self, prefix: str, described: str) -> None:
+        """Compile the expressions; LlmgpuError if one is wrong or can't be compiled here.
+
+        prefix, described: the name of the pattern; the second alone is its expression.
+        """
         none: dict[str, str | None] = {"tiktoken": None, "huggingface": None}
         super().__init__(
-            name=REGEX_PREFIX + expression, expression=expression, kernel="none", spellings=none
+            name=prefix + described, expression=described, kernel="none", spellings=none
         )
+        for expression in self.expressions:
+            compile_expression(expression)
+
+    @property
+    @abstractmethod
+    def expressions(self) -> tuple[str, ...]:
+        """What cuts, in this order."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
-        compiled = compile_expression(self.expression)
         mask = np.zeros(len(text), np.bool_)
         last_moment = time.process_time() + _match_seconds * (1 + len(text) // 10**6)
         for begin, end in pairwise([0, *np.unique(inner).tolist(), len(text)]):
             characters = text[begin:end].tobytes().decode("utf-8", "surrogateescape")
-            seconds = max(last_moment - time.process_time(), 1e-3)
-            try:  # the module measures CPU time, too
-                spans = [match.span() for match in compiled.finditer(characters, timeout=seconds)]
-            except TimeoutError as error:
-                raise self._too_slow(len(characters)) from error
-            bounds = np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1)
+            bounds = np.array(self._bounds(characters, last_moment), np.int64)
             mask[begin] = True
             places = begin + _byte_offsets(characters)[bounds]
             mask[places[places < end]] = True
         return mask
+
+    def _bounds(self, characters: str, last_moment: float) -> list[int]:
+        """Return where pieces of a document begin and end, ascending."""
+        bounds = [0, len(characters)]
+        for expression in self.expressions:
+            compiled = compile_expression(expression)
+            found = [0]
+            for begin, end in pairwise(bounds):
+                seconds = max(last_moment - time.process_time(), 1e-3)
+                try:  # the module measures CPU time, too
+                    for match in compiled.finditer(characters, begin, end, timeout=seconds):
+                        if match.end() > match.start():
+                            found += match.span()
+                except TimeoutError as error:
+                    raise self._too_slow(len(characters)) from error
+                found.append(end)
+            bounds = [k for k, before in zip(found, [-1, *found], strict=False) if k != before]
+        return bounds
 
     def _too_slow(self, length: int) -> LlmgpuError:
         return LlmgpuError(
@@ -138,6 +169,49 @@ class RegexPattern(DocumentPattern):
             f"{_match_seconds:g} s of CPU time a megabyte, in a document of {length:,} characters: "
             "use another expression, or allow more time"
         )
+
+
+class RegexPattern(HostPattern):
+    """The pattern of an expression."""
+
+    def __init__(self, expression: str) -> None:
+        """Take a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
+        super().__init__(REGEX_PREFIX, expression)
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """The one there is."""
+        return (self.expression,)
+
+
+class SplitsPattern(HostPattern):
+    """The pattern of several expressions, one after the other."""
+
+    def __init__(self, described: str) -> None:
+        """Take expressions as a list in JSON, see `describe_splits`; LlmgpuError if it is wrong."""
+        expressions: Any
+        try:
+            expressions = json.loads(described)
+        except (ValueError, RecursionError):
+            expressions = None
+        if not _is_splits(expressions) or describe_splits(expressions) != described:
+            raise LlmgpuError(f"{quote(described)} is not a list of 1 to {MAX_SPLITS} expressions")
+        super().__init__(SPLITS_PREFIX, described)
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """What cuts, in this order."""
+        return tuple(json.loads(self.expression))
+
+
+def _is_splits(content: object) -> bool:
+    is_list = isinstance(content, list) and 0 < len(content) <= MAX_SPLITS
+    return is_list and all(isinstance(entry, str) for entry in content)
+
+
+def describe_splits(expressions: Sequence[str]) -> str:
+    """Return what the pattern of several expressions has as its own."""
+    return json.dumps(list(expressions))
 
 
 def _byte_offsets(characters: str) -> NDArray[np.int64]:

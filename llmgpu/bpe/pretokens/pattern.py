@@ -31,7 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern, last_set
-from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, RegexPattern
+from llmgpu.bpe.pretokens.custom_regex import (
+    REGEX_PREFIX,
+    SPLITS_PREFIX,
+    RegexPattern,
+    SplitsPattern,
+)
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.errors import LlmgpuError
@@ -58,6 +63,8 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
         published = (known.name for known in PATTERNS.values() if known.expression == expression)
         if (name := next(published, "")) == "":
             return RegexPattern(expression)
+    if name.startswith(SPLITS_PREFIX):
+        return SplitsPattern(name.removeprefix(SPLITS_PREFIX))
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.custom_regex import RegexPattern
+from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
@@ -49,7 +49,7 @@ class GpuPretokenizer:
         """
         found = as_pattern(pattern)
         self._device, self._pattern = device, found
-        self._by_host = isinstance(found, RegexPattern)
+        self._by_host = isinstance(found, HostPattern)
         self._kernel = device.kernel(
             f"pretoken/{found.kernel}_starts.wgsl",
             WORKGROUP_SIZE=workgroup_size,

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX
+from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
@@ -361,7 +361,8 @@ def _check_pattern(name: str, expression: str) -> None:
     """Check that a published name and its published expression come together."""
     _check_text("the pattern's name", name)
     _check_text("the pattern's expression", expression)
-    if name.startswith(REGEX_PREFIX) and name != REGEX_PREFIX + expression:
+    prefixes = [prefix for prefix in (REGEX_PREFIX, SPLITS_PREFIX) if name.startswith(prefix)]
+    if prefixes and name != prefixes[0] + expression:
         raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
     for pattern in PATTERNS.values():
         if (pattern.name == name) != (pattern.expression == expression):

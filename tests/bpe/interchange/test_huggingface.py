@@ -144,6 +144,20 @@ class TestRead:
         assert huggingface.read(tmp_path / "t.json", note=notes.append).missing_bytes()
         assert len(notes) == 1 and "'0x00'" in notes[0] and "251 more" in notes[0]
 
+    def test_a_template_is_said_in_options(self, tmp_path: Path, notes: list[str]) -> None:
+        ids = [("<pad>", 1), ("<|endoftext|>", 0)]
+        for single, options in (
+            ("<pad> $A", "tokenize --bos '<pad>' does"),
+            ("<pad> $A <|endoftext|>", "tokenize --bos '<pad>' --eos '<|endoftext|>' does"),
+            ("$A <pad>", "tokenize --eos '<pad>' does"),
+            ("<pad> <pad> $A", "are not added here"),
+        ):
+            peer = train_peer()
+            peer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+            peer.save(str(tmp_path / "t.json"))
+            huggingface.read(tmp_path / "t.json", note=notes.append)
+            assert notes.pop().endswith(options)
+
     def test_what_is_not_kept_is_noted(self, tmp_path: Path, notes: list[str]) -> None:
         peer = train_peer()
         peer.add_tokens([AddedToken("   ", special=False), AddedToken("<m>", lstrip=True)])
@@ -352,19 +366,17 @@ class TestRefused:
             (set_at("pre_tokenizer", "add_prefix_space", True), "add_prefix_space"),
             (set_at("pre_tokenizer", {"type": "ByteLevel"}), "add_prefix_space"),
             (set_at("pre_tokenizer", sequence(SPLIT)), "it has to be a ByteLevel"),
-            (
-                set_at("pre_tokenizer", sequence(SPLIT, SPLIT, NO_REGEX)),
-                "it has to be a ByteLevel",
-            ),
+            (set_at("pre_tokenizer", sequence(SPLIT, NO_REGEX, NO_REGEX)), "to be a ByteLevel"),
             (set_at("pre_tokenizer", sequence(sequence(NO_REGEX))), "Sequence in a Sequence"),
             (
                 set_at("pre_tokenizer", {"type": "Sequence"}),
                 "Sequence in pre_tokenizer is not",
             ),
             (
-                set_at("pre_tokenizer", sequence(SPLIT, BYTE_LEVEL | {"use_regex": True})),
-                "after a Split must not have use_regex",
+                set_at("pre_tokenizer", {"type": "Metaspace"}),
+                "SentencePiece's kind .* sentencepiece",
             ),
+            (set_at("model", "byte_fallback", True), "SentencePiece's kind"),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"behavior": "Contiguous"}, NO_REGEX)),
                 "must be Isolated",
@@ -374,12 +386,12 @@ class TestRefused:
                 "must be Isolated",
             ),
             (
-                set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"String": " "}}, NO_REGEX)),
-                "Regex",
+                set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"String": ""}}, NO_REGEX)),
+                "neither a Regex nor a String",
             ),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"Regex": r"\w+"}}, NO_REGEX)),
-                r"Split: the expression '\\w\+' is",
+                r"the expression '\\\\w\+' is that of no pattern here, and from '\\\\w\+' on",
             ),
             (set_at("post_processor", {"type": "Other"}), "post_processor 'Other'"),
             (set_at("decoder", {"type": "WordPiece"}), "decoder 'WordPiece'"),

@@ -1,0 +1,138 @@
+r"""How a tokenizer.json cuts text: a ByteLevel, which may come after Splits and Digits.
+
+- One Split whose expression is that of a pattern here is that pattern. Anything else becomes the
+  expressions of all steps, one after the other (`llmgpu.bpe.pretokens.custom_regex`), which the
+  package regex runs.
+- That is exact only where regex and Oniguruma agree, so expressions are taken in a language that
+  means the same to both: characters, ``\s \S \d \r \n \t`` and classes such as ``\p{Lu}``, sets
+  of these without sets in them, groups, alternatives, lookahead, and repetitions; those in braces
+  neither possessive nor lazy. Ignoring case is taken only for English contractions, because it
+  may join characters. ``$`` and ``^`` are ends of lines to one and of the text to the other.
+- A letter is what the version of Unicode says that an engine has; a note says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, expression_of, name_of_huggingface
+from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX, SplitsPattern, describe_splits
+from llmgpu.errors import LlmgpuError, VocabularyError
+from llmgpu.input_files import Note, quote
+
+SUPPORTED = frozenset({"Split", "ByteLevel", "Digits"})
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ESCAPED = r"\\(?:p\{[A-Z][a-z]?\}|[sSdrnt]|\W)"
+_PORTABLE = re.compile(
+    rf"(?:{_ESCAPED}"
+    rf"|\[\^?(?:{_ESCAPED}|(?!&&)[^\\\[\]])+\]"
+    r"|\(\?i:'s\|'t\|'re\|'ve\|'m\|'ll\|'d\)|'\(\?i:\[sdmt\]\|ll\|ve\|re\)"
+    r"|\(\?[:=!]|\((?!\?)|[)|]|[?*+]|\{\d+(?:,\d*)?\}(?![+?])"
+    r"|[^\\\[\](){}^$.|?*+])*"
+)
+
+
+def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
+    """Return the name of the pattern by which a pre-tokenizer cuts.
+
+    steps: its components with their types, which are SUPPORTED. note: is told of character classes.
+
+    Raises VocabularyError for what can't be exact.
+    """
+    kinds = [kind for kind, _ in steps]
+    if kinds[-1:] != ["ByteLevel"] or "ByteLevel" in kinds[:-1]:
+        raise VocabularyError(
+            f"pre_tokenizer {kinds[:5]}: it has to be a ByteLevel, which may come after Splits and "
+            "Digits"
+        )
+    last = steps[-1][1]
+    if last.get("add_prefix_space", True) is not False:
+        raise VocabularyError("pre_tokenizer ByteLevel with add_prefix_space is not supported")
+    use_regex = last.get("use_regex", True) is not False
+    if len(steps) == 1:
+        return "gpt2" if use_regex else "none"
+    cuts = [_read_cut(kind, step) for kind, step in steps[:-1]]
+    if use_regex:
+        cuts.append((_GPT2, True))
+    if len(cuts) == 1:
+        try:
+            return name_of_huggingface(cuts[0][0])
+        except VocabularyError:
+            pass
+    for expression, is_isolated in cuts:
+        if not is_isolated:
+            raise VocabularyError(
+                "pre_tokenizer Split may be Removed and inverted only with the expression of a "
+                f"pattern here, not with {quote(expression)}"
+            )
+        check_portable(expression)
+    try:
+        pattern = SplitsPattern(describe_splits([expression for expression, _ in cuts]))
+    except LlmgpuError as error:
+        raise VocabularyError(f"pre_tokenizer Split: {error}") from error
+    version = importlib.import_module("regex").__version__
+    note(
+        f"text is cut by the package regex ({version}), whose character classes may be of another "
+        "version of Unicode than those of Hugging Face"
+    )
+    return pattern.name
+
+
+def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]:
+    """Return the pre-tokenizer that cuts by a pattern; VocabularyError if there is none.
+
+    byte_level: the ByteLevel that ends it, but for use_regex.
+    """
+    if pattern in ("gpt2", "none"):
+        return byte_level | {"use_regex": pattern == "gpt2"}
+    if pattern.startswith(SPLITS_PREFIX):
+        expressions = SplitsPattern(pattern.removeprefix(SPLITS_PREFIX)).expressions
+        for expression in expressions:
+            check_portable(expression)
+    else:
+        expressions = (expression_of(pattern, HUGGINGFACE),)
+    splits = [
+        {
+            "type": "Split",
+            "pattern": {"Regex": expression},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        for expression in expressions
+    ]
+    return {"type": "Sequence", "pretokenizers": [*splits, byte_level | {"use_regex": False}]}
+
+
+def check_portable(expression: str) -> None:
+    """Raise VocabularyError for an expression that may mean something else to another engine."""
+    end = 0
+    found = _PORTABLE.match(expression)
+    if found is not None:
+        end = found.end()
+    if end < len(expression):
+        raise VocabularyError(
+            f"the expression {quote(expression)} is that of no pattern here, and from "
+            f"{quote(expression[end:])} on other engines may match something else"
+        )
+
+
+def _read_cut(kind: str, step: dict[str, Any]) -> tuple[str, bool]:
+    """Return the expression of a Split or of Digits, and whether each match is a piece."""
+    if kind == "Digits":
+        return (r"\p{N}" if step.get("individual_digits") is True else r"\p{N}+"), True
+    how = (step.get("behavior"), step.get("invert", False))
+    # The patterns cover all text, so nothing lies between their matches that could be removed.
+    if how not in (("Isolated", False), ("Removed", True)):
+        raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
+    given = step.get("pattern")
+    if not isinstance(given, dict):
+        raise VocabularyError("pattern of Split is not a JSON object")
+    text, expression = given.get("String"), given.get("Regex")
+    if isinstance(text, str) and text:
+        expression = re.sub(r"(\W)", r"\\\1", text)
+    if not isinstance(expression, str):
+        raise VocabularyError("pre_tokenizer Split has neither a Regex nor a String")
+    return expression, how == ("Isolated", False)
