@@ -30,7 +30,7 @@ from tests.bench.conftest import assert_is_read_as_it_was, given, run, small_par
 from tests.bench.peers.test_tokenizers import crossing_vocabulary
 
 LIMIT = 8_000
-VOCAB_SIZE = 300
+VOCAB_SIZE = 272
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 
 
