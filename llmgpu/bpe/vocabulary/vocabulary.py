@@ -237,9 +237,8 @@ class Vocabulary:
         """
         try:
             content = unpack(data)
-            absent = (
-                UNRECORDED_VERSION if _has_classes(content.fields["pattern"]) else DEFAULT_VERSION
-            )
+            has_classes = _has_classes(content.fields["pattern"])
+            absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
             unicode = content.fields["training"].pop(_UNICODE, absent)
             late = _parse_ids(content.fields["training"].pop(_NORMALIZED_TOKENS, None))
             vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode)
@@ -264,16 +263,13 @@ class Vocabulary:
         return cls.from_bytes(data, str(path))
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a vocabulary file atomically.
+        """Write a vocabulary file atomically; OutputError if it can't be written.
 
         force: replace even a file that is of another kind.
-
-        Raises OutputError if it can't be written.
         """
         check_outputs([Output(str(path), VOCABULARY)], force=force)
-        data = self.to_bytes()
         with atomic_output(path) as stream:
-            stream.write(data)
+            stream.write(self.to_bytes())
 
     def _spell(self, ids: NDArray[np.integer], begin: int) -> bytes:
         """Return the bytes of ids (n,) below `size`, which begin at position `begin`."""
@@ -348,10 +344,8 @@ def _check_rules(vocabulary: Vocabulary) -> None:
         ("Unicode version", vocabulary.unicode, VERSIONS),
     ):
         if value not in known:
-            names = ", ".join(str(name) for name in known if name)
-            raise VocabularyError(
-                f"unknown {what} {quote(str(value))}: this version supports {names}"
-            )
+            called, names = quote(str(value)), ", ".join(filter(None, known))
+            raise VocabularyError(f"unknown {what} {called}: this version supports {names}")
     unknown = vocabulary.unknown_token
     if unknown is not None and not 0 <= unknown < vocabulary.size:
         raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")
@@ -362,11 +356,11 @@ def _check_pattern(name: str, expression: str) -> None:
     _check_text("the pattern's name", name)
     _check_text("the pattern's expression", expression)
     prefixes = [prefix for prefix in (REGEX_PREFIX, SPLITS_PREFIX) if name.startswith(prefix)]
-    if prefixes and name != prefixes[0] + expression:
-        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
+    fits = not prefixes or name == prefixes[0] + expression
     for pattern in PATTERNS.values():
-        if (pattern.name == name) != (pattern.expression == expression):
-            raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
+        fits = fits and (pattern.name == name) == (pattern.expression == expression)
+    if not fits:
+        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
 
 
 def _check_special_tokens(vocabulary: Vocabulary) -> None:
