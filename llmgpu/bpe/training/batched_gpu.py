@@ -276,6 +276,7 @@ class _BatchedLoop:
             commands.dispatch(count_ranks, self._groups)
             commands.dispatch(lower_threshold, 1)
         commands.dispatch(refill_hot_list, self._groups)
+        # A batch for which the hot list does not suffice does nothing, nor do those after it.
         for _ in range(BATCHES_PER_REFILL):
             commands.dispatch(select, 1)
             for stage in stages:
@@ -307,6 +308,7 @@ class _BatchedLoop:
 
     def _grow(self, state: NDArray[Any]) -> None:
         """Make room for the next pair, and as much again; set the state to RUNNING."""
+        # Each occurrence of the pair changes the pair on its left and the one on its right.
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed
         if state["list_length"][0] + changes > old.listed:
@@ -317,6 +319,7 @@ class _BatchedLoop:
             entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
             candidates=max(old.candidates, 2 * needed),
         )
+        # What training keeps is copied; what lasts for a batch is made again, empty.
         self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
         self._enlarge("pair_counts", 4 * self._capacities.pairs)
         self._enlarge("position_list", 4 * self._capacities.listed)

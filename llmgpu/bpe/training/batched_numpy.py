@@ -134,6 +134,7 @@ class ShortList:
         Returns the slots of the pairs, and the symbols they become.
         """
         self._update()
+        # While anything passes the threshold, all that rank before it are here.
         if len(self._slots) == 0:
             self._refill()
         slots = self._slots

@@ -59,6 +59,7 @@ class LinkedSymbols:
 
     def __init__(self, words: SymbolWords) -> None:
         self.total = words.total
+        # A word takes the positions of its symbols and the separator after it; one is before all.
         spans = np.diff(words.offsets) + 1
         size = int(spans.sum()) + 1
         inside = np.ones(size, np.bool_)
@@ -124,6 +125,7 @@ class PairIndex:
 
         Returns the slot of each occurrence, 0 where the pair has none.
         """
+        # Occurrences of a pair are neighbours: sum their weights.
         starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
@@ -223,6 +225,7 @@ def _merge_occurrences(
     right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
+    # A pair may be lost at many places; those without a slot share NO_SLOT, which is never chosen.
     np.subtract.at(pairs.counts.values, lost, changed)
     pairs.counts.values[slots] = 0
 
@@ -265,6 +268,7 @@ def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> 
 
     In a run of n equal symbols the pair occurs n - 1 times; every other one is taken.
     """
+    # The place of each in its run: its index, less that of the first of the run.
     in_run = np.arange(len(positions), dtype=np.int32)
     run_starts = in_run.copy()
     run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
@@ -332,6 +336,7 @@ def apply_merges(
         if counted.any():
             together = np.array([slot for some in slots for slot in some], np.int64)
             merge_batch(symbols, pairs, together, np.repeat(results[first:last], counted))
+    # Results may be symbols that exist, so lengths follow from the merges in their order.
     lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
     for left, right, result in merges.tolist():
         lengths[result] = lengths[left] + lengths[right]

@@ -108,6 +108,8 @@ class _Known:
         self, keys: NDArray[np.uint64], out: NDArray[np.uint64] | None = None
     ) -> NDArray[np.int64]:
         """Return the slot at which the search for each key begins."""
+        # Fibonacci hashing: the product's highest bits, as many as number the slots, depend on all
+        # bits of the key.
         mixed = np.multiply(keys, _GOLDEN, out=out)
         mixed >>= np.uint64(65 - len(self.slots).bit_length())
         return mixed.view(np.int64)
@@ -127,6 +129,7 @@ class _Known:
         """
         starts, ends, out = starts[block], ends[block], out[block]
         count = len(starts)
+        # The keys of all words, as if they were short; then again of the few that are longer.
         lengths = np.subtract(ends, starts, out=scratch.lengths[:count])
         masks = np.take(_MASKS, lengths, out=scratch.masks[:count], mode="clip")
         loads = _eight_bytes(padded)
@@ -134,6 +137,7 @@ class _Known:
         longer = np.flatnonzero(lengths > _LONGEST_PLAIN)
         if len(longer):
             keys[longer] = _longer_keys(loads, starts[longer], lengths[longer])
+        # Look at one slot for each: most words are where their search begins.
         entries = self._read_slots(self.home(keys, masks), out, scratch)
         known_keys = np.take(self.keys, entries, out=scratch.known_keys[:count], mode="clip")
         found = np.equal(known_keys, keys, out=scratch.found[:count])
@@ -143,6 +147,7 @@ class _Known:
             found[longer] = self._same_bytes(
                 padded, starts[longer], lengths[longer], entries[longer]
             )
+        # A free slot, whose number is now -1, ends a search; another word's slot does not.
         which = np.flatnonzero(~found)
         left = SoughtWords(which + block.start, keys[which], starts[which], lengths[which])
         missing = entries[which] < 0
@@ -152,6 +157,8 @@ class _Known:
         self, slots: NDArray[np.int64], out: NDArray[np.int64], scratch: _Scratch
     ) -> NDArray[np.int64]:
         """Write what is in each slot, of up to a block, to `out` and return that."""
+        # Another thread may have put words here that come after those of `keys`, or be claiming the
+        # slot: such an entry stands for the last word, which is compared as any other.
         last = len(self.keys) - 1
         if self.slots.dtype == out.dtype:
             np.take(self.slots, slots, out=out, mode="clip")
@@ -197,6 +204,7 @@ class _Known:
         """Compare words of the text, of 8 bytes or more, with those of these numbers and keys."""
         there, here = _eight_bytes(self.data), _eight_bytes(padded)
         at = self.offsets[numbers]
+        # That and the key is all there is to words of up to 15 bytes.
         same: NDArray[np.bool_] = there[at] == here[starts]
         active = np.flatnonzero(same & (lengths > _LONGEST_PAIRED))
         same[active] = self.offsets[numbers[active] + 1] - at[active] == lengths[active]
@@ -338,6 +346,7 @@ class WordTable:
         """Put words into the free slots they want, one for each slot."""
         won = _claim(self._known.slots, slots)
         words, slots = words.take(won), slots[won]
+        # Threads that read a slot before its word is there are dealt with in `_read_slots`.
         self._known.slots[slots] = np.arange(len(self) + 1, len(self) + 1 + len(slots))
         self._append(
             concatenate_ranges(padded, words.starts, words.lengths), words.lengths, words.keys
@@ -411,6 +420,7 @@ def _paired_keys(
     Each is the length, and the last seven bytes mixed with the first eight: two words with equal
     keys and equal first bytes are the same. Keys of longer words are undefined.
     """
+    # The last seven bytes lie in the low 56 bits; the first of the eight is one of the first eight.
     keys: NDArray[np.uint64] = loads[starts + lengths - 8]
     keys >>= _BYTE
     keys ^= _mix(loads[starts]) >> _BYTE
@@ -423,6 +433,7 @@ def _longer_keys(
 ) -> NDArray[np.uint64]:
     """Return a key for each word of 8 bytes or more; undefined for those in the dictionary."""
     keys = _paired_keys(loads, starts, lengths)
+    # The top byte of a paired key is 8 to 15, so it never equals the tag of a hashed one.
     hashed = np.flatnonzero(lengths > _LONGEST_PAIRED)
     keys[hashed] = _HASHED_TAG
     hashed = hashed[lengths[hashed] <= LONGEST_HASHED]
@@ -434,6 +445,8 @@ def _hash(
     loads: NDArray[np.uint64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
     """Hash words of 8 bytes or more: their length, last eight bytes, and all bytes before those."""
+    # The last eight bytes overlap those before them where the length is no multiple of eight, so no
+    # load goes beyond the word.
     left = lengths - 8
     hashes: NDArray[np.uint64] = loads[starts + left] ^ (lengths.view(np.uint64) * _GOLDEN)
     active, at = np.arange(len(starts)), starts

@@ -144,7 +144,9 @@ class GpuLinear(GpuRecorder):
         if tiling.parts == 1:
             self._tiles(name, operands, tiling)
             return
-        # A power of two, so that products of several sizes share this memory.
+        # Too few tiles to keep the device busy: each part of the inner sum is a product by itself,
+        # and the parts are added up in a fixed order. Their memory is a power of two, so that
+        # products of several sizes share it.
         floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
         partials = self.scratch("partial sums", (floats,))
         first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)
