@@ -6,7 +6,6 @@ The build of a package runs this without llmgpu or NumPy being installed: it imp
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
@@ -36,6 +35,8 @@ def sources_checksum() -> int:
 
 def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
     """Compile the library; BuildError if there is no compiler or it fails."""
+    import subprocess
+
     temporary = library.with_name(f"{library.name}.{os.getpid()}.tmp")
     files = [str(path) for path in sources() if path.suffix == ".c"]
     checksum = f"-DLLMGPU_SOURCES={sources_checksum()}u"

@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.build import LIBRARY, sources_checksum
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.processors import usable_processors
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
+MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 MANY_IDS = 1 << 22  # whose copy would take too much memory
 _WRONG_MERGE = -2
 RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
@@ -37,6 +39,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pattern_free": (None, c_void_p),
     "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
     "valid_utf8": (c_int64, c_void_p, c_int64),
+    "spelled_tokens": (
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_int64, c_int64, c_void_p),
+    ),
     "vocabulary_new": (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_int64, c_int, c_uint32, c_void_p, c_void_p),
@@ -124,6 +130,12 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
     return loaded, ""
 
 
+def default_threads() -> int:
+    """Return how many processors this process may use; with NumPy up to MOST_NUMPY_THREADS."""
+    threads = usable_processors()
+    return min(threads, MOST_NUMPY_THREADS) if library() is None else threads
+
+
 def out_of_memory() -> LlmgpuError:
     """Return the error for memory that the engine can't get."""
     return InputError("not enough memory for the words of the text: use fewer threads (--threads)")
@@ -135,6 +147,39 @@ def valid_utf8(text: bytes) -> int:
     assert loaded is not None, "there is no CPU engine"
     valid: int = loaded.llmgpu_valid_utf8(text, len(text))
     return valid
+
+
+def spelled_tokens(
+    nodes: NDArray[np.uint32],
+    edges: NDArray[np.uint32],
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    is_ordinary: NDArray[np.bool_],
+) -> int:
+    """Return how many nodes of a trie have a token, each an ordinary one that its path spells.
+
+    nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. data, offsets: the tokens by id.
+
+    Returns -1 if that is not so, or if the nodes are not in the order that `compile_trie` makes.
+    """
+    loaded = library()
+    assert loaded is not None, "there is no CPU engine"
+    if len(edges) + 1 != len(nodes):
+        return -1
+    # The arrays are named, so that they live as long as the call.
+    nodes, edges = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
+    parents = np.empty(len(nodes), np.uint32)
+    found: int = loaded.llmgpu_spelled_tokens(
+        _address(nodes),
+        _address(edges),
+        _address(data),
+        _address(offsets),
+        _address(is_ordinary),
+        len(nodes),
+        len(is_ordinary),
+        _address(parents),
+    )
+    return found
 
 
 class _Object:

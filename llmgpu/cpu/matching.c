@@ -405,3 +405,52 @@ API Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offset
     }
     return vocabulary;
 }
+
+/* Count the nodes of a trie that have a token, each an ordinary one that its path spells.
+ *
+ * nodes: uint32_t (count, 3), first child, children and token; edges: uint32_t (count - 1, 2), label
+ *     and target; as `compile_trie` in trie.py makes them.
+ * data, offsets: the tokens. is_ordinary: uint8_t (size,), by id.
+ * parents: room for `count` numbers.
+ * Returns -1 for a token that is not spelled, or for nodes in another order. */
+API int64_t llmgpu_spelled_tokens(const uint32_t *nodes, const uint32_t *edges, const uint8_t *data,
+                                  const int64_t *offsets, const uint8_t *is_ordinary, int64_t count,
+                                  int64_t size, uint32_t *parents)
+{
+    int64_t next = 1, found = 0;
+
+    for (int64_t node = 0; node < count; node++) {
+        const uint32_t *fields = nodes + 3 * node;
+        int64_t children = fields[1];
+        int must_be_missing = node == 0, may_be_missing = node == 0 || children > 0;
+        if ((fields[2] == NO_ID && !may_be_missing) || (fields[2] != NO_ID && must_be_missing))
+            return -1;
+        if (fields[0] != (children > 0 ? next - 1 : 0) || children > count - next ||
+            (children > 0 && next <= node))
+            return -1;
+        for (int64_t child = next; child < next + children; child++) {
+            const uint32_t *edge = edges + 2 * (child - 1);
+            if (edge[0] > 255 || edge[1] != child || (child > next && edge[0] <= edge[-2]))
+                return -1;
+            parents[child] = (uint32_t)node;
+        }
+        next += children;
+    }
+    if (next != count)
+        return -1;
+    for (int64_t node = 1; node < count; node++) {
+        uint32_t token = nodes[3 * node + 2];
+        if (token == NO_ID)
+            continue;
+        if (token >= size || !is_ordinary[token])
+            return -1;
+        int64_t at = offsets[token + 1], above = node;
+        for (; above != 0 && at > offsets[token]; above = parents[above])
+            if (edges[2 * (above - 1)] != data[--at])
+                return -1;
+        if (above != 0 || at != offsets[token])
+            return -1;
+        found++;
+    }
+    return found;
+}

@@ -31,6 +31,8 @@ from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
 
 SINGLE = [bytes([value]) for value in range(256)]
 REGEX = r"regex:\w+|\s"
+EXPRESSION = PATTERNS["none"].expression
+CHANGES = [*range(10), 97, 98, 99, 255, 256, 1 << 31, (1 << 32) - 1]
 
 
 def random_text(rng: random.Random) -> bytes:
@@ -121,6 +123,21 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     assert replayed.total == trained.symbols == expected.symbols, (pattern, documents)
 
 
+def check_trie(rng: random.Random) -> None:
+    """A trie is that of its tokens; changed anywhere, it is refused."""
+    pieces = {bytes(rng.choices(b"abc", k=rng.randint(1, 6))) for _ in range(rng.randint(1, 40))}
+    tokens = [*SINGLE[97:100], *sorted(pieces - set(SINGLE))]
+    made = Vocabulary(tuple(tokens), np.empty((0, 3), np.uint32), "none", EXPRESSION)
+    is_ordinary = np.ones(len(tokens), np.bool_)
+    facts = made.token_data, made.token_offsets, is_ordinary
+    nodes, edges = made.trie.nodes.copy(), made.trie.edges.copy()
+    assert library.spelled_tokens(nodes, edges, *facts) == len(tokens)
+    changed = rng.choice([nodes, edges]).reshape(-1)
+    place = rng.randrange(len(changed))
+    changed[place] = rng.choice([value for value in CHANGES if value != changed[place]])
+    assert library.spelled_tokens(nodes, edges, *facts) < len(tokens), (tokens, nodes, edges)
+
+
 def check_text(text: bytes, pattern: str) -> None:
     assert library.valid_utf8(text) == len(text) or not is_utf8(text)
     if pattern == REGEX or not text:
@@ -152,6 +169,7 @@ def main() -> None:
         check_encoding(rng, pattern, documents)
         check_counting(rng, pattern, documents)
         check_merging(rng, pattern, documents)
+        check_trie(rng)
     print(f"{rounds} rounds")
 
 

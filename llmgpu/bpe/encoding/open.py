@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
-from llmgpu.bpe.encoding.encoder_numpy import SLICE_BYTES, NumpyEncoder
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.special_encoding import (
     NO_SPECIAL_TOKENS,
@@ -16,8 +15,7 @@ from llmgpu.bpe.encoding.special_encoding import (
     with_special_tokens,
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.count_host import default_threads
-from llmgpu.cpu.library import library
+from llmgpu.cpu.library import default_threads, library
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -74,7 +72,11 @@ def open_host_encoder(
     """Return an encoder on the CPU engine, or on NumPy without one; by the match rule alone."""
     threads = threads or default_threads()
     if library() is None:
-        return NumpyEncoder(vocabulary, slice_bytes or SLICE_BYTES, threads)
+        from llmgpu.bpe.encoding import encoder_numpy
+
+        return encoder_numpy.NumpyEncoder(
+            vocabulary, slice_bytes or encoder_numpy.SLICE_BYTES, threads
+        )
     from llmgpu.bpe.encoding import encoder_c
 
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)

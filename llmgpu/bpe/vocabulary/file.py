@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -204,7 +203,7 @@ def _unpack_tokens(lengths: bytes, data: bytes) -> tuple[bytes, ...]:
     if int(sizes.sum(dtype=np.uint64)) != len(data):
         raise VocabularyError(f"damaged: the tokens' lengths do not add up to {len(data)} bytes")
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    return tuple(data[start:end] for start, end in pairwise([0, *ends]))
+    return tuple(map(data.__getitem__, map(slice, [0, *ends[:-1]], ends)))
 
 
 def _unpack_special_tokens(data: bytes, tokens: Sequence[bytes]) -> dict[str, int]:

@@ -43,6 +43,7 @@ from llmgpu.bpe.vocabulary.file import (
     unpack,
 )
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
+from llmgpu.cpu.library import library, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
@@ -244,7 +245,8 @@ class Vocabulary:
             vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
-            validate_trie(content.trie, vocabulary._ordinary_tokens, vocabulary.ordinary_ids)
+            if not _spells_each_token_once(content.trie, vocabulary):
+                validate_trie(content.trie, vocabulary._ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
         vocabulary.__dict__["trie"] = content.trie  # where cached_property keeps its value
@@ -292,6 +294,19 @@ class Vocabulary:
     @cached_property
     def _ordinary_tokens(self) -> list[bytes]:
         return [self.tokens[i] for i in self.ordinary_ids.tolist()]
+
+
+def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
+    """Whether the CPU engine finds this to be the trie of the vocabulary, all tokens distinct."""
+    if library() is None:
+        return False
+    is_ordinary = np.zeros(vocabulary.size, np.bool_)
+    is_ordinary[vocabulary.ordinary_ids] = True
+    lengths = vocabulary.token_lengths[is_ordinary]
+    found = spelled_tokens(
+        trie.nodes, trie.edges, vocabulary.token_data, vocabulary.token_offsets, is_ordinary
+    )
+    return found == np.count_nonzero(lengths) and trie.longest == lengths.max(initial=0)
 
 
 def _has_classes(pattern: str) -> bool:

@@ -37,9 +37,8 @@ from llmgpu.bpe.words.spilling import (
     no_words,
 )
 from llmgpu.bpe.words.word_table import WordTable
-from llmgpu.cpu.library import CCounter, library
+from llmgpu.cpu.library import CCounter, default_threads, library
 from llmgpu.memory import Costs
-from llmgpu.processors import usable_processors
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
@@ -47,16 +46,9 @@ from llmgpu.text.corpus import Corpus
 Helper = Callable[[SharedSlices, WordAccumulator], None]
 
 SLICE_BYTES = 2 << 20
-MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 # What the tables take, and what a thread does to cut a slice and to look its words up.
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=10, per_word=120), 16 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=4 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
-
-
-def default_threads() -> int:
-    """Return how many processors this process may use; with NumPy up to MOST_NUMPY_THREADS."""
-    threads = usable_processors()
-    return min(threads, MOST_NUMPY_THREADS) if library() is None else threads
 
 
 def memory_costs(threads: int | None) -> Costs:

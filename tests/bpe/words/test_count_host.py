@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.words import count_host
-from llmgpu.bpe.words.count_host import count_words, default_threads
+from llmgpu.bpe.words.count_host import count_words
+from llmgpu.cpu.library import default_threads
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.bpe.word_lists import listed
