@@ -27,6 +27,9 @@ COMMANDS: Registry[click.Command] = Registry(
         "bpe-train": Entry(
             f"{_ROOM}.bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."
         ),
+        "compare-vocabs": Entry(
+            f"{_ROOM}.compare_vocabs:compare_vocabs", "Compare two vocabularies."
+        ),
         "count": Entry(f"{_ROOM}.count:count", "Count the tokens of files."),
         "export": Entry(
             f"{_ROOM}.interchange:export_vocabulary", "Export a vocabulary for another tool."

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from llmgpu.text.corpus import Corpus
 
+_LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
 LINE_SECONDS = 5.0  # between plain progress lines
 LEFT_OUT = {
     "invalid_sequences": "invalid UTF-8 sequences",
@@ -164,6 +167,27 @@ def print_result(text: object, *, end: str = "\n") -> None:
     if sys.stdout is None:
         raise OutputError("can't write to standard output: it is closed")
     click.echo(f"{text}{end}", nl=False)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[int | str]]) -> None:
+    """Print a table whose last column has names, and the others numbers.
+
+    A terminal gets separators of thousands, and the ends of names that are too long for it.
+    """
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    number = "{:,}" if is_terminal else "{}"
+    lines = [
+        [number.format(cell) if isinstance(cell, int) else printable(cell) for cell in row]
+        for row in (heads, *rows)
+    ]
+    widths = [max(_LEAST_COLUMN, *map(len, column)) for column in zip(*lines, strict=True)][:-1]
+    room = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
+    most = max(room, _LEAST_NAME) if is_terminal else sys.maxsize
+    for *numbers, name in lines:
+        if len(name) > most:
+            name = f"…{name[1 - most :]}"
+        cells = (cell.rjust(width) for cell, width in zip(numbers, widths, strict=True))
+        print_result("  ".join([*cells, name]).rstrip())
 
 
 def human_bytes(count: float) -> str:

@@ -7,8 +7,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import click
@@ -17,18 +17,20 @@ from llmgpu.backend import start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
-from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
-from llmgpu.cli.options import gpu_from, make_corpus_options, make_special_options, piped_input
+from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
+from llmgpu.cli.options import (
+    gpu_from,
+    labels_of,
+    make_corpus_options,
+    make_special_options,
+    piped_input,
+)
 from llmgpu.errors import InputError
-from llmgpu.input_files import printable
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
+from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.counting import count_files
 from llmgpu.tokens.tokenizing import GPU_FROM
-
-LEAST_COLUMN = 8  # characters
-MOST_LABEL = 14
-LEAST_NAME = 20
 
 
 class Row(NamedTuple):
@@ -72,12 +74,7 @@ def count(
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     options = make_corpus_options(**reading)
     begin = time.perf_counter()
-    with ExitStack() as stack:
-        stack.callback(report.close)
-        kept = None
-        if "-" in paths and len(vocabs) > 1:
-            kept = _keep_input(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmgpu-")))
-        sources = resolve_sources([(name == "-" and kept) or name for name in paths])
+    with keep_input(paths, len(vocabs)) as (sources, kept):
         selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM))
         vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
         backend = selected()
@@ -86,7 +83,7 @@ def count(
             for vocabulary in vocabularies
         ]
         rows, summary = _count(encoders, sources, options, report)
-    rows = [row._replace(path="-") if row.path == kept else row for row in rows]
+    rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     if per == "folder":
         rows = _by_folder(rows)
     if sort:
@@ -94,7 +91,7 @@ def count(
     total = Row("total", summary["text_bytes"], summary["tokens"])
     report.note_left_out(summary)
     if not as_json:
-        _print_table(_labels(vocabs), [] if per == "total" else rows, total)
+        _print_counts(labels_of(vocabs), [] if per == "total" else rows, total)
     else:
         summary |= {
             "vocabularies": list(vocabs),
@@ -109,12 +106,20 @@ def count(
     _check_budget(budget, vocabs, total)
 
 
-def _keep_input(folder: str) -> str:
-    """Write standard input to a file, for several passes; return its name."""
-    path = os.path.join(folder, "input")
-    with open(path, "wb") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-    return path
+@contextmanager
+def keep_input(paths: Sequence[str], passes: int) -> Iterator[tuple[Sources, str]]:
+    """Yield sources that can be read several times, and the file that is standard input then."""
+    if not paths:
+        yield Sources([], 0), ""
+        return
+    if STANDARD_INPUT not in paths or passes == 1:
+        yield resolve_sources(paths), STANDARD_INPUT
+        return
+    with tempfile.TemporaryDirectory(prefix="llmgpu-") as folder:
+        kept = os.path.join(folder, "input")
+        with open(kept, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield resolve_sources([kept if name == STANDARD_INPUT else name for name in paths]), kept
 
 
 def _count(
@@ -122,9 +127,12 @@ def _count(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all."""
     passes = []
-    for encoder in encoders:
-        with Corpus(sources, options) as text:
-            passes.append(count_files(encoder, text, report))
+    try:
+        for encoder in encoders:
+            with Corpus(sources, options) as text:
+                passes.append(count_files(encoder, text, report))
+    finally:
+        report.close()
     rows = [
         Row(files[0].path, files[0].text_bytes, [file.tokens for file in files])
         for files in zip(*passes, strict=True)
@@ -148,35 +156,12 @@ def _by_folder(rows: Sequence[Row]) -> list[Row]:
     return list(sums.values())
 
 
-def _labels(vocabs: Sequence[str]) -> list[str]:
-    """Return the heads of the columns: names of files, or where those are equal whole paths."""
-    if len(vocabs) == 1:
-        return ["tokens"]
-    names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
-    labels = names if len(set(names)) == len(names) else vocabs
-    return [printable(label)[-MOST_LABEL:] for label in labels]
-
-
-def _print_table(labels: Sequence[str], rows: Sequence[Row], total: Row) -> None:
-    """Print the counts; a terminal gets separators of thousands, and names cut to its width."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    number = "{:,}" if is_terminal else "{}"
-    heads = [*labels, "bytes"]
-    lines = [
-        ([*(number.format(count) for count in (*row.tokens, row.text_bytes))], printable(row.path))
-        for row in [*rows, *([total] if len(rows) != 1 else [])]
-    ]
-    widths = [
-        max(LEAST_COLUMN, len(head), *(len(cells[column]) for cells, _ in lines))
-        for column, head in enumerate(heads)
-    ]
-    room = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
+def _print_counts(labels: Sequence[str], rows: Sequence[Row], total: Row) -> None:
+    """Print the counts, the sum and the bytes a token."""
+    shown = [*rows, *([total] if len(rows) != 1 else [])]
+    lines: list[list[int | str]] = [[*row.tokens, row.text_bytes, row.path] for row in shown]
     ratios = [f"{total.text_bytes / count:.3f}" if count else "-" for count in total.tokens]
-    for cells, name in [(heads, ""), *lines, ([*ratios, ""], "bytes a token")]:
-        if is_terminal and len(name) > max(room, LEAST_NAME):
-            name = f"…{name[1 - max(room, LEAST_NAME) :]}"
-        numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        print_result(f"{numbers}  {name}".rstrip())
+    print_table([*labels, "bytes", ""], [*lines, [*ratios, "", "bytes a token"]])
 
 
 def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +11,7 @@ import click
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.console import Reporter, print_json, print_result
 from llmgpu.cpu.library import describe as describe_engine
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import printable, quote
 from llmgpu.version import __version__
 
@@ -34,26 +34,37 @@ def info(
     first: int | None,
     search: str | None,
     ids: tuple[int, ...],
+    report: str | None,
+    texts: tuple[str, ...],
+    force: bool,
     as_json: bool,
     quiet: bool,
     debug: bool,
 ) -> None:
     """Show the adapters of this machine, or facts about a file."""
     lists = bool(tokens or first or search or ids)
+    if texts and not report:
+        raise click.UsageError("--on needs --report PAGE")
     if file is None:
-        if lists:
-            raise click.UsageError("--tokens, --first, --search and --id need a vocabulary")
+        if lists or report:
+            raise click.UsageError("--tokens, --first, --search, --id, --report need a vocabulary")
         _show(_adapter_facts(), as_json)
         return
-    facts = None if lists else _file_facts(file)
+    facts = None if lists or report else _file_facts(file)
     if facts is None:
-        from llmgpu.bpe.interchange.open import open_vocabulary
+        from llmgpu.bpe.interchange.open import find_vocabulary
 
-        vocabulary = open_vocabulary(file, note=Reporter(quiet=quiet).note)
+        say = Reporter(quiet=quiet)
+        files = find_vocabulary(file)
+        if report:
+            _check_report(report, [*files.inputs, *texts], force)
+        vocabulary = files.read(say.note)
         if lists:
             _list_tokens(vocabulary, first, search, ids, as_json)
             return
         facts = _vocabulary_facts(vocabulary)
+        if report:
+            _write_report(report, file, vocabulary, facts, texts, say)
     _show(facts, as_json)
 
 
@@ -154,6 +165,42 @@ def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
         for name, fact in shown.items()
         if name not in ("format", "version")
     }
+
+
+def _check_report(path: str, read: Sequence[str], force: bool) -> None:
+    from llmgpu.outputs import PAGE, Output, check_outputs
+
+    check_outputs([Output(path, PAGE)], read, force=force)
+
+
+def _write_report(
+    path: str,
+    name: str,
+    vocabulary: Vocabulary,
+    facts: dict[str, Any],
+    texts: Sequence[str],
+    report: Reporter,
+) -> None:
+    """Write the page about a vocabulary."""
+    from llmgpu.bench.report.vocabulary_page import draw_vocabulary
+    from llmgpu.bpe.training.statistics import bytes_a_token
+    from llmgpu.bpe.words.count_host import count_words
+    from llmgpu.files import atomic_output
+    from llmgpu.text.corpus import Corpus
+
+    rates: list[tuple[int, float]] = []
+    if texts:
+        with Corpus(texts) as text:
+            words = count_words(text, vocabulary.cut, report)
+            _check_report(path, [source.path for source in text.sources.files], force=True)
+        if not len(words):
+            raise InputError("--on: there is no text to measure with")
+        rates += bytes_a_token(vocabulary, words, report)
+        report.close()
+    plain = {key: value for key, value in facts.items() if not isinstance(value, dict)}
+    page = draw_vocabulary(name, vocabulary, plain, rates, ", ".join(texts))
+    with atomic_output(path) as file:
+        file.write(page.encode())
 
 
 def _list_tokens(

@@ -45,6 +45,7 @@ _UNITS = {
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
+_MOST_LABEL = 14  # characters of a column's head
 _MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
 
 
@@ -279,6 +280,15 @@ def vocab_option(command: Decorated) -> Decorated:
         metavar="VOCAB",
         help=VOCAB_HELP,
     )(command)
+
+
+def labels_of(vocabs: Sequence[str]) -> list[str]:
+    """Return heads of columns: what files are called, or where that is the same whole paths."""
+    if len(vocabs) == 1:
+        return ["tokens"]
+    names = [os.path.basename(os.path.normpath(vocab)) for vocab in vocabs]
+    labels = names if len(set(names)) == len(names) else vocabs
+    return [label[-_MOST_LABEL:] for label in labels]
 
 
 def device_option(command: Decorated) -> Decorated:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
@@ -25,11 +28,16 @@ class FileCount:
 
 
 def count_files(
-    encoder: Encoder, text: Corpus, progress: Progress = no_progress
+    encoder: Encoder,
+    text: Corpus,
+    progress: Progress = no_progress,
+    *,
+    used: NDArray[np.int64] | None = None,
 ) -> list[FileCount]:
     """Return the counts of the files of a corpus, in the order they are read.
 
-    progress: called with the bytes read from the sources, phase "tokenizing".
+    progress: called with the bytes read from the sources, phase "tokenizing". used: int64
+        (vocabulary size,), to which the number of times that each id occurs is added.
 
     Raises what the encoder and the corpus raise.
     """
@@ -47,6 +55,8 @@ def count_files(
         if tokens:
             tokens[-1] += len(piece.ids) - counted
         documents += len(starts)
+        if used is not None:
+            used += np.bincount(piece.ids, minlength=len(used))
         progress("tokenizing", text.bytes_read, text.total_bytes)
     tokens += [0] * (len(text.begun) - len(tokens))  # files without a document, at the end
     ends = [*(begin.offset for begin in text.begun), text.text_bytes]

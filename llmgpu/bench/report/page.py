@@ -95,10 +95,17 @@ def draw_report(record: Record) -> str:
         lines.append(f"<nav>{''.join(links)}</nav>")
     for what in parts:
         lines += _part(what, [table for table in tables if table.what == what], record)
+    return draw_page("llmgpu bench", f"llmgpu bench: {record.machine.cpu}", lines)
+
+
+def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:
+    """Return a page of lines of HTML; title: of the window."""
     page, style = (resources.files(__package__) / name for name in ("page.html", "style.css"))
-    title = escape_text(f"llmgpu bench: {record.machine.cpu}")
     return Template(page.read_text(encoding="utf-8")).substitute(
-        title=title, style=style.read_text(encoding="utf-8"), body="\n".join(lines)
+        heading=escape_text(heading),
+        title=escape_text(title),
+        style=style.read_text(encoding="utf-8"),
+        body="\n".join(lines),
     )
 
 
@@ -115,10 +122,13 @@ def _head(record: Record) -> Iterator[str]:
         rate = quantity(limits.operations_per_second, "FLOP/s")
         facts.append(("limits", f"{name}: {bandwidth} copying, {rate} in float32, both measured"))
     facts += [("not compared with", f"{k}: {why}") for k, why in record.missing_peers.items()]
-    yield "<dl>"
-    for name, text in facts:
-        yield f"<dt>{escape_text(name)}</dt><dd>{escape_text(text)}</dd>"
-    yield "</dl>"
+    yield from draw_facts(facts)
+
+
+def draw_facts(facts: Sequence[tuple[str, str]]) -> list[str]:
+    """Return names and values as lines of HTML."""
+    entries = (f"<dt>{escape_text(name)}</dt><dd>{escape_text(text)}</dd>" for name, text in facts)
+    return ["<dl>", *entries, "</dl>"]
 
 
 def _about(what: str) -> list[str]:
@@ -136,7 +146,7 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
         lines.append(f"<h3>{escape_text(table.title)}</h3>")
         lines += _engine_charts(table, record) if what == KERNELS else result_bars(table, record)
         wrong = [result.correct is False for result in table.results]
-        lines += _draw_table(columns_of(table), wrong)
+        lines += draw_table(columns_of(table), wrong)
         if table.answers:
             lines.append(f'<p class="small">answers: {escape_text(table.answers)}</p>')
         for result in table.results:
@@ -174,7 +184,7 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
         Column("reached", "number", [*map(OPERATION_RATE.text, results)]),
     ]
     roofline = draw_roofline([*dots.values()], limits, f"Roofline of {table.title}")
-    return [*roofline, *_folded("What the numbers are", _draw_table(columns)), *share_bars(table)]
+    return [*roofline, *folded("What the numbers are", draw_table(columns)), *share_bars(table)]
 
 
 def _details(result: Result) -> list[str]:
@@ -186,17 +196,17 @@ def _details(result: Result) -> list[str]:
         chart = kernel_bars(kernels.seconds, caption)
     times = [f"<p>{escape_text(f'{name}: {text}')}</p>" for name, text in time_lines(result)]
     is_open = bool(chart) and result.what != KERNELS
-    return _folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
+    return folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
 
 
-def _folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
+def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
     """Return lines that unfold at a click on a summary; none for none."""
     begin = '<details open="open">' if is_open else "<details>"
     said = f"<summary>{escape_text(summary)}</summary>"
     return [begin, said, *lines, "</details>"] if lines else []
 
 
-def _draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
+def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
     """Return a table as lines of HTML; wrong: which rows are to stand out.
 
     On a phone a row becomes a block of lines, each with its title.

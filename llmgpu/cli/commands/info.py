@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import TEXT, output_options
+from llmgpu.cli.options import TEXT, force_option, output_options
 
 
 @click.command()
@@ -27,6 +27,20 @@ from llmgpu.cli.options import TEXT, output_options
     metavar="ID",
     help="List only this token. Repeatable.",
 )
+@click.option(
+    "--report",
+    metavar="PAGE",
+    help="Write an HTML page about the vocabulary: lengths and scripts of its tokens, the longest.",
+)
+@click.option(
+    "--on",
+    "texts",
+    multiple=True,
+    metavar="PATH",
+    help="Text for --report, which then shows how many bytes a token has by the number of merges. "
+    "Repeatable.",
+)
+@force_option
 @output_options
 def info(**options: Any) -> None:
     """Show the adapters of this machine, or facts about FILE.
@@ -40,6 +54,7 @@ def info(**options: Any) -> None:
       llmgpu info v.bin
       llmgpu info cl100k --tokens --search '(?i)^ ?the' --first 20
       llmgpu info v.bin --id 264 --json
+      llmgpu info v.bin --report v.html --on corpus.txt
       llmgpu info corpus.bin
     """
     from llmgpu.cli import info

@@ -1,0 +1,37 @@
+"""``llmgpu compare-vocabs``: what two vocabularies share, and what they make of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgpu.cli.options import corpus_options, device_option, output_options
+
+
+@click.command("compare-vocabs")
+@click.argument("first", metavar="VOCAB")
+@click.argument("second", metavar="VOCAB")
+@click.option(
+    "--on",
+    "texts",
+    multiple=True,
+    metavar="PATH",
+    help="Compare on this text, too: files, folders or globs, or - for standard input. Repeatable.",
+)
+@corpus_options
+@device_option
+@output_options
+def compare_vocabs(**options: Any) -> None:
+    """Compare two vocabularies: tokens by script and by length, and with --on bytes a token.
+
+    Each VOCAB is what --vocab of other commands takes.
+
+    \b
+    Example:
+      llmgpu compare-vocabs v.bin cl100k
+      llmgpu compare-vocabs old.bin new.bin --on data --json
+    """
+    from llmgpu.cli import compare_vocabs
+
+    compare_vocabs.compare_vocabs(**options)
