@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
@@ -50,6 +51,14 @@ class Axis:
             low, high, at = math.log(low), math.log(high), np.log(values)
         return self.begin + (at - low) / (high - low) * (self.end - self.begin)
 
+    def marks(self) -> Iterator[tuple[float, str]]:
+        """Yield the position and the readable form of each tick: 0.25, 2,500 or 250k."""
+        largest = max(map(abs, self.ticks))
+        # A unit for all ticks of a logarithmic axis would make some too small.
+        in_own_unit = self.is_log and largest >= 10 * _UNITS[-1][0]
+        for at, tick in zip(self.place(np.array(self.ticks)), self.ticks, strict=True):
+            yield float(at), _label(tick, tick if in_own_unit else largest / 10)
+
 
 def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
     """Return an axis that starts and ends at ticks around `values` (n,), n >= 1."""
@@ -73,14 +82,6 @@ def step_axis(last: int, begin: float, end: float) -> Axis:
     step = max(1.0, _nice_step(high / 6))
     ticks = tuple(step * index for index in range(int(high / step) + 1))
     return Axis(0.0, float(high), ticks, False, begin, end)
-
-
-def tick_labels(axis: Axis) -> list[str]:
-    """Return the numbers at the ticks in readable form: 0.25, 2,500 or 250k."""
-    largest = max(map(abs, axis.ticks))
-    if axis.is_log and largest >= 10 * _UNITS[-1][0]:  # a unit for all would make some too small
-        return [_label(tick, tick) for tick in axis.ticks]
-    return [_label(tick, largest / 10) for tick in axis.ticks]
 
 
 def _label(tick: float, most: float) -> str:

@@ -95,10 +95,9 @@ class BenchOptions:
         unknown = set(self.parts) - set(PARTS)
         if unknown:
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
-        if self.vocabulary is not None and TOKENIZE not in self.parts:
-            raise LlmgpuError(f"a vocabulary is for {TOKENIZE}, which is not to be measured")
-        if self.match is not None and TOKENIZE not in self.parts:
-            raise LlmgpuError(f"a match rule is for {TOKENIZE}, which is not to be measured")
+        for name, value in (("vocabulary", self.vocabulary), ("match rule", self.match)):
+            if value is not None and TOKENIZE not in self.parts:
+                raise LlmgpuError(f"a {name} is for {TOKENIZE}, which is not to be measured")
         if self.runs < 1:
             raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")
         if self.vocab_size < 257:

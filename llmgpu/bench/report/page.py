@@ -42,7 +42,7 @@ from llmgpu.bench.results import (
     ResultTable,
 )
 from llmgpu.bench.units import quantity, seconds_text, three_digits
-from llmgpu.charts import Axis, escape_text, tick_labels, value_axis
+from llmgpu.charts import Axis, escape_text, value_axis
 
 MOST_KERNELS = 12  # in a chart; the others are added up
 _LEAST_PERCENT = 0.3  # of a bar that is to be seen
@@ -350,17 +350,16 @@ def _vertical_axis(y: Axis) -> list[str]:
         f'<svg class="down" width="{_LEFT}" height="{HEIGHT}">',
         f'<text class="x" transform="translate(12 {middle:.1f}) rotate(-90)">GFLOP/s</text>',
     ]
-    for at, label in zip(y.place(np.array(y.ticks)), tick_labels(y), strict=True):
+    for at, label in y.marks():
         lines.append(f'<text class="y" x="{_LEFT - 6}" y="{at + 4:.1f}">{label}</text>')
     return [*lines, "</svg>"]
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:
     lines = [
-        f'<line class="grid" x1="0" y1="{at:.1f}" x2="100%" y2="{at:.1f}"/>'
-        for at in y.place(np.array(y.ticks))
+        f'<line class="grid" x1="0" y1="{at:.1f}" x2="100%" y2="{at:.1f}"/>' for at, _ in y.marks()
     ]
-    for at, label in zip(x.place(np.array(x.ticks)), tick_labels(x), strict=True):
+    for at, label in x.marks():
         lines.append(
             f'<line class="axis" x1="{at:.2f}%" y1="{_BOTTOM}" x2="{at:.2f}%" y2="{_BOTTOM + 5}"/>'
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.charts import Axis, escape_text, step_axis, tick_labels, value_axis
+from llmgpu.charts import Axis, escape_text, step_axis, value_axis
 from llmgpu.files import atomic_output
 from llmgpu.lm.runs.records import StepRecord
 
@@ -149,7 +149,7 @@ def _horizontal_axis(x: Axis) -> list[str]:
         f'<line class="axis" x1="{_LEFT}" y1="{_BOTTOM}" x2="{_RIGHT}" y2="{_BOTTOM}"/>',
         f'<text class="x" x="{middle:.1f}" y="{_BOTTOM + 44}">step</text>',
     ]
-    for at, label in zip(x.place(np.array(x.ticks)), tick_labels(x), strict=True):
+    for at, label in x.marks():
         parts.append(
             f'<line class="axis" x1="{at:.1f}" y1="{_BOTTOM}" x2="{at:.1f}" y2="{_BOTTOM + 5}"/>'
         )
@@ -161,7 +161,7 @@ def _vertical_axis(y: Axis) -> list[str]:
     name = "loss, nats a token (logarithmic)" if y.is_log else "loss, nats a token"
     middle = (_TOP + _BOTTOM) / 2
     parts = [f'<text class="x" transform="translate(20 {middle:.1f}) rotate(-90)">{name}</text>']
-    for at, label in zip(y.place(np.array(y.ticks)), tick_labels(y), strict=True):
+    for at, label in y.marks():
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
         parts.append(f'<text class="y" x="{_LEFT - 9}" y="{at + 4.5:.1f}">{label}</text>')
     return parts
