@@ -70,6 +70,11 @@ def bpe_train(
     loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
     begun = Checkpoint.unicode_of(checkpoint) if checkpoint and resume else None
     options, reading = _take_options(settings, loaded, begun)
+    if options.seed is not None and options.seed.pattern != options.pattern:
+        report.note(
+            f"the seed's merges are made again in text that is cut by {options.pattern}, not by "
+            f"{options.seed.pattern}: texts may get other ids than with the seed"
+        )
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)

@@ -204,7 +204,7 @@ class SplitsPattern(HostPattern):
         return tuple(json.loads(self.expression))
 
 
-def _is_splits(content: object) -> bool:
+def _is_splits(content: Any) -> bool:
     is_list = isinstance(content, list) and 0 < len(content) <= MAX_SPLITS
     return is_list and all(isinstance(entry, str) for entry in content)
 

@@ -34,14 +34,16 @@ class TrainingOptions:
     tie: which of two equally frequent pairs is merged first, see `llmgpu.bpe.vocabulary.tie`.
     max_token_length: make no token of more bytes; None for no limit.
     smaller_sizes: other sizes to make vocabularies of, each less than `vocab_size`.
-    seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its pattern and tie
-        rule must be those above.
+    seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
+        be that above. With another pattern than its own, its merges are made in text that is cut
+        by the new one, so that tokens learned now may go across where it cut.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
         text again for each merge, on a GPU.
     recount_slots: slots of the table in workgroup memory in which the recount engine counts first,
         a power of two. It changes no merge, only how fast they are found.
     threads: how many count words where there is no GPU; None: see `llmgpu.bpe.words.count_host`.
-    unicode: version of the pattern's character classes, which must be that of the seed.
+    unicode: version of the pattern's character classes; it must be that of a seed with the same
+        pattern.
     match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
         merges are the same.
 
@@ -109,6 +111,9 @@ class TrainingOptions:
             start = byte_vocabulary(self.pattern, self.tie, self.unicode)
             return start.with_match(self.match or start.match)
         seed = self.seed
+        if seed.pattern != self.pattern:
+            expression = self.cut.expression
+            seed = replace(seed, pattern=self.pattern, expression=expression, unicode=self.unicode)
         by_ranks = seed.match == "bpe" and len(seed.merges) == 0
         if by_ranks:
             # Further merges extend a list of merges, so ranks are turned into one.
@@ -153,11 +158,11 @@ class TrainingOptions:
         )
 
     def _check_seed(self, seed: Vocabulary) -> None:
+        kept = seed.classes_version if seed.pattern == self.pattern else self.cut.unicode
         for what, own, given in (
-            ("pattern", seed.pattern, self.pattern),
             ("tie rule", seed.tie, self.tie),
             ("match rule", seed.match, self.match or seed.match),
-            (UNICODE_FACT, seed.classes_version, self.cut.unicode),
+            (UNICODE_FACT, kept, self.cut.unicode),
         ):
             if own != given:
                 raise LlmgpuError(

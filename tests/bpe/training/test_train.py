@@ -22,6 +22,7 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
 from tests.bpe.training.test_batched_numpy import DOCUMENTS, PATTERNS, TIES
+from tests.bpe.vocabularies import build_vocabulary
 from tests.conftest import examples
 from tests.reference import bpe as reference
 
@@ -200,6 +201,7 @@ def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
 @settings(deadline=None, max_examples=examples(200))
 @given(
     seeded=st.one_of(st.tuples(seeds(), DOCUMENTS), seeds_to_reach()),
+    other_pattern=st.none() | PATTERNS,
     new_tokens=st.integers(0, 25),
     min_frequency=st.sampled_from([0, 1, 2, 5]),
     max_token_length=st.sampled_from([None, None, 1, 2, 3, 5]),
@@ -207,6 +209,7 @@ def seeds_to_reach(draw: st.DrawFn) -> tuple[Vocabulary, list[bytes]]:
 )
 def test_training_goes_on_from_a_seed(
     seeded: tuple[Vocabulary, list[bytes]],
+    other_pattern: str | None,
     new_tokens: int,
     min_frequency: int,
     max_token_length: int | None,
@@ -214,9 +217,10 @@ def test_training_goes_on_from_a_seed(
 ) -> None:
     seed, documents = seeded
     documents = [*documents, b"a"]
+    pattern = other_pattern or seed.pattern
     options = TrainingOptions(
         seed.size + new_tokens + len(special_tokens),
-        pattern=seed.pattern,
+        pattern=pattern,
         tie=seed.tie,
         min_frequency=min_frequency,
         max_token_length=max_token_length,
@@ -230,12 +234,13 @@ def test_training_goes_on_from_a_seed(
         [(left, right, result) for left, right, result in seed.merges.tolist()],
         set(seed.special_tokens.values()),
         new_tokens,
-        seed.pattern,
+        pattern,
         seed.tie,
         min_frequency,
         max_token_length,
     )
     made = result.vocabulary
+    assert made.pattern == pattern
     assert made.merges.tolist() == [*seed.merges.tolist(), *map(list, learned)]
     assert made.training["tokens"] == symbols
     assert made.tokens[: seed.size] == seed.tokens
@@ -339,6 +344,25 @@ def test_counted_words_train_the_same_vocabulary() -> None:
     assert again.batches is not None and 0 < again.batches <= 144
 
 
+@pytest.mark.parametrize("pattern", ["none", "gpt2", "class"])
+def test_a_second_stage_goes_across_the_cuts_of_the_first(pattern: str) -> None:
+    documents = [b"by the way, by the way", b"on the way and by the way", b" the  the\n the"]
+    first = reference.train(documents, 12, "cl100k", "hf", 1)
+    seed = build_vocabulary(first, pattern="cl100k", tie="hf", special_tokens=["<s>"], training={})
+    options = TrainingOptions(seed.size + 8, pattern, seed=seed, min_frequency=1)
+    made = train_vocabulary(corpus_from_bytes(documents), options, NUMPY).vocabulary
+    triples = [(left, right, result) for left, right, result in seed.merges.tolist()]
+    special = set(seed.special_tokens.values())
+    learned, _ = reference.extend(
+        documents, seed.tokens, triples, special, 8, pattern, "hf", 1, None
+    )
+    assert made.merges.tolist() == [*seed.merges.tolist(), *map(list, learned)]
+    assert (made.pattern, made.tokens[: seed.size]) == (pattern, seed.tokens)
+    assert Vocabulary.from_bytes(made.to_bytes()).fingerprint == made.fingerprint
+    goes_across = any(b" " in token[1:] for token in made.tokens[seed.size :])
+    assert goes_across == (pattern != "gpt2")
+
+
 def test_a_seed_keeps_its_version_of_unicode() -> None:
     seed = byte_vocabulary("o200k", "hf", "18.0")
     with pytest.raises(LlmgpuError, match=r"has Unicode version '18.0', which training has to"):
@@ -354,7 +378,6 @@ def test_a_seed_keeps_its_version_of_unicode() -> None:
     ("changes", "message"),
     [
         ({"vocab_size": 257}, "it must be from 258 .257 of the seed vocabulary and 1 special"),
-        ({"pattern": "none"}, "has pattern 'class', which training has to keep: 'none'"),
         ({"tie": "bytes"}, "has tie rule 'hf', which training has to keep: 'bytes'"),
         ({"special_tokens": ("<s>",)}, "special token '<s>' is in the seed vocabulary already"),
         ({"special_tokens": ("bc",)}, "special token 'bc' is in the seed vocabulary already"),
