@@ -111,20 +111,21 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
 
 
 def start_selecting(
-    wanted: str, text_bytes: int | None = None, least: int = 0
+    wanted: str, text_bytes: int | None = None, least: int = 0, *, joins: bool = False
 ) -> Callable[[], Backend]:
     """Select a backend in a thread, so that a device opens while a command reads its files.
 
     text_bytes: how much text there is, None if that isn't known. least: bytes of text from which
         ``auto`` opens an adapter; the CPU is done with less before one is open.
+    joins: with ``auto``, select the CPU at once, which the device joins when it is open.
 
-    Returns what waits for the backend, and raises what `select_backend` raises. With ``auto`` it is
-    the CPU at once, which a device joins.
+    Returns what waits for the backend, and raises what `select_backend` raises.
     """
     is_small = text_bytes is not None and text_bytes < least
     if wanted == "cpu" or (wanted == "auto" and is_small):
         return lambda: NUMPY
-    if wanted == "auto" and text_bytes is None:
+    joins = joins and wanted == "auto"
+    if joins and text_bytes is None:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
     from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +133,7 @@ def start_selecting(
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
     selecting = thread.submit(select_backend, wanted)
     thread.shutdown(wait=False)
-    if wanted == "auto":
+    if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
     return selecting.result
 

@@ -35,7 +35,7 @@ def test_auto_looks_for_adapters_from_the_least_size_on(
         asked_in.append(threading.current_thread())
 
     monkeypatch.setattr(backend, "_open", no_adapter)
-    chosen = start_selecting("auto", text_bytes, least)()
+    chosen = start_selecting("auto", text_bytes, least, joins=True)()
     assert (chosen.device, chosen.join_from) == (None, 0)
     assert chosen.joining is not None
     assert chosen.joining() is NUMPY
@@ -46,7 +46,7 @@ def test_auto_looks_for_adapters_from_the_least_size_on(
 def test_a_text_of_unknown_size_opens_nothing_at_first() -> None:
     code = (
         "import sys; from llmgpu.backend import start_selecting\n"
-        "chosen = start_selecting('auto', None, 100)()\n"
+        "chosen = start_selecting('auto', None, 100, joins=True)()\n"
         "assert (chosen.device, chosen.join_from) == (None, 100)\n"
         "assert 'wgpu' not in sys.modules and 'llmgpu.gpu' not in sys.modules"
     )

@@ -40,7 +40,7 @@ from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.sources import resolve_sources
 
-GPU_FROM = 8_000_000  # bytes of text that take as long without a GPU as opening one does
+GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
@@ -333,7 +333,7 @@ def _summary(
     return {
         **largest,
         "smaller": smaller,
-        "device": result.merged_on,
+        "device": plan.merging.description,
         "text_bytes": result.text_bytes,
         "documents": result.documents,
         "distinct_words": result.distinct_words,

@@ -75,7 +75,7 @@ def count(
     options = make_corpus_options(**reading)
     begin = time.perf_counter()
     with keep_input(paths, len(vocabs)) as (sources, kept):
-        selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM))
+        selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM), joins=True)
         vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
         backend = selected()
         encoders = [

@@ -136,7 +136,7 @@ def tokenize(
         read = _read_for(ids) if decode else [source.path for source in found.files]
         _check_files(target, [*vocabulary_files.inputs, *read], decode)
     growth = Growth()  # before a device is opened, which takes memory, too
-    selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM))
+    selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = vocabulary.with_match(match or vocabulary.match)
     if decode:

@@ -153,6 +153,7 @@ class _Queue:
             with self._changed:
                 self._given += 1
                 self._given_bytes += piece.main_end
+                self._ended |= piece.end
                 self._changed.notify_all()
             return number, piece
 

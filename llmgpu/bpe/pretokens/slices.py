@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -153,41 +152,3 @@ class SliceReader:
         self._ended = piece.end
         cut_inside = self._lookahead is not None and not piece.closed
         self._continues = cut_inside and not (len(starts) and starts[0] == 0)
-
-
-class SharedSlices:
-    """The slices of a text, each given to one of several threads.
-
-    has_ended: there are no more.
-    """
-
-    def __init__(self, reader: SliceSource) -> None:
-        """Take the slices of `reader`."""
-        self._reader = reader
-        self._lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._given_bytes = 0
-        self.has_ended = False
-
-    def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        """Return the next slice, see `SliceSource`."""
-        with self._lock:
-            piece = None if self.has_ended else self._reader.read(buffer)
-            with self._changed:
-                self.has_ended |= piece is None or piece.end
-                self._given_bytes += 0 if piece is None else piece.main_end
-                self._changed.notify_all()
-            return piece
-
-    def has_given(self, nbytes: int) -> bool:
-        """Wait until this many bytes of text were given; return False if there are not as many."""
-        with self._changed:
-            while not self.has_ended and self._given_bytes < nbytes:
-                self._changed.wait()
-            return self._given_bytes >= nbytes
-
-    def close(self) -> None:
-        """Give no more slices."""
-        with self._changed:
-            self.has_ended = True
-            self._changed.notify_all()

@@ -29,12 +29,8 @@ def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
     Raises LlmgpuError if the engine does not support what the options ask for.
     """
     if options.engine == "recount":
-        if backend.joining is not None:
-            backend = backend.joining()
         _check_recount(options, backend)
         return Plan(options, backend, backend)
-    if backend.joining is not None and options.symbols.unreached:
-        return Plan(options, backend, NUMPY)
     if backend.device is not None and options.symbols.unreached:
         note = "the seed has tokens that no merge makes: merging on the CPU, which reuses their ids"
         return Plan(options, backend, NUMPY, (note,))

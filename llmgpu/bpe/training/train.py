@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, Backend
-from llmgpu.bpe.pretokens.slices import SharedSlices
+from llmgpu.backend import Backend
 from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.memory import recount_memory, words_memory
@@ -41,14 +38,13 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
-from llmgpu.errors import DeviceError, InputError, LlmgpuError
+from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.memory import OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__
 
 READ_BYTES = 8 << 20  # text read at a time
-JOINING_SECONDS = 0.2  # that an open device takes until it counts; with less to do it does not
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,6 @@ class TrainingResult:
     seconds: time by phase.
     text_bytes, documents: what was trained on.
     distinct_words: how many; None if words were not counted.
-    merged_on: description of the backend that merged.
     batches: passes that made the merges; None if that is not known.
     notes: what people should know about it, a line each.
     """
@@ -75,7 +70,6 @@ class TrainingResult:
     seconds: dict[str, float]
     text_bytes: int
     documents: int
-    merged_on: str
     distinct_words: int | None = None
     batches: int | None = None
     notes: tuple[str, ...] = ()
@@ -90,25 +84,10 @@ class _Run:
     on_memory: OnMemory = no_memory
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    text_bytes: int | None = None  # once they are counted
 
     @property
     def options(self) -> TrainingOptions:
         return self.plan.options
-
-    @cached_property
-    def merging(self) -> Backend:
-        """The backend that merges: that of the plan, or the device that joins it."""
-        backend = self.plan.merging
-        if backend.joining is None:
-            return backend
-        if self.text_bytes is not None and self.text_bytes < backend.join_from:
-            return NUMPY
-        try:
-            return backend.joining()
-        except DeviceError as error:
-            self.notes.append(f"merged on the CPU: {error}")
-            return NUMPY
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -187,7 +166,6 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
             run.on_memory(words_memory(run.plan, words * left, nbytes * left, merges=merges))
 
     if device is None:
-        helper = partial(_help_counting, run, corpus) if run.plan.counting.joining else None
         with run.phase("count words"):
             words = count_words(
                 corpus,
@@ -195,7 +173,6 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
                 run.progress,
                 threads=options.threads,
                 on_words=on_words,
-                helper=helper,
             )
     else:
         from llmgpu.bpe.training import batched_gpu
@@ -212,30 +189,8 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
 
 
-def _help_counting(run: _Run, corpus: Corpus, reader: SharedSlices, words: WordAccumulator) -> None:
-    """Open the device that joins and compile its kernels; count with it if much text is left."""
-    start = time.perf_counter()
-    if not reader.has_given(run.plan.counting.join_from):
-        return
-    device = run.merging.device
-    if device is None:
-        return
-    from llmgpu.bpe.training import batched_gpu
-    from llmgpu.bpe.words.count_gpu import GpuWordCounter
-
-    with ThreadPoolExecutor(1) as compiling:
-        compiled = compiling.submit(batched_gpu.compile_kernels, device)
-        left = corpus.left  # how much text there is, as a multiple of what was read
-        seconds_left = (time.perf_counter() - start) * (left - 1) if left else JOINING_SECONDS
-        if not reader.has_ended and seconds_left >= JOINING_SECONDS:
-            for _ in GpuWordCounter(device, run.options.cut, words).count_slices(reader):
-                pass
-        compiled.result()
-
-
 def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:
     """Turn words into symbols, replay what was merged before, and merge on from there."""
-    run.text_bytes = counts.words.text_bytes
     run.on_memory(words_memory(run.plan, len(counts.words), len(counts.words.data)))
     seed = run.options.symbols
     pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
@@ -279,7 +234,7 @@ def _merge(
     options = run.options
     merges = options.start.size + options.merges - len(words.lengths)
     on_merges = checkpoint.add_merges if checkpoint else None
-    device = run.merging.device
+    device = run.plan.merging.device
     if device is not None:
         from llmgpu.bpe.training import batched_gpu
 
@@ -401,7 +356,6 @@ def _result(
         seconds=run.seconds,
         text_bytes=text_bytes,
         documents=documents,
-        merged_on=run.merging.description,
         notes=tuple(run.notes),
         **facts,
     )

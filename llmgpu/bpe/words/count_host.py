@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,13 +21,7 @@ from llmgpu.bpe.arrays import PADDING, GrowableArray
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
-from llmgpu.bpe.pretokens.slices import (
-    MAX_WORD_BYTES,
-    SharedSlices,
-    Slice,
-    SliceReader,
-    word_too_long,
-)
+from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import (
     OnWords,
@@ -41,9 +34,6 @@ from llmgpu.cpu.library import CCounter, default_threads, library
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
-
-# Counts slices of a text, too, and adds their words.
-Helper = Callable[[SharedSlices, WordAccumulator], None]
 
 SLICE_BYTES = 2 << 20
 # What the tables take, and what a thread does to cut a slice and to look its words up.
@@ -69,7 +59,6 @@ def count_words(
     memory_bytes: int | None = None,
     slice_bytes: int = SLICE_BYTES,
     on_words: OnWords = no_words,
-    helper: Helper | None = None,
 ) -> DistinctWords:
     """Read a corpus to its end and count its words under a pattern.
 
@@ -78,7 +67,6 @@ def count_words(
         `default_memory_bytes`.
     slice_bytes: about how much text is in a slice.
     on_words: called with about how many words there are so far, rather too many, and their bytes.
-    helper: called in a thread of its own, for a device to take part in the counting.
     The words and their counts don't depend on these.
     """
     threads = default_threads() if threads is None else threads
@@ -93,12 +81,10 @@ def count_words(
         counter.add(piece)
         idle.append(counter)
 
-    reader, slices = SharedSlices(SliceReader(corpus, found)), 0
+    reader, slices = SliceReader(corpus, found), 0
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(threads + 1)]
     pending: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
-    # On the way out the reader is closed first, which ends the helper.
-    with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as aside, closing(reader):
-        helping = aside.submit(helper, reader, words) if helper else None
+    with ThreadPoolExecutor(threads) as pool:
         while piece := reader.read(buffers.pop()):
             pending.append((pool.submit(count, piece), piece.buffer))
             slices += 1
@@ -110,8 +96,6 @@ def count_words(
                 on_words(*_sizes_so_far(words, counters, slices))
         for counted, _ in pending:
             counted.result()
-        if helping is not None:
-            helping.result()
     first, *others = counters
     for counter in others:
         first.absorb(counter)

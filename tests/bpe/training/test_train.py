@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.train import count_corpus, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.errors import DeviceError, InputError, LlmgpuError
+from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
@@ -40,37 +38,6 @@ def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie
         result = train_vocabulary(corpus_from_bytes(documents), options, backend)
         files.add(result.vocabulary.to_bytes())
     assert len(files) == 1
-
-
-@pytest.mark.parametrize("delay", [0.0, 1.0])
-def test_a_device_that_joins_changes_nothing(device: Device, delay: float) -> None:
-    """It opens after the text was counted, or before much of it was."""
-    text = words(5, 2_000, 40_000)
-    options = TrainingOptions(300, threads=1)
-
-    def join() -> Backend:
-        time.sleep(delay)
-        return Backend(device, "the adapter")
-
-    joined = Backend(None, "the CPU", joining=cache(join))
-    expected = train_vocabulary(corpus_from_bytes(text * 20), options, NUMPY)
-    result = train_vocabulary(corpus_from_bytes(text * 20), options, joined)
-    assert result.vocabulary.to_bytes() == expected.vocabulary.to_bytes()
-    assert (result.merged_on, expected.merged_on) == ("the adapter", "the CPU")
-
-
-def test_a_device_that_does_not_open_is_not_needed() -> None:
-    def join() -> Backend:
-        raise DeviceError("no such device")
-
-    text = words(6, 500, 400)
-    options = TrainingOptions(300)
-    result = train_vocabulary(
-        corpus_from_bytes(text), options, Backend(None, "the CPU", joining=join)
-    )
-    expected = train_vocabulary(corpus_from_bytes(text), options, NUMPY)
-    assert result.vocabulary.to_bytes() == expected.vocabulary.to_bytes()
-    assert result.notes == ("merged on the CPU: no such device",)
 
 
 def test_every_engine_takes_the_version_of_unicode(device: Device) -> None:
