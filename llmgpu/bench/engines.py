@@ -94,18 +94,12 @@ def git_commit(root: Path) -> str | None:
     """Return the commit of the checkout at `root` (with "+changes" if it has any), else None."""
     if not (root / ".git").exists():
         return None
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return commit + "+changes" if commit and changes else commit or None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(
-            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+            [*command, "--dirty=+changes"], stderr=subprocess.DEVNULL, text=True, timeout=10
         ).strip()
-    return ""
+    return None
 
 
 def _cpu_name() -> str:

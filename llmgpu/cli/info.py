@@ -182,8 +182,8 @@ def _write_report(
     report: Reporter,
 ) -> None:
     """Write the page about a vocabulary."""
-    from llmgpu.bench.report.vocabulary_page import draw_vocabulary
     from llmgpu.bpe.training.statistics import bytes_a_token
+    from llmgpu.bpe.training.vocabulary_page import draw_vocabulary
     from llmgpu.bpe.words.count_host import count_words
     from llmgpu.files import atomic_output
     from llmgpu.text.corpus import Corpus

@@ -140,7 +140,7 @@ def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) ->
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=2, show_progress=False, initial_alphabet=alphabet
     )
-    tokenizer.train_from_iterator(_read_pieces(path, TRAINING_PIECE), trainer)
+    tokenizer.train_from_iterator(pieces(path.read_bytes().decode(), TRAINING_PIECE), trainer)
     tokenizer.save(str(target))
     # Under the tie rule "hf" bytes rank in the order of the characters that stand for them.
     characters = sorted(alphabet)
@@ -163,7 +163,7 @@ def byte_level(pattern: str) -> Any:
 def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> list[bytes]:
     """Train rustbpe, with all processors; return what the merges make, first merge first."""
     tokenizer = importlib.import_module("rustbpe").Tokenizer()
-    text = iter(_read_pieces(path, TRAINING_PIECE))
+    text = iter(pieces(path.read_bytes().decode(), TRAINING_PIECE))
     tokenizer.train_from_iterator(text, vocab_size, pattern=expression_of(pattern, TIKTOKEN))
     ranks = sorted(tokenizer.get_mergeable_ranks(), key=lambda item: item[1])
     return [bytes(token) for token, _ in ranks[256:]]
@@ -219,7 +219,7 @@ def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
     tokenizer.encode_special_tokens = True
 
     def encode(path: Path) -> NDArray[np.uint32]:
-        text = _read_pieces(path, TOKENIZERS_PIECE)
+        text = pieces(path.read_bytes().decode(), TOKENIZERS_PIECE)
         batch = tokenizer.encode_batch_fast(text, add_special_tokens=False)
         return np.concatenate([np.array(piece.ids, np.uint32) for piece in batch])
 
@@ -238,7 +238,7 @@ def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
     threads = usable_processors()
 
     def encode(path: Path) -> NDArray[np.uint32]:
-        text = _read_pieces(path, TIKTOKEN_PIECE)
+        text = pieces(path.read_bytes().decode(), TIKTOKEN_PIECE)
         batch = encoding.encode_ordinary_batch(text, num_threads=threads)
         return np.concatenate([np.array(piece, np.uint32) for piece in batch])
 
@@ -266,7 +266,3 @@ TOKENIZING_PEERS = (
         "gigatoken", tuple(GIGATOKEN_SCHEMES), "tiktoken", open_gigatoken, needs=("awkward",)
     ),
 )
-
-
-def _read_pieces(path: Path, characters: int) -> list[str]:
-    return pieces(path.read_bytes().decode(), characters)

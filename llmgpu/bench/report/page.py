@@ -1,9 +1,6 @@
-"""A record as one page of HTML that needs nothing else: no script, no other file, no network.
+"""A record as one page of HTML: tables, bars, and the rooflines of engines.
 
-It is XML as well. All text of the record is escaped.
-
-A bar is an SVG as wide as there is room for, whose rectangle has a part of that in per cent, so
-that text has one size on all screens; places across a roofline are in per cent, too.
+Places across a roofline are in per cent, so that text has one size on all screens.
 
 The roofline shows what an engine's memory and its arithmetic allow, and what kernels reach. Across:
 operations for each byte that has to be moved. Up: operations a second. No kernel is above the roof,
@@ -13,18 +10,14 @@ which is the lower of bandwidth times operations a byte and the arithmetic's rat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib import resources
+from dataclasses import replace
 from itertools import pairwise
-from string import Template
 
 import numpy as np
 
 from llmgpu.bench.report.tables import (
-    NOTHING,
     OPERATION_RATE,
     SHARE_OF_FLOOR,
-    Column,
     columns_of,
     common_rate,
     facts_of,
@@ -42,14 +35,19 @@ from llmgpu.bench.results import (
     ResultTable,
 )
 from llmgpu.bench.units import quantity, seconds_text, three_digits
-from llmgpu.charts import Axis, escape_text, value_axis
+from llmgpu.charts.axes import Axis, value_axis
+from llmgpu.charts.page import (
+    Bar,
+    Column,
+    draw_bars,
+    draw_facts,
+    draw_page,
+    draw_table,
+    escape_text,
+    folded,
+)
 
 MOST_KERNELS = 12  # in a chart; the others are added up
-_LEAST_PERCENT = 0.3  # of a bar that is to be seen
-_KEYS = (
-    '<span class="keys"><span class="key own"></span>llmgpu '
-    '<span class="key peer"></span>other programs</span>'
-)
 HEIGHT = 380
 _TOP, _BOTTOM = 14, 330
 _LEFT = 58  # pixels for numbers
@@ -98,17 +96,6 @@ def draw_report(record: Record) -> str:
     return draw_page("llmgpu bench", f"llmgpu bench: {record.machine.cpu}", lines)
 
 
-def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:
-    """Return a page of lines of HTML; title: of the window."""
-    page, style = (resources.files(__package__) / name for name in ("page.html", "style.css"))
-    return Template(page.read_text(encoding="utf-8")).substitute(
-        heading=escape_text(heading),
-        title=escape_text(title),
-        style=style.read_text(encoding="utf-8"),
-        body="\n".join(lines),
-    )
-
-
 def _head(record: Record) -> Iterator[str]:
     """Yield what was measured on, and what could not be."""
     if not record.complete:
@@ -123,12 +110,6 @@ def _head(record: Record) -> Iterator[str]:
         facts.append(("limits", f"{name}: {bandwidth} copying, {rate} in float32, both measured"))
     facts += [("not compared with", f"{k}: {why}") for k, why in record.missing_peers.items()]
     yield from draw_facts(facts)
-
-
-def draw_facts(facts: Sequence[tuple[str, str]]) -> list[str]:
-    """Return names and values as lines of HTML."""
-    entries = (f"<dt>{escape_text(name)}</dt><dd>{escape_text(text)}</dd>" for name, text in facts)
-    return ["<dl>", *entries, "</dl>"]
 
 
 def _about(what: str) -> list[str]:
@@ -199,60 +180,6 @@ def _details(result: Result) -> list[str]:
     return folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
 
 
-def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list[str]:
-    """Return lines that unfold at a click on a summary; none for none."""
-    begin = '<details open="open">' if is_open else "<details>"
-    said = f"<summary>{escape_text(summary)}</summary>"
-    return [begin, said, *lines, "</details>"] if lines else []
-
-
-def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
-    """Return a table as lines of HTML; wrong: which rows are to stand out.
-
-    On a phone a row becomes a block of lines, each with its title.
-    """
-    heads = "".join(f"<th{_class(c.kind)}>{escape_text(c.title)}</th>" for c in columns)
-    lines = ["<table>", f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
-    for k in range(len(columns[0].cells)):
-        cells = "".join(_cell(column, column.cells[k]) for column in columns)
-        lines.append(f"<tr{_class('wrong' if wrong and wrong[k] else '')}>{cells}</tr>")
-    return [*lines, "</tbody>", "</table>"]
-
-
-def _cell(column: Column, text: str) -> str:
-    kinds = " ".join(filter(None, [column.kind, "none" if text == NOTHING else ""]))
-    return f'<td{_class(kinds)} data-title="{escape_text(column.title)}">{escape_text(text)}</td>'
-
-
-def _class(kinds: str) -> str:
-    return f' class="{kinds}"' if kinds else ""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A row: what it is called, with a second line; a number or the reason why there is none.
-
-    kind: class of the bar, which decides its colour. value: the number for people.
-    """
-
-    name: str
-    kind: str
-    value: str
-    number: float | None = None
-    variant: str = ""
-
-
-def draw_bars(bars: Sequence[Bar], caption: str, least: float = 0.0) -> list[str]:
-    """Return a chart as lines of HTML, whose scale ends at the largest number, or at `least`."""
-    largest = max([least, *(bar.number or 0.0 for bar in bars)]) or 1.0
-    keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
-    said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"
-    lines = ["<figure>", said, '<div class="bars">']
-    for bar in bars:
-        lines += _row(bar, largest)
-    return [*lines, "</div>", "</figure>"]
-
-
 def result_bars(table: ResultTable, record: Record) -> list[str]:
     """Return the chart of a job: how fast each is at it, by a rate or else by the median time."""
     rate = common_rate(table.results)
@@ -296,22 +223,6 @@ def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
     return draw_bars(bars, caption)
 
 
-def _row(bar: Bar, largest: float) -> list[str]:
-    variant = f'<span class="variant">{escape_text(bar.variant)}</span>' if bar.variant else ""
-    name = f'<div class="name">{escape_text(bar.name)}{variant}</div>'
-    value = escape_text(bar.value)
-    if bar.number is None:
-        return [name, f'<div class="no-bar">{value}</div>']
-    percent = min(100.0, max(_LEAST_PERCENT, 100 * bar.number / largest))
-    return [
-        name,
-        '<svg width="100%" height="16" aria-hidden="true">'
-        '<rect class="track" width="100%" height="16" rx="3"/>'
-        f'<rect class="{bar.kind}" width="{percent:.2f}%" height="16" rx="3"/></svg>',
-        f'<div class="value">{value}</div>',
-    ]
-
-
 def dot_of(result: Result) -> Dot | None:
     """Return where a result is on a roofline, None if it has no place there."""
     numbers = (result.bytes or 0, result.operations or 0, result.operations_per_second or 0)
@@ -338,10 +249,6 @@ def draw_roofline(dots: Sequence[Dot], limits: Limits, caption: str) -> list[str
         *_dots(dots, x, y),
         "</svg>\n</div>\n</figure>",
     ]
-
-
-def _at(axis: Axis, value: float) -> float:
-    return float(axis.place(np.array([value]))[0])
 
 
 def _vertical_axis(y: Axis) -> list[str]:
@@ -374,7 +281,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
 def _roof(x: Axis, y: Axis, bandwidth: float, rate: float) -> list[str]:
     """Return the slope, from where it enters the picture, and the level part."""
     corners = [max(x.low, y.low * _GIGA / bandwidth), rate / bandwidth, x.high]
-    places = [(_at(x, corner), _at(y, min(bandwidth * corner, rate) / _GIGA)) for corner in corners]
+    places = [(x.at(corner), y.at(min(bandwidth * corner, rate) / _GIGA)) for corner in corners]
     return [
         f'<line class="roof" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>'
         for (x1, y1), (x2, y2) in pairwise(places)
@@ -384,7 +291,7 @@ def _roof(x: Axis, y: Axis, bandwidth: float, rate: float) -> list[str]:
 def _dots(dots: Sequence[Dot], x: Axis, y: Axis) -> list[str]:
     lines = []
     for number, (across, up) in enumerate(dots, 1):
-        across, up = _at(x, across), _at(y, up / _GIGA)
+        across, up = x.at(across), y.at(up / _GIGA)
         lines.append(f'<circle cx="{across:.2f}%" cy="{up:.1f}" r="8.5"/>')
         lines.append(f'<text class="number" x="{across:.2f}%" y="{up + 3.5:.1f}">{number}</text>')
     return lines

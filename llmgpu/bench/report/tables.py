@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from llmgpu.bench.results import EMBEDDING, KERNELS, TOKENIZE, TRAIN, Record, Result, ResultTable
 from llmgpu.bench.units import quantity, seconds_text, spread_text, three_digits
-
-NOTHING = "-"
+from llmgpu.charts.page import NOTHING, Column
 
 
 @dataclass(frozen=True)
@@ -68,15 +67,6 @@ NARROW = {
     KERNELS: (BYTE_RATE, OPERATION_RATE, SHARE_OF_FLOOR, SPEED_UP),
     TRAIN: (TOKEN_RATE, SHARE_OF_FLOOR, SPEED_UP, SPEED_UP_OVER_TORCH),
 }
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column's title, the kind of its cells ("name", "number" or "") and the cells' text."""
-
-    title: str
-    kind: str
-    cells: Sequence[str]
 
 
 def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:

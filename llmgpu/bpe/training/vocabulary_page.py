@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from llmgpu.bench.report.page import (
+from llmgpu.bpe.training.statistics import lengths_of, scripts_of
+from llmgpu.bpe.vocabulary.spelling import readable
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.charts.page import (
     Bar,
+    Column,
     draw_bars,
     draw_facts,
     draw_page,
     draw_table,
+    escape_text,
     folded,
 )
-from llmgpu.bench.report.tables import Column
-from llmgpu.bpe.training.statistics import lengths_of, scripts_of
-from llmgpu.bpe.vocabulary.spelling import readable
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.charts import escape_text
 
 _MOST_SCRIPTS = 15  # in the chart; the others are added up
 _LONGEST = 40  # tokens in the table

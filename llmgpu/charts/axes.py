@@ -1,12 +1,10 @@
-"""What charts share: axes with their ticks and labels, and text as SVG and HTML may hold it."""
+"""Axes of charts, with their ticks and labels."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +18,6 @@ _STEPS = (1, 2, 5, 10)  # of ticks, in powers of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3
 _MOST_POWERS = 8
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def escape_text(text: str) -> str:
-    """Return any text as XML and HTML may hold it, in elements and in quoted attributes."""
-    return escape(_NOT_XML.sub("\ufffd", text))
 
 
 @dataclass(frozen=True)
@@ -50,6 +42,10 @@ class Axis:
         if self.is_log:
             low, high, at = math.log(low), math.log(high), np.log(values)
         return self.begin + (at - low) / (high - low) * (self.end - self.begin)
+
+    def at(self, value: float) -> float:
+        """Return the position of a number in the picture."""
+        return float(self.place(np.array([value]))[0])
 
     def marks(self) -> Iterator[tuple[float, str]]:
         """Yield the position and the readable form of each tick: 0.25, 2,500 or 250k."""

@@ -1,0 +1,1 @@
+"""What pictures and pages share: axes; pages of HTML with their tables and bars."""
