@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from llmgpu.errors import InputError
+from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # what JSON holds, by names that people know
@@ -17,6 +18,8 @@ def file_facts(path: str) -> list[str | int]:
     """Return what shows that a file is another one or has changed: name, bytes, time of change."""
     if path == STANDARD_INPUT:
         return [path]
+    if is_remote(path) and not os.path.lexists(path):
+        return remote_facts(path)
     status = os.stat(path)
     return [path, status.st_size, status.st_mtime_ns]
 

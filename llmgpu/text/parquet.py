@@ -6,9 +6,10 @@ by the longest rows. Rows without a value are left out and counted.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Utf8Policy
@@ -44,12 +45,12 @@ class ParquetFile:
         self._arrow = PYARROW.require(path)
         parquet = PYARROW_PARQUET.require(path)
         try:
-            self._raw = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+            self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
         except OSError as error:
             raise InputError(f"can't read {path}: {error.strerror}") from error
         try:
             self._content = FileContent.of(self._raw, source)
-            self._size = os.fstat(self._raw.fileno()).st_size
+            self._size = self._raw.seek(0, os.SEEK_END)
             self._file = parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             self._check_column()
         except InputError:

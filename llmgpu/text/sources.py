@@ -2,7 +2,8 @@
 
 - A source is a file, a folder (walked; its files in byte order of their relative names), a glob
   (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
-  standard input. A name that exists is that file even if it looks like a glob.
+  standard input. A name that exists is that file even if it looks like a glob. A URL is a file,
+  folder or glob of another machine, see `llmgpu.text.remote`.
 - In folders, names that start with a dot, links to folders and special files are left out and
   counted.
 - A format goes by suffix; a file that has none of them is text. To add one, write a
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from llmgpu.errors import InputError
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
+from llmgpu.text.remote import find_remote, is_remote
 from llmgpu.text.streams import COMPRESSIONS, STANDARD_INPUT, DocumentFile, Source
 
 # Formats whose files have documents inside, by suffix.
@@ -71,8 +73,15 @@ def resolve_sources(names: Sequence[str] | Sources) -> Sources:
     if list(names).count(STANDARD_INPUT) > 1:
         raise InputError("standard input (-) is named twice, but can be read only once")
     sources: list[Source] = []
+    remotes: dict[str, str] = {}
     left_out = 0
     for name in names:
+        if is_remote(name) and not os.path.lexists(name):
+            for found in find_remote(name):
+                if remotes.setdefault(found.path, found.url) != found.url:
+                    raise InputError(f"{found.path} is named by two URLs that are shown alike")
+                sources.append(_check_format(Source(found.path, found.size, remote=found)))
+            continue
         paths, skipped = _expand(name)
         sources += [_check(path) for path in paths]
         left_out += skipped
@@ -148,10 +157,15 @@ def _check(path: str) -> Source:
     if not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
     is_regular = stat.S_ISREG(status.st_mode)
-    source = Source(path, status.st_size if is_regular else None, status.st_mtime_ns)
+    size = status.st_size if is_regular else None
+    return _check_format(Source(path, size, status.st_mtime_ns))
+
+
+def _check_format(source: Source) -> Source:
+    """Return a source; InputError for a format that can't be read."""
     compression = COMPRESSIONS.get(source.compression)
     if compression and compression.package:
-        compression.package.require(path)
+        compression.package.require(source.path)
     file_type = format_of(source)
     if file_type:
         file_type.check(source)

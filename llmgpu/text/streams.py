@@ -135,6 +135,16 @@ COMPRESSIONS = {
 }
 
 
+class Remote(Protocol):
+    """A file of another machine, see `llmgpu.text.remote`."""
+
+    def open(self) -> io.RawIOBase:
+        """Open the file; InputError if that fails."""
+
+    def check(self, file: object) -> None:
+        """Raise an InputError if the file is not as it was when it was found."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One file of a corpus.
@@ -142,11 +152,19 @@ class Source:
     path: its name, "-" for standard input.
     size: bytes on disk; None if it is not a regular file.
     changed_ns: when it was changed, in nanoseconds; None if that is not known.
+    remote: how it is opened if it is a file of another machine.
     """
 
     path: str
     size: int | None
     changed_ns: int | None = None
+    remote: Remote | None = None
+
+    def open(self) -> BinaryIO:
+        """Open the file, or standard input; OSError or InputError if that fails."""
+        if self.remote is not None:
+            return cast(BinaryIO, self.remote.open())
+        return _open_raw(self.path)
 
     @property
     def compression(self) -> str:
@@ -196,8 +214,10 @@ class FileContent:
     changed_ns: int
 
     @classmethod
-    def of(cls, file: BinaryIO, source: Source) -> FileContent | None:
+    def of(cls, file: BinaryIO, source: Source) -> FileContent | Remote | None:
         """Return that of an open file, as it was when the source was found; None for a pipe."""
+        if source.remote is not None:
+            return source.remote
         try:
             status = os.fstat(file.fileno())
         except (OSError, ValueError):  # a stream in memory
@@ -231,17 +251,20 @@ class ByteStream(io.RawIOBase):
         super().__init__()
         self.name = source.path
         self._compression = source.compression
-        self._content: FileContent | None = None
+        self._content: FileContent | Remote | None = None
         self.position = 0
         self.null_rows = 0
         self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
         try:
-            self._raw = _open_raw(source.path)
+            self._raw = source.open()
             self._content = FileContent.of(self._raw, source)
             if not self._compression:
                 self._pollable = _pollable_descriptor(self._raw)
-        except OSError as error:
+        except InputError:
             super().close()  # there is no stream for this class's own
+            raise
+        except OSError as error:
+            super().close()
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
         compression = COMPRESSIONS.get(self._compression)
         self._stream = compression.open(self._raw) if compression else cast(_Readable, self._raw)
@@ -275,7 +298,8 @@ class ByteStream(io.RawIOBase):
 
     def _read(self, view: memoryview) -> int | None:
         large = len(view) >= 2 * _PART_BYTES
-        if large and not self._compression and self._pollable is None and _HAS_PREADV:
+        is_file = isinstance(self._content, FileContent)
+        if large and not self._compression and is_file and _HAS_PREADV:
             return _read_parts(self._raw, view)
         return self._stream.readinto(view)
 

@@ -1,0 +1,243 @@
+"""Files of other machines, by URLs that fsspec opens: https://, hf://, s3://, gs:// and so on.
+
+- A read that fails is tried again a few times, from where it ended. What says that a file is
+  missing or not allowed is not.
+- A file has a length and what its server says of its version. Both are compared when a read was
+  tried again and at the end, so that the parts of two versions are never joined.
+- Passwords and signatures in URLs are never shown: errors, summaries and resume keys have the URL
+  without them, and of an error its kind. Its text may hold the URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from llmgpu.errors import InputError
+from llmgpu.text.streams import Package
+
+ATTEMPTS = 4
+WAIT_SECONDS = 0.5  # before the second attempt; twice as long before each that follows
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)
+_VERSION = (
+    "ETag",
+    "etag",
+    "LastModified",
+    "Last-Modified",
+    "Content-MD5",
+    "mtime",
+    "updated",
+    "created",
+    "last_commit",
+)
+_FSSPEC = Package("fsspec", "remote")
+
+Result = TypeVar("Result")
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name is a URL."""
+    return _URL.match(name) is not None
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what may be secret: user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+        place = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return url.partition("://")[0] + "://..."
+    return f"{parts.scheme}://{place}{parts.path}"
+
+
+def _reason(error: BaseException) -> str:
+    """Return what may be said of an error: its kind, and what the system calls it."""
+    named = getattr(error, "strerror", None)
+    known = isinstance(error, OSError) and error.errno is not None and isinstance(named, str)
+    status = getattr(error, "status", None)
+    extra = named if known and "://" not in str(named) else status
+    return type(error).__name__ + (f": {extra}" if extra else "")
+
+
+def _attempt(url: str, action: Callable[[], Result], retry: Callable[[], None]) -> Result:
+    """Call `action` until it does not fail, ATTEMPTS times at most, with `retry` in between."""
+    for number in range(ATTEMPTS):
+        try:
+            if number:
+                time.sleep(WAIT_SECONDS * 2 ** (number - 1))
+                retry()
+            return action()
+        except InputError:
+            raise
+        except ImportError as error:
+            scheme = url.partition("://")[0]
+            raise InputError(
+                f"{shown_url(url)}: reading {scheme}:// needs another package "
+                f"({error.name or 'see fsspec'}): pip install 'fsspec[{scheme}]'"
+            ) from None
+        except Exception as error:  # each file system has errors of its own
+            if isinstance(error, _FINAL) or number == ATTEMPTS - 1:
+                tried = "" if isinstance(error, _FINAL) else f", tried {ATTEMPTS} times"
+                message = f"can't read {shown_url(url)} ({_reason(error)}{tried})"
+                raise InputError(message) from None
+    raise AssertionError("unreachable")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _open_file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it; InputError without a package for it."""
+    package = _FSSPEC.require(shown_url(url))
+    try:
+        return package.core.url_to_fs(url)  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise InputError(f"can't read {shown_url(url)} ({_reason(error)})") from None
+
+
+class RemoteSource:
+    """A file of another machine.
+
+    url: with all that opening it takes. path: to be shown. size: bytes.
+    version: digest of what its server says of it.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Ask for length and version; InputError if the file can't be read."""
+        self.url, self.path = url, shown_url(url)
+        self._system, self._name = _attempt(url, lambda: _open_file_system(url), _nothing)
+        self.size, self.version = self._describe()
+
+    def open(self) -> RemoteFile:
+        """Open the file."""
+        return RemoteFile(self)
+
+    def open_once(self) -> Any:
+        """Return the file as fsspec opens it, without another attempt."""
+        return self._system.open(self._name, "rb")
+
+    def check(self, file: object = None) -> None:
+        """Raise an InputError if the file, which may be open, is not the one that was found."""
+        if self._describe() != (self.size, self.version):
+            raise InputError(
+                f"{self.path} was changed while it was read: read it again, or a copy of it"
+            )
+
+    def _describe(self) -> tuple[int, str]:
+        def ask() -> dict[str, Any]:
+            self._system.invalidate_cache()
+            return dict(self._system.info(self._name))
+
+        info = _attempt(self.url, ask, _nothing)
+        if info.get("type") == "directory" or not isinstance(info.get("size"), int):
+            raise InputError(f"can't read {self.path}: its length is not known")
+        facts = repr([str(info.get(name)) for name in _VERSION])
+        return info["size"], hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+class RemoteFile(io.RawIOBase):
+    """A file of another machine, opened."""
+
+    def __init__(self, source: RemoteSource) -> None:
+        """Open the file; InputError if that fails."""
+        super().__init__()
+        self.source = source
+        self._position = 0
+        self._file = _attempt(source.url, source.open_once, _nothing)
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next byte."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a position; see `io.IOBase.seek`."""
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.source.size}
+        self._position = max(0, begin[whence] + offset)
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the front of `buffer`; 0 at the end. InputError if it can't be read."""
+        wanted = min(len(memoryview(buffer)), max(0, self.source.size - self._position))
+        if wanted == 0:
+            return 0
+
+        def read() -> bytes:
+            try:
+                self._file.seek(self._position)
+                data: bytes = self._file.read(wanted)
+            except ValueError:  # what fsspec says of a server that answers with the whole file
+                raise InputError(
+                    f"can't read {self.source.path}: its server does not send parts of files; "
+                    "download it"
+                ) from None
+            if not data:
+                raise EOFError
+            return data
+
+        data = _attempt(self.source.url, read, self._open_again)
+        memoryview(buffer)[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def _open_again(self) -> None:
+        self.source.check()
+        self._file.close()
+        self._file = self.source.open_once()
+
+
+_found: dict[str, RemoteSource] = {}  # by what is shown
+
+
+def find_remote(name: str) -> list[RemoteSource]:
+    """Return the files that a URL stands for: one, or those of a folder or a glob, by name.
+
+    Raises InputError if there are none, or they can't be read.
+    """
+    system, path = _attempt(name, lambda: _open_file_system(name), _nothing)
+    if any(character in path for character in "*[") and "?" not in name:
+        names = _attempt(name, lambda: system.glob(path), _nothing)
+    elif not name.startswith(("http://", "https://")) and _attempt(
+        name, lambda: system.isdir(path), _nothing
+    ):
+        names = _attempt(name, lambda: system.find(path), _nothing)
+    else:
+        names = [None]
+    urls = [name if found is None else system.unstrip_protocol(found) for found in names]
+    hidden = re.compile(r"/\.[^/]*")
+    sources = [
+        RemoteSource(url)
+        for url in sorted(urls)
+        if url == name or not hidden.search(url.removeprefix(name))
+    ]
+    if not sources:
+        raise InputError(f"no files at {shown_url(name)}")
+    _found.update({source.path: source for source in sources})
+    return sources
+
+
+def remote_facts(path: str) -> list[str | int]:
+    """Return name, bytes and version of a file that was found."""
+    source = _found[path]
+    return [source.path, source.size, source.version]
