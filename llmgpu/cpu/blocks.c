@@ -38,10 +38,17 @@ static inline uint64_t equal(__m128i bytes, char byte)
     return (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte)));
 }
 
-static inline Classes classify(const uint8_t *p)
+/* Classify the bytes at p, of which the text has `size`, 64 at most. */
+static inline Classes classify(const uint8_t *p, int size)
 {
-    Classes classes = {0, 0, 0, 0, 0, 0, 0, 64};
+    Classes classes = {0, 0, 0, 0, 0, 0, 0, size};
     uint64_t beyond = 0;
+    uint8_t copy[64];
+
+    if (size < 64) {
+        memset(copy, 0, sizeof copy);
+        p = memcpy(copy, p, (size_t)size);
+    }
 
     for (int at = 0; at < 64; at += 16) {
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
@@ -55,13 +62,14 @@ static inline Classes classify(const uint8_t *p)
         beyond |= (uint64_t)(unsigned)_mm_movemask_epi8(bytes) << at;
     }
     if (beyond) {
-        classes.known = __builtin_ctzll(beyond);
-        uint64_t known = bits_below(classes.known);
-        classes.letters &= known;
-        classes.numbers &= known;
-        classes.white &= known;
-        classes.newlines &= known;
-        classes.spaces &= known;
+        int known = __builtin_ctzll(beyond);
+        classes.known = known < size ? known : size;
+        uint64_t ascii = bits_below(classes.known);
+        classes.letters &= ascii;
+        classes.numbers &= ascii;
+        classes.white &= ascii;
+        classes.newlines &= ascii;
+        classes.spaces &= ascii;
     }
     classes.white |= classes.spaces;
     classes.others =
@@ -196,7 +204,7 @@ static uint64_t o200k_starts(const Classes *classes, const uint8_t *p, const uin
 
 uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
 {
-    Classes classes = classify(p);
+    Classes classes = classify(p, end - p < 64 ? (int)(end - p) : 64);
 
     switch (pattern->rule) {
     case RULE_GPT2: return gpt2_starts(&classes, p, end);

@@ -77,9 +77,9 @@ const uint8_t *contraction_end(const uint8_t *p, const uint8_t *end, int any_cas
 #define HAS_BLOCKS 0
 #endif
 
-/* Return a bit for each of the 64 bytes at p at which a pre-token certainly starts, by the rules gpt2,
+/* Return a bit for each of up to 64 bytes at p at which a pre-token certainly starts, by rules gpt2,
  * cl100k and o200k (blocks.c). One starts at p; another follows the last only if there are others.
- * end: where the document ends, 64 bytes from p or more. */
+ * end: where the document ends, from which on none is. */
 uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end);
 
 /* ---- Tables of distinct words (words.c) ---- */

@@ -340,6 +340,8 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 }
 #endif
 
+#define LEAST_BLOCK 16 /* bytes at the end of a document that are worth it */
+
 #define WRITE_END(next)                                                                            \
     do {                                                                                           \
         p = (next);                                                                                \
@@ -353,7 +355,8 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 
 /* Blocks first, and the next pre-token by itself where they find none. */
 #define WRITE_BLOCKS(next)                                                                         \
-    while (HAS_BLOCKS && last - p >= 64 && room - count >= 64) {                                   \
+    while (HAS_BLOCKS && room - count >= 64 &&                                                     \
+           (last - p >= 64 || (last == end && last - p >= LEAST_BLOCK))) {                         \
         int64_t more = write_block(pattern, text, &p, end, ends + count);                          \
         count += more;                                                                             \
         if (more == 0)                                                                             \
