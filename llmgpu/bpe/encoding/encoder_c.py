@@ -6,19 +6,22 @@ Threads share one table of words, so a new word is merged once; none waits for a
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
+from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
+from llmgpu.bpe.encoding.matching import Matcher
 from llmgpu.bpe.encoding.pair_ranks import pair_ranks
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
-from llmgpu.bpe.pretokens.pattern import start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary
+from llmgpu.cpu.library import CEncoder, CSharedWords, CVocabulary, library
 
 SLICE_BYTES = 1 << 20
 MAX_TABLE_BYTES = 384 << 20  # of the words
@@ -96,6 +99,12 @@ class CSliceEncoder:
         self._idle.append(encoder)
         return ids
 
+    def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
+        """Return the ids of each of some words, one or more."""
+        encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
+        self._find_cuts(max(words, key=len))
+        return [encoder.encode_document(self._words, word.tobytes()) for word in words]
+
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
         """Return an encoder for this thread, and the words, which others may replace meanwhile."""
         words = self._words
@@ -122,6 +131,13 @@ class CSliceEncoder:
             if not self._has_cuts:
                 self._matching.find_cuts()
                 self._has_cuts = True
+
+
+def host_slices(vocabulary: Vocabulary, make_matcher: Callable[[], Matcher]) -> HostSlices:
+    """Return what encodes slices and words that a device can't; the matcher is for NumPy."""
+    if library() is None:
+        return SliceEncoder(vocabulary, make_matcher())
+    return CSliceEncoder(vocabulary)
 
 
 def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
-from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
-from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
-from llmgpu.bpe.encoding.matching import BpeMatcher, Words
+from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
+from llmgpu.bpe.encoding.encoder_host import HostSlices
+from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.encoding.pair_ranks import PairRanks, byte_ids, pair_ranks
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
@@ -193,32 +193,22 @@ class GpuEncoder:
         allocate: Allocate,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Put the tokens of long words in their places; return ids and document starts."""
-        lengths = np.array([len(word) for word in words])
-        ends = np.cumsum(lengths)
-        spans = Words(ends - lengths, ends, ends)
-        matches = self._matcher.match_long(np.concatenate(words), spans)
+        matches = self._host.match_words(words)
         places = np.flatnonzero(ids == LONG_WORD)
-        last = np.cumsum(matches.counts)
         pieces: list[NDArray[np.uint32]] = []
         after = 0  # the last long word replaced
-        for place, begin, end in zip(
-            places.tolist(), (last - matches.counts).tolist(), last.tolist(), strict=True
-        ):
-            pieces += [ids[after:place], matches.ids[begin:end]]
+        for place, match in zip(places.tolist(), matches, strict=True):
+            pieces += [ids[after:place], match]
             after = place + 1
         # gained[k]: by how many ids the first k long words lengthen the result.
-        gained = np.concatenate([np.zeros(1, np.int64), last - np.arange(1, len(last) + 1)])
+        gained = np.cumsum([0, *(len(match) - 1 for match in matches)])
         result = allocate(len(ids) + int(gained[-1]))
         np.concatenate([*pieces, ids[after:]], out=result)
         return result, starts + gained[np.searchsorted(places, starts)]
 
     @cached_property
-    def _matcher(self) -> BpeMatcher:
-        return BpeMatcher(self._vocabulary, self._pairs)
-
-    @cached_property
-    def _host(self) -> SliceEncoder:
-        return SliceEncoder(self._vocabulary, self._matcher)
+    def _host(self) -> HostSlices:
+        return host_slices(self._vocabulary, lambda: BpeMatcher(self._vocabulary, self._pairs))
 
     @cached_property
     def _has_gaps(self) -> bool:

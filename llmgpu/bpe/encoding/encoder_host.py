@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
@@ -35,6 +35,10 @@ class HostSlices(Protocol):
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token.
         """
+        ...
+
+    def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
+        """Return the ids of each of some words, one or more."""
         ...
 
 

@@ -32,6 +32,7 @@ Words and their ids are cached across slices, for any number of threads:
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,6 +237,13 @@ class SliceEncoder:
         require_tokens(self._vocabulary, piece, ids, entry)
         starts = _document_starts(piece, words, counts)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
+
+    def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
+        """Return the ids of each of some words, one or more."""
+        lengths = np.array([len(word) for word in words])
+        ends = np.cumsum(lengths)
+        matches = self._matcher.match_long(np.concatenate(words), Words(ends - lengths, ends, ends))
+        return np.split(matches.ids, np.cumsum(matches.counts)[:-1])
 
     def _words_of(self, piece: Slice, entry: int) -> Words:
         """Return the words of a slice from position `entry` on, where a token starts."""

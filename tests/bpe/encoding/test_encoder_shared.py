@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -49,6 +49,9 @@ class DelayedHost:
     ) -> tuple[EncodedSlice, int]:
         self._delay()
         return self._slices.encode(piece, entry, memory)
+
+    def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
+        return self._slices.match_words(words)
 
 
 class DelayedDevice:
