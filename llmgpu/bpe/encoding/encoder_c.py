@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
-from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
-from llmgpu.bpe.encoding.matching import Matcher
 from llmgpu.bpe.encoding.pair_ranks import pair_ranks
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
@@ -28,6 +27,10 @@ MAX_TABLE_BYTES = 384 << 20  # of the words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
 _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
+
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.encoding.matching import Matcher
 
 
 class CpuEncoder(HostEncoder):
@@ -135,9 +138,11 @@ class CSliceEncoder:
 
 def host_slices(vocabulary: Vocabulary, make_matcher: Callable[[], Matcher]) -> HostSlices:
     """Return what encodes slices and words that a device can't; the matcher is for NumPy."""
-    if library() is None:
-        return SliceEncoder(vocabulary, make_matcher())
-    return CSliceEncoder(vocabulary)
+    if library() is not None:
+        return CSliceEncoder(vocabulary)
+    from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
+
+    return SliceEncoder(vocabulary, make_matcher())
 
 
 def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
