@@ -63,7 +63,7 @@ class ProcessEncoders:
         starts = [np.empty(0, np.int64)]
         count = 0
         with self._lock:
-            for piece in encode_corpus(self._encoder(options, is_small), source, ids.allocate):
+            for piece in encode_corpus(self._encoder(options, is_small), source, ids):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)
                 count += len(piece.ids)

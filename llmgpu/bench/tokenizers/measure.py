@@ -307,7 +307,7 @@ class TokenizingBench:
 def encode_all(encoder: Encoder, corpus: Corpus) -> NDArray[np.uint32]:
     """Return the ids of a text in one array."""
     ids = CollectedIds(corpus.total_bytes)
-    for piece in encoder.encode(corpus, ids.allocate):
+    for piece in encoder.encode(corpus, ids):
         ids.append(piece.ids)
     return ids.take()
 

@@ -102,6 +102,23 @@ class CollectedIds:
         self._count = 0  # ids in the reserved memory
         self._rest: list[NDArray[np.uint32]] = []  # slices for which there was no room
 
+    def __len__(self) -> int:
+        """How many ids there are."""
+        return self._count + sum(map(len, self._rest))
+
+    def __call__(self, count: int) -> NDArray[np.uint32]:
+        """Allocate, see `Allocate`."""
+        return self.allocate(count)
+
+    def place(self, begin: int, count: int) -> NDArray[np.uint32] | None:
+        """Return the place of `count` ids from number `begin` on, if it is in the array.
+
+        They may be put there before they are appended, in any thread.
+        """
+        if begin + count > len(self._reserved):
+            return None
+        return self._reserved[begin : begin + count]
+
     def allocate(self, count: int) -> NDArray[np.uint32]:
         """Return memory for the next `count` ids, in the array if there is room."""
         if self._rest or count > len(self._reserved) - self._count:

@@ -13,12 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
+from llmgpu.bpe.encoding.encoder import (
+    Allocate,
+    CollectedIds,
+    EncodedSlice,
+    NoTokenError,
+    new_ids,
+)
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import TextSource
 
+_SPARE_MEMORY = 2  # slices whose ids are being used, beside one for each thread
 _PATIENCE_SECONDS = 1.0  # more than it takes to read a slice of a file
 
 
@@ -69,12 +76,14 @@ class HostEncoder:
             yield from self._encode_alone(source, allocate)
             return
         reader = SliceReader(source, self.pattern)
-        workers = _Workers(reader, self.slices, self.slice_bytes, self.threads)
+        collected = allocate if isinstance(allocate, CollectedIds) else None
+        workers = _Workers(reader, self.slices, self.slice_bytes, self.threads, collected)
         try:
             while (encoding := workers.order.get()) is not None:
                 encoded, memory = encoding.result()
-                yield _settled(encoded, allocate)
-                workers.idle.put(memory)
+                yield _settled(encoded, allocate) if memory else encoded
+                if memory:
+                    workers.idle.put(memory)
         finally:
             workers.stop()
 
@@ -97,29 +106,47 @@ class _Memory:
         self.ids = np.empty(slice_bytes + PADDING, np.uint32)
 
 
+# The ids of a slice, and the memory that they are in if that is to be used again.
+_Encoding = Future[tuple[EncodedSlice, _Memory | None]]
+
+
 class _Workers:
     """Threads that each read a slice, one at a time, and encode it.
 
     So a slice is encoded where it was just read, while the caller takes the ids of earlier ones.
 
-    order: the slices in their order, each with its memory; None at the end.
+    order: the slices in their order; None at the end.
     idle: memory for slices. That of a slice goes back there once its ids are used.
     """
 
     def __init__(
-        self, reader: SliceReader, slices: HostSlices, slice_bytes: int, threads: int
+        self,
+        reader: SliceReader,
+        slices: HostSlices,
+        slice_bytes: int,
+        threads: int,
+        collected: CollectedIds | None,
     ) -> None:
-        """Start reading; a thread is started when there is a slice for the one before."""
-        self.order: queue.SimpleQueue[Future[tuple[EncodedSlice, _Memory]] | None]
-        self.order = queue.SimpleQueue()
+        """Start reading; a thread is started when there is a slice for the one before.
+
+        collected: where ids are put as soon as it is known how many are before them.
+        """
+        self.order: queue.SimpleQueue[_Encoding | None] = queue.SimpleQueue()
         self.idle: queue.SimpleQueue[_Memory | None] = queue.SimpleQueue()
         self._reader, self._slices = reader, slices
         self._slice_bytes = slice_bytes
         self._reading = threading.Lock()
+        self._given = 0  # slices
         self._ended = False
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
-        self.idle.put(_Memory(slice_bytes))  # one more than threads: the caller uses one
+        self._collected = collected
+        self._placing = threading.Lock()
+        self._unplaced: dict[int, tuple[_Encoding, EncodedSlice, _Memory]] = {}
+        self._placed = 0  # slices
+        self._place = 0 if collected is None else len(collected)
+        for _ in range(_SPARE_MEMORY):
+            self.idle.put(_Memory(slice_bytes))
         self._start_thread()
 
     def _start_thread(self) -> None:
@@ -141,16 +168,19 @@ class _Workers:
 
     def _run(self) -> None:
         while (memory := self.idle.get()) and (task := self._read(memory)):
-            piece, encoding = task
+            number, piece, encoding = task
             try:
                 encoded, _ = self._slices.encode(piece, 0, memory.ids)
-                encoding.set_result((encoded, memory))
+                if self._collected is None:
+                    encoding.set_result((encoded, memory))
+                else:
+                    self._collect(self._collected, number, (encoding, encoded, memory))
             except BaseException as error:
                 encoding.set_exception(error)
 
-    def _read(self, memory: _Memory) -> tuple[Slice, Future[tuple[EncodedSlice, _Memory]]] | None:
-        """Return the next slice, and what it becomes; None at the end."""
-        encoding: Future[tuple[EncodedSlice, _Memory]] = Future()
+    def _read(self, memory: _Memory) -> tuple[int, Slice, _Encoding] | None:
+        """Return the next slice, its number, and what it becomes; None at the end."""
+        encoding: _Encoding = Future()
         with self._reading:
             if self._ended:
                 return None
@@ -164,9 +194,34 @@ class _Workers:
                 self.order.put(encoding if encoding.done() else None)
                 return None
             self.order.put(encoding)
+            self._given += 1
             if len(self._threads) < self._most_threads:
                 self._start_thread()
-            return piece, encoding
+            return self._given - 1, piece, encoding
+
+    def _collect(
+        self,
+        collected: CollectedIds,
+        number: int,
+        found: tuple[_Encoding, EncodedSlice, _Memory],
+    ) -> None:
+        """Put the ids of a slice in their place, and those of later ones that waited for it."""
+        ready = []
+        with self._placing:
+            self._unplaced[number] = found
+            while self._placed in self._unplaced:
+                next_found = self._unplaced.pop(self._placed)
+                ready.append((self._place, *next_found))
+                self._place += len(next_found[1].ids)
+                self._placed += 1
+        for begin, encoding, encoded, memory in ready:
+            place = collected.place(begin, len(encoded.ids))
+            if place is None:  # the caller finds another
+                encoding.set_result((encoded, memory))
+                continue
+            place[:] = encoded.ids
+            self.idle.put(memory)
+            encoding.set_result((replace(encoded, ids=place), None))
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding import encoder
+from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -61,12 +63,12 @@ def test_slices_before_an_error_are_there(
 
 @host_encoders
 def test_threads_end_with_the_text(host_encoder: Callable[..., HostEncoder]) -> None:
-    encoder, before = host_encoder(VOCABULARY, 64, 4), threading.active_count()
+    made, before = host_encoder(VOCABULARY, 64, 4), threading.active_count()
     text = b"some words " * 500
-    pieces = list(encoder.encode(corpus_from_bytes(text)))
+    pieces = list(made.encode(corpus_from_bytes(text)))
     assert b"".join(bytes(piece.ids.tolist()) for piece in pieces) == text
     assert threading.active_count() == before
-    slices = encoder.encode(corpus_from_bytes(text))
+    slices = made.encode(corpus_from_bytes(text))
     next(slices)
     slices.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
@@ -84,3 +86,21 @@ def test_who_stops_does_not_wait_for_a_pipe() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@host_encoders
+@pytest.mark.parametrize("reserved", [100, RESERVED_FROM, 1 << 24])
+def test_ids_are_collected_in_order(
+    host_encoder: Callable[..., HostEncoder], reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The array ends in the middle of the ids, or is none, or has room for all.
+    monkeypatch.setattr(encoder, "RESERVED_FROM", 100)
+    text = b"".join(b"%d word%s " % (k, b"s" * (k % 50)) for k in range(3000))
+    made = host_encoder(VOCABULARY, 300, 4)
+    for most in (reserved, len(text) // 2):
+        collected = CollectedIds(most)
+        for times in (1, 2):
+            for piece in made.encode(corpus_from_bytes(text), collected):
+                collected.append(piece.ids)
+            assert len(collected) == times * len(text)
+        assert bytes(collected.take().tolist()) == text * 2
