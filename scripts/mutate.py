@@ -36,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LEAST_SCORE = 0.95
 MOST_SECONDS = 300  # of tests without a change
-SLOWER = 5  # tests that take so many times as long, and 20 s more, hang, and count as failed
+SLOWER = 5  # tests that take this many times as long, and 20 s more, hang, and count as failed
 FUZZ_ROUNDS = "60"  # of random texts in C and NumPy
 MEMORY_BYTES = 6 << 30  # of tests: a change may ask for any amount
 COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproject.toml")

@@ -29,7 +29,6 @@ VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
 MOST_NUMPY_THREADS = 4  # by default: between NumPy's operations only one can run
 MANY_IDS = 1 << 22  # whose copy would take too much memory
-_WRONG_MERGE = -2
 RULES = ("none", "class", "gpt2", "cl100k", "o200k", "marks")  # in the order of engine.h
 
 # Functions by name: what they return, and what they take.
@@ -170,26 +169,26 @@ def spelled_tokens(
     nodes, edges = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
     parents = np.empty(len(nodes), np.uint32)
     found: int = loaded.llmgpu_spelled_tokens(
-        _address(nodes),
-        _address(edges),
-        _address(data),
-        _address(offsets),
-        _address(is_ordinary),
+        address_of(nodes),
+        address_of(edges),
+        address_of(data),
+        address_of(offsets),
+        address_of(is_ordinary),
         len(nodes),
         len(is_ordinary),
-        _address(parents),
+        address_of(parents),
     )
     return found
 
 
-class _Object:
+class EngineObject:
     """An object of the library, freed with this one; keeps alive what it refers to."""
 
     _library: ctypes.CDLL
 
-    def __init__(self, kind: str, *arguments: Any, beside: _Object | None = None) -> None:
+    def __init__(self, kind: str, *arguments: Any, beside: EngineObject | None = None) -> None:
         """Make one from the library of its arguments or of `beside`, else of the installed one."""
-        others = [argument for argument in (*arguments, beside) if isinstance(argument, _Object)]
+        others = [other for other in (*arguments, beside) if isinstance(other, EngineObject)]
         loaded = others[0]._library if others else library()
         assert loaded is not None, "there is no CPU engine"
         self._library = loaded
@@ -205,9 +204,9 @@ class _Object:
 
 def _plain(argument: Any) -> Any:
     """Return an argument of a function of the library as ctypes takes it."""
-    if isinstance(argument, _Object):
+    if isinstance(argument, EngineObject):
         return argument.address
-    return _address(argument) if isinstance(argument, np.ndarray) else argument
+    return address_of(argument) if isinstance(argument, np.ndarray) else argument
 
 
 def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
@@ -218,11 +217,12 @@ def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
     return ids
 
 
-def _address(array: NDArray[Any] | None) -> int | None:
+def address_of(array: NDArray[Any] | None) -> int | None:
+    """Return where an array begins, for the library; None for none."""
     return None if array is None else array.ctypes.data
 
 
-class CPattern(_Object):
+class CPattern(EngineObject):
     """How text is cut.
 
     rule: one of RULES, "marks" for starts that are given with the text. classes: uint8 (0x110000,),
@@ -241,12 +241,12 @@ class CPattern(_Object):
         padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
         ends = np.empty(len(text), np.int64)
         count = self._library.llmgpu_pretoken_ends(
-            self.address, _address(padded), len(text), _address(ends)
+            self.address, address_of(padded), len(text), address_of(ends)
         )
         return ends[:count]
 
 
-class CVocabulary(_Object):
+class CVocabulary(EngineObject):
     """What words are matched with.
 
     data: uint8, the bytes of all tokens. offsets: int64 (size + 1,), where each starts in it.
@@ -293,7 +293,7 @@ class CVocabulary(_Object):
         lengths = offsets[tokens + 1] - offsets[tokens]
         found = np.empty((int(np.maximum(lengths - 1, 0).sum()), 3), np.uint32)
         plain = map(_plain, self._tokens)
-        count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, _address(found))
+        count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, address_of(found))
         return found[:count]
 
 
@@ -305,11 +305,11 @@ def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: in
     engine = library()
     if engine is None:
         return False
-    engine.llmgpu_insert_pairs(_address(pairs), len(pairs), _address(table), len(table), empty)
+    engine.llmgpu_insert_pairs(address_of(pairs), len(pairs), address_of(table), len(table), empty)
     return True
 
 
-class CSharedWords(_Object):
+class CSharedWords(EngineObject):
     """Words with their ids by one vocabulary, for all threads."""
 
     def __init__(self, vocabulary: CVocabulary, most_bytes: int) -> None:
@@ -318,11 +318,11 @@ class CSharedWords(_Object):
 
     @property
     def is_spent(self) -> bool:
-        """Whether so many words are missing that it is time to start with other ones."""
+        """Whether it is time to start with other words: too many are missing."""
         return bool(self._library.llmgpu_shared_words_spent(self.address))
 
 
-class CEncoder(_Object):
+class CEncoder(EngineObject):
     """Encodes texts, for one thread."""
 
     def __init__(self, pattern: CPattern, vocabulary: CVocabulary) -> None:
@@ -359,16 +359,16 @@ class CEncoder(_Object):
         count = self._library.llmgpu_encode(
             self.address,
             words.address,
-            _address(text),
-            _address(marks),
+            address_of(text),
+            address_of(marks),
             len(text),
             main_end,
             entry,
-            _address(starts),
+            address_of(starts),
             len(starts),
             own_starts,
-            _address(token_starts),
-            _address(ids),
+            address_of(token_starts),
+            address_of(ids),
             stopped,
         )
         if count < 0:
@@ -388,7 +388,7 @@ class CEncoder(_Object):
         return ids if ids.base is None else ids.copy()
 
 
-class CCounter(_Object):
+class CCounter(EngineObject):
     """Counts words, for one thread."""
 
     def __init__(self, pattern: CPattern) -> None:
@@ -410,11 +410,11 @@ class CCounter(_Object):
         starts = np.ascontiguousarray(starts, np.int64)
         too_long: int = self._library.llmgpu_count(
             self.address,
-            _address(text),
-            _address(marks),
+            address_of(text),
+            address_of(marks),
             len(text),
             main_end,
-            _address(starts),
+            address_of(starts),
             len(starts),
             most,
         )
@@ -449,96 +449,6 @@ class CCounter(_Object):
         offsets = np.zeros(words + 1, np.int64)
         counts = np.empty(words, np.int64)
         self._library.llmgpu_counter_take(
-            self.address, _address(data), _address(offsets[1:]), _address(counts)
+            self.address, address_of(data), address_of(offsets[1:]), address_of(counts)
         )
         return data, offsets, counts
-
-
-class CTrainer(_Object):
-    """Merges the pairs of distinct words, for one thread.
-
-    symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
-    most: symbols there may be in the end, up to 2^20. least, longest: the least count and the most
-        bytes of pairs that are merged.
-    """
-
-    def __init__(
-        self,
-        symbols: NDArray[np.uint32],
-        offsets: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        lengths: NDArray[np.uint32],
-        total: int,
-        *,
-        most: int,
-        least: int = 1,
-        longest: int | None = None,
-    ) -> None:
-        """Count the pairs of the words."""
-        self._words = len(counts)
-        self._most = most
-        longest = 1 << 40 if longest is None else longest
-        arrays = symbols, offsets, counts, self._words, lengths, len(lengths)
-        super().__init__("trainer", *arrays, most, total, least, longest)
-
-    def best(self) -> tuple[int, int, int] | None:
-        """Return the symbols and the count of the pair to merge next; None if there is none."""
-        symbols, count = np.empty(2, np.uint32), np.empty(1, np.int64)
-        found = self._library.llmgpu_trainer_best(self.address, _address(symbols), _address(count))
-        if found < 0:
-            raise out_of_memory()
-        return (int(symbols[0]), int(symbols[1]), int(count[0])) if found else None
-
-    def train(self, merges: int, work: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Make up to `merges` merges, each into a new symbol; fewer once they pass `work` places.
-
-        Returns their symbols, uint32 (n, 2), and counts, int64 (n,); none at the end.
-        """
-        pairs, counts = np.empty((merges, 2), np.uint32), np.empty(merges, np.int64)
-        made = self._library.llmgpu_trainer_train(
-            self.address, merges, work, _address(pairs), _address(counts)
-        )
-        if made < 0:
-            raise out_of_memory()
-        return pairs[:made], counts[:made]
-
-    def merge(self, merges: NDArray[np.uint32]) -> None:
-        """Make given merges in their order: uint32 (n, 3), left symbol, right symbol, result.
-
-        Raises ValueError for a result that has not the bytes of its parts.
-        """
-        merges = np.ascontiguousarray(merges, np.uint32)
-        failed = self._library.llmgpu_trainer_merge(self.address, _address(merges), len(merges))
-        if failed == _WRONG_MERGE:
-            raise ValueError("a merge has a symbol that does not exist, or a result of other bytes")
-        if failed:
-            raise out_of_memory()
-
-    @property
-    def total(self) -> int:
-        """Symbols of the whole text."""
-        total = c_int64()
-        self._library.llmgpu_trainer_size(self.address, total)
-        return total.value
-
-    def words(
-        self,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the words of two symbols or more: symbols, offsets, counts and all lengths."""
-        total = c_int64()
-        remaining = self._library.llmgpu_trainer_size(self.address, total)
-        symbols = np.empty(remaining, np.uint32)
-        offsets = np.zeros(self._words + 1, np.int64)
-        counts = np.empty(self._words, np.int64)
-        lengths = np.empty(self._most, np.uint32)
-        known = c_int64()
-        words = self._library.llmgpu_trainer_take(
-            self.address,
-            _address(symbols),
-            _address(offsets[1:]),
-            _address(counts),
-            _address(lengths),
-            known,
-        )
-        offsets = offsets[: words + 1]
-        return symbols[: offsets[-1]], offsets, counts[:words], lengths[: known.value]

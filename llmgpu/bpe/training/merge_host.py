@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.training import batched_numpy, linked_words
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
-from llmgpu.cpu.library import CTrainer, library
+from llmgpu.cpu.library import library
+from llmgpu.cpu.trainer import CTrainer
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 

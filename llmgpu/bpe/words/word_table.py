@@ -445,7 +445,7 @@ def _hash(
     loads: NDArray[np.uint64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
     """Hash words of 8 bytes or more: their length, last eight bytes, and all bytes before those."""
-    # The last eight bytes overlap those before them where the length is no multiple of eight, so no
+    # The last eight bytes overlap those before them unless the length is a multiple of eight, so no
     # load goes beyond the word.
     left = lengths - 8
     hashes: NDArray[np.uint64] = loads[starts + left] ^ (lengths.view(np.uint64) * _GOLDEN)
