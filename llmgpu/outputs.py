@@ -33,6 +33,7 @@ SIDE_FILE = "the side file of a token file"
 MANIFEST = "a manifest of token shards"
 PROGRESS = "the progress of token shards"
 TOKENIZER_JSON = "a tokenizer.json"
+TEKKEN = "a tekken.json"
 TOKENIZER_CONFIG = "a tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "a special_tokens_map.json"
 GGUF = "a GGUF file"
@@ -76,6 +77,7 @@ _WRITTEN = {  # kinds that are text
     MERGES_TXT: rb"#version",
     VOCAB_JSON: rb'\s*\{\s*"(?:\\.|[^"\\])*"\s*:\s*\d+\s*[,}]',
     TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
+    TEKKEN: rb'\s*\{\s*"config":\s*\{',
     TOKENIZER_CONFIG: rb'\s*\{.*"tokenizer_class"',
     SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
     PAGE: rb"\s*(?i:<!doctype html|<html)",

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import FORMATS, WRITERS, guess_format
+from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
@@ -41,7 +41,7 @@ def import_vocabulary(
         found = find_vocabulary(source, format_name)
         source, merges = found.path, found.merges
     chosen = format_name or guess_format(source, merges)
-    vocabulary = FORMATS[chosen].read(
+    vocabulary = READERS[chosen].read(
         source,
         merges,
         pattern=chosen_pattern(pattern, pattern_regex),

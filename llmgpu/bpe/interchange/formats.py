@@ -40,8 +40,8 @@ class Writer(Protocol):
         ...
 
 
-class Format(Writer, Protocol):
-    """What the module of a format that is read and written defines."""
+class Reader(Protocol):
+    """What the module of a format that is read defines."""
 
     def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
         """Whether a file with this content, named together with `merges_path`, is of the format."""
@@ -69,6 +69,10 @@ class Format(Writer, Protocol):
         ...
 
 
+class Format(Reader, Writer, Protocol):
+    """What the module of a format that is read and written defines."""
+
+
 _ROOM = "llmgpu.bpe.interchange"
 # The summaries name the files that each reads and writes.
 _FORMATS = {
@@ -77,6 +81,9 @@ _FORMATS = {
     "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
 }
 FORMATS: Registry[Format] = Registry(_FORMATS)
+READERS: Registry[Reader] = Registry(
+    {"tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json")} | _FORMATS
+)
 WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file of llama.cpp")}
 )
@@ -88,7 +95,7 @@ def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
     """Return the name of the format of a file; VocabularyError if it can't be read."""
     with naming(path):
         data = read_limited(path)
-        for name, format in FORMATS.items():
+        for name, format in READERS.items():
             if format.recognizes(data, merges_path):
                 return name
-        raise VocabularyError(f"none of the formats {', '.join(FORMATS)}: name one with --from")
+        raise VocabularyError(f"none of the formats {', '.join(READERS)}: name one with --from")

@@ -12,9 +12,19 @@ from pathlib import Path
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, decode_text, naming, no_notes, parse_json, read_limited
-from llmgpu.outputs import MERGES_TXT, RANKS, TOKENIZER_JSON, VOCAB_JSON, VOCABULARY, kind_of
+from llmgpu.outputs import (
+    MERGES_TXT,
+    RANKS,
+    TEKKEN,
+    TOKENIZER_JSON,
+    VOCAB_JSON,
+    VOCABULARY,
+    kind_of,
+)
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
+_TEKKEN = "tekken.json"
+_SINGLE = {VOCABULARY: None, RANKS: "tiktoken", TEKKEN: "tekken"}  # formats by kind
 _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -22,7 +32,7 @@ _CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 class VocabularyFiles:
     """What a path stands for.
 
-    format: a name in `llmgpu.bpe.interchange.formats.FORMATS`; None for a vocabulary file of
+    format: a name in `llmgpu.bpe.interchange.formats.READERS`; None for a vocabulary file of
     llmgpu. merges: the second file of format ``gpt2``.
     """
 
@@ -61,9 +71,9 @@ class VocabularyFiles:
         """Read the vocabulary; see `open_vocabulary`."""
         if self.format is None:
             return Vocabulary.load(self.path)
-        from llmgpu.bpe.interchange.formats import FORMATS
+        from llmgpu.bpe.interchange.formats import READERS
 
-        return FORMATS[self.format].read(self.path, self.merges, note=note)
+        return READERS[self.format].read(self.path, self.merges, note=note)
 
 
 def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
@@ -79,8 +89,9 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
     """Return what a path stands for, by its content.
 
-    path: a vocabulary file, a tokenizer.json, a rank file, a vocab.json or merges.txt beside the
-    other, a folder with such files, or the name of a published encoding such as ``cl100k``.
+    path: a vocabulary file, a tokenizer.json, a tekken.json, a rank file, a vocab.json or
+    merges.txt beside the other, a folder with such files, or the name of a published encoding such
+    as ``cl100k``.
     format: the one to take of a folder.
 
     Raises VocabularyError for a folder without a vocabulary, a file without its other half, and a
@@ -95,10 +106,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         ranks = find_ranks(name)
         return VocabularyFiles(name) if ranks is None else VocabularyFiles(ranks, "tiktoken")
     kind = kind_of(name)
-    if kind == VOCABULARY:
-        return VocabularyFiles(name)
-    if kind == RANKS:
-        return VocabularyFiles(name, "tiktoken")
+    if kind in _SINGLE:
+        return VocabularyFiles(name, _SINGLE[kind])
     if kind == VOCAB_JSON:
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
@@ -115,6 +124,8 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     path = Path(folder)
     if format != "gpt2" and (path / _TOKENIZER).exists():
         return VocabularyFiles(str(path / _TOKENIZER), "huggingface")
+    if format != "gpt2" and (path / _TEKKEN).exists():
+        return VocabularyFiles(str(path / _TEKKEN), "tekken")
     if (path / _VOCAB).exists():
         return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
     raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, expression_of, name_of_huggingface
@@ -68,15 +69,27 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
                 "pre_tokenizer Split may be Removed and inverted only with the expression of a "
                 f"pattern here, not with {quote(expression)}"
             )
+    return pattern_of_expressions([expression for expression, _ in cuts], note)
+
+
+def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
+    """Return the name of the pattern that cuts by expressions, one after the other.
+
+    note: is told of character classes.
+
+    Raises VocabularyError for expressions that may mean something else to another engine, and
+    without the package regex.
+    """
+    for expression in expressions:
         check_portable(expression)
     try:
-        pattern = SplitsPattern(describe_splits([expression for expression, _ in cuts]))
+        pattern = SplitsPattern(describe_splits(expressions))
     except LlmgpuError as error:
-        raise VocabularyError(f"pre_tokenizer Split: {error}") from error
+        raise VocabularyError(str(error)) from error
     version = importlib.import_module("regex").__version__
     note(
         f"text is cut by the package regex ({version}), whose character classes may be of another "
-        "version of Unicode than those of Hugging Face"
+        "version of Unicode than those of other tools"
     )
     return pattern.name
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from llmgpu.bpe.interchange.formats import ALIASES, FORMATS, WEIGHT_TYPES, WRITERS
+from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
 from llmgpu.cli.options import SpecialToken, force_option, output_options, pattern_options
 
 
 class FormatName(click.Choice[str]):
     """The name of a format, or another name that it goes by."""
 
-    def __init__(self, formats: Iterable[str] = FORMATS) -> None:
+    def __init__(self, formats: Iterable[str]) -> None:
         """Take the names of some formats."""
         super().__init__([*formats, *ALIASES])
 
@@ -30,9 +30,9 @@ class FormatName(click.Choice[str]):
 @click.option(
     "--from",
     "format_name",
-    type=FormatName(),
+    type=FormatName(READERS),
     show_default="detected",
-    help=f"Input format: {FORMATS.describe()}.",
+    help=f"Input format: {READERS.describe()}.",
 )
 @pattern_options(
     show_default="that of the file, gpt2 for vocab.json",
@@ -59,9 +59,9 @@ class FormatName(click.Choice[str]):
 def import_vocabulary(**options: Any) -> None:
     """Import a vocabulary of another tool, with exactly the same ids.
 
-    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, vocab.json of GPT-2 together
-    with MERGES.TXT (which may be left out if it is beside it), a folder with such files, or cl100k,
-    o200k, gpt2 or p50k if an installed package has the ranks.
+    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, a tekken.json of Mistral,
+    vocab.json of GPT-2 together with MERGES.TXT (which may be left out if it is beside it), a
+    folder with such files, or cl100k, o200k, gpt2 or p50k if an installed package has the ranks.
 
     \b
     Example:

@@ -1,0 +1,115 @@
+"""Mistral's tekken.json: ranks of tokens in base64, special tokens, and how text is cut. Read only.
+
+- Special tokens have the first ids, then come the tokens by rank. Of these, only as many count as
+  the vocabulary's size has room for.
+- Text is cut by one expression, which the package regex runs (`llmgpu.bpe.interchange.splits`).
+  Another expression is refused: text that it does not match would be lost there, and not here.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmgpu.bpe.interchange.splits import pattern_of_expressions
+from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
+from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
+
+EXPRESSION = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
+    """Whether this is one file that is a JSON object with ranks."""
+    return merges_path is None and data.startswith(b"{") and b'"token_bytes"' in data
+
+
+def read(
+    path: str | Path,
+    merges_path: str | Path | None = None,
+    *,
+    pattern: str | None = None,
+    special_tokens: Mapping[str, int] | None = None,
+    note: Note = no_notes,
+) -> Vocabulary:
+    """Read a tekken.json, which holds everything; see `formats.Reader.read`."""
+    if merges_path is not None:
+        raise VocabularyError("a tekken.json has no merges: merges.txt goes with gpt2")
+    if pattern is not None or special_tokens:
+        raise VocabularyError("a tekken.json brings its own pattern and special tokens")
+    with naming(path):
+        content = parse_json(read_limited(path))
+        config = content.get("config") if isinstance(content, dict) else None
+        if not isinstance(config, dict):
+            raise VocabularyError("not a tekken.json: no config")
+        if config.get("pattern") != EXPRESSION:
+            shown = quote(str(config.get("pattern")))
+            raise VocabularyError(f"the expression {shown} is not Mistral's, the only one known")
+        first = _number(config, "default_num_special_tokens", MAX_IDS)
+        size = _number(config, "default_vocab_size", MAX_IDS)
+        special = _read_special(content.get("special_tokens"), first)
+        ordinary = _read_ranks(content.get("vocab"), size - first)
+        return imported_vocabulary(
+            "tekken",
+            {first + rank: token for rank, token in enumerate(ordinary)},
+            special,
+            np.empty((0, 3), np.uint32),
+            get_pattern(pattern_of_expressions([EXPRESSION], note)),
+            ignore_merges=True,
+        )
+
+
+def _number(content: Mapping[str, Any], name: str, most: int) -> int:
+    value = content.get(name)
+    if type(value) is not int or not 0 <= value < most:
+        raise VocabularyError(f"{name} is {quote(str(value))}, not a number below {most}")
+    return value
+
+
+def _read_special(entries: object, count: int) -> dict[str, int]:
+    """Return ids by text; those that the file does not name are called as Mistral calls them."""
+    if not isinstance(entries, list):
+        raise VocabularyError("it has no special_tokens: take a file of version 7 or later")
+    special: dict[str, int] = {}
+    for entry in entries:
+        text = entry.get("token_str") if isinstance(entry, dict) else None
+        if not isinstance(text, str) or not text or text in special:
+            raise VocabularyError(f"special token {quote(str(text))} is missing or there twice")
+        special[text] = _number(entry, "rank", count)
+    if len(set(special.values())) < len(special):
+        raise VocabularyError("two special tokens have one rank")
+    taken = set(special.values())
+    special |= {f"<SPECIAL_{i}>": i for i in range(count) if i not in taken}
+    return special
+
+
+def _read_ranks(entries: object, count: int) -> list[bytes]:
+    """Return the first `count` tokens, or all if there are fewer, by their ranks."""
+    if not isinstance(entries, list) or count < 0:
+        raise VocabularyError("it has no vocab, or no room for one")
+    tokens: list[bytes] = []
+    seen: set[bytes] = set()
+    for number, entry in enumerate(entries[:count]):
+        try:
+            token = binascii.a2b_base64(entry["token_bytes"], strict_mode=True)
+            rank = entry["rank"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise VocabularyError(f"entry {number} of vocab is not a rank and bytes") from error
+        if rank != number or not token or token in seen:
+            raise VocabularyError(
+                f"entry {number} of vocab has rank {quote(str(rank))}, or a token "
+                "that is empty or there twice"
+            )
+        seen.add(token)
+        tokens.append(token)
+    return tokens

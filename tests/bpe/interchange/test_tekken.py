@@ -1,0 +1,128 @@
+"""Mistral's tekken.json, compared with tiktoken, which Mistral's own package runs it with."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmgpu.bpe.interchange import tekken
+from llmgpu.bpe.interchange.formats import guess_format
+from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.errors import VocabularyError
+from llmgpu.tokenizer import Tokenizer
+from tests.bpe.interchange.samples import random_ranks
+from tests.bpe.interchange.test_splits import mixed_texts
+
+tiktoken = pytest.importorskip("tiktoken")
+pytest.importorskip("regex")
+
+SPECIAL = ["<unk>", "<s>", "</s>"]
+FIRST, SIZE = 10, 380  # special tokens, ids
+
+
+def tokens() -> list[bytes]:
+    longer = sorted(random_ranks(3), key=lambda token: (len(token), token))
+    return [bytes([i]) for i in range(256)] + [t for t in longer if len(t) > 1]
+
+
+def content() -> dict[str, Any]:
+    return {
+        "config": {
+            "pattern": tekken.EXPRESSION,
+            "num_vocab_tokens": 456,
+            "default_vocab_size": SIZE,
+            "default_num_special_tokens": FIRST,
+            "version": "v7",
+        },
+        "vocab": [
+            {"rank": k, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+            for k, token in enumerate(tokens())
+        ],
+        "special_tokens": [
+            {"rank": k, "token_str": text, "is_control": True} for k, text in enumerate(SPECIAL)
+        ],
+    }
+
+
+def write(path: Path, change: Callable[[dict[str, Any]], None] | None = None) -> Path:
+    made = content()
+    if change is not None:
+        change(made)
+    path.write_text(json.dumps(made))
+    return path
+
+
+def test_tiktoken_gives_the_same_ids(tmp_path: Path) -> None:
+    notes: list[str] = []
+    read = tekken.read(write(tmp_path / "tekken.json"), note=notes.append)
+    assert (read.size, read.special_tokens["</s>"], read.special_tokens["<SPECIAL_9>"]) == (
+        380,
+        2,
+        9,
+    )
+    assert len(read.special_tokens) == FIRST and "the package regex" in notes[0]
+    # As mistral-common makes it.
+    ranks = {token: k for k, token in enumerate(tokens()[: SIZE - FIRST])}
+    theirs = tiktoken.Encoding(
+        "tekken", pat_str=tekken.EXPRESSION, mergeable_ranks=ranks, special_tokens={}
+    )
+    given = list(mixed_texts(2_000))
+    for text, ids in zip(given, Tokenizer(read, "cpu").encode_batch(given), strict=True):
+        assert list(ids) == [FIRST + i for i in theirs.encode(text)], ascii(text)
+
+
+def test_it_is_recognized(tmp_path: Path) -> None:
+    path = write(tmp_path / "tekken.json")
+    assert guess_format(path, None) == "tekken"
+    for name in (path, tmp_path):
+        assert open_vocabulary(name).training == {"imported_from": "tekken"}
+
+
+def set_in(*keys: Any) -> Callable[[dict[str, Any]], None]:
+    *path, last, value = keys
+
+    def change(made: Any) -> None:
+        for key in path:
+            made = made[key]
+        made[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_in("config", None), "not a tekken.json"),
+        (set_in("config", "pattern", r"\w+"), "is not Mistral's"),
+        (set_in("config", "default_vocab_size", "1"), "default_vocab_size is '1'"),
+        (set_in("config", "default_vocab_size", 5), "no room"),
+        (set_in("config", "default_num_special_tokens", -1), "default_num_special_tokens is '-1'"),
+        (set_in("special_tokens", None), "no special_tokens: take a file of version 7"),
+        (set_in("special_tokens", 1, "token_str", "<unk>"), "'<unk>' is missing or there twice"),
+        (set_in("special_tokens", 1, "rank", 0), "two special tokens have one rank"),
+        (set_in("special_tokens", 1, "rank", 10), "rank is '10', not a number below 10"),
+        (set_in("vocab", {}), "no vocab"),
+        (set_in("vocab", 3, {}), "entry 3 of vocab is not a rank and bytes"),
+        (set_in("vocab", 3, "token_bytes", "a"), "entry 3 of vocab is not a rank and bytes"),
+        (set_in("vocab", 3, "token_bytes", "AA=="), "entry 3 .* there twice"),
+        (set_in("vocab", 3, "rank", 4), "entry 3 of vocab has rank '4'"),
+    ],
+)
+def test_damaged_files(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    path = write(tmp_path / "tekken.json", change)
+    with pytest.raises(VocabularyError, match=rf"tekken\.json: .*{message}"):
+        tekken.read(path)
+
+
+def test_arguments_that_it_does_not_take(tmp_path: Path) -> None:
+    path = write(tmp_path / "tekken.json")
+    for arguments in ({"merges_path": "m"}, {"pattern": "gpt2"}, {"special_tokens": {"<x>": 1}}):
+        with pytest.raises(VocabularyError, match=r"a tekken\.json"):
+            tekken.read(path, **arguments)
