@@ -23,6 +23,7 @@ import tomllib
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from hypothesis import settings
 
 from llmgpu.backend import list_adapters
 from llmgpu.errors import LlmgpuError
-from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device, load_driver
+from llmgpu.gpu import MATRIX_FEATURE, WEBGPU_DEFAULT_LIMITS, Device, load_driver
 from llmgpu.gpu import list_adapters as list_gpu_adapters
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 from tests.gpu.guarded import GuardedDevice
@@ -171,6 +172,17 @@ def dawn_device() -> Iterator[Device]:
     if not adapters:
         pytest.skip(NO_DAWN)
     yield Device(adapters[0])
+
+
+@pytest.fixture(scope="session")
+def null_device() -> Any:
+    """Dawn's device that compiles everything and runs nothing; it needs no adapter."""
+    wgpudawn = pytest.importorskip("wgpudawn")
+    driver = load_driver("dawn")
+    driver.list_handles()  # makes the instance
+    adapters = wgpudawn.gpu._enumerate_all_adapters()
+    null = next(each for each in adapters if each.info["backend_type"] == "Null")
+    return driver.open(null, frozenset({"subgroup", "shader-f16", MATRIX_FEATURE}), {})
 
 
 @pytest.fixture(autouse=True)

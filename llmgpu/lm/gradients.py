@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.model import EMBEDDING, FINAL_NORM, OUTPUT, LayerActivations, LayerWeights, Model
+from llmgpu.lm.model import (
+    EMBEDDING,
+    FINAL_NORM,
+    OUTPUT,
+    LayerActivations,
+    LayerWeights,
+    Model,
+    round_operand,
+)
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import (
     AttentionGradients,
@@ -33,8 +41,10 @@ ROW_ALIGNMENT = (
 class LayerGradients:
     """Gradients inside a layer, in memory that all layers share."""
 
-    def __init__(self, operations: Operations, config: ModelConfig, rows: int) -> None:
-        """Make the tensors for `rows` rows."""
+    def __init__(
+        self, operations: Operations, config: ModelConfig, rows: int, *, mixed: bool
+    ) -> None:
+        """Make the tensors for `rows` rows; mixed: and their roundings to half precision."""
 
         def tensor(role: str, width: int) -> Tensor:
             return operations.tensor(f"gradient of {role}", (rows, width))
@@ -50,6 +60,17 @@ class LayerGradients:
         self.activated = tensor("the activation", config.ffn_dim)
         self.gate = tensor("the gate", config.ffn_dim) if config.is_gated else None
         self.up = tensor("up", config.ffn_dim)
+        heads = self.attention
+        self._operations = operations
+        self._halves = {
+            single: operations.tensor(f"{single.name} in half", single.shape, np.float16)
+            for single in (self.residual, heads.q, heads.k, heads.v, self.gate, self.up)
+            if mixed and single is not None
+        }
+
+    def operand(self, gradient: Tensor) -> Tensor:
+        """Return what products take of a gradient, after recording its rounding if there is any."""
+        return round_operand(self._operations, gradient, self._halves.get(gradient, gradient))
 
 
 class LossGraph:
@@ -95,10 +116,12 @@ class LossGraph:
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
         self.block_rows = logits_block_rows(ops, config, self.rows)
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
+        self._final_operand = self._operand(self.final_normed)
+        self._logits_operand = self.logits if gradients is None else self._operand(self.logits)
         self._gradients = gradients
         self._activations = list(self._layer_activations(keep_all=gradients is not None))
         if gradients is not None:
-            self._inside = LayerGradients(ops, config, self.rows)
+            self._inside = LayerGradients(ops, config, self.rows, mixed=model.mixed)
             self._of_weights = [LayerWeights.of(gradients, k) for k in range(config.layers)]
 
     def _ids(self, name: str) -> Tensor:
@@ -107,15 +130,26 @@ class LossGraph:
     def _activation(self, name: str, width: int) -> Tensor:
         return self.model.operations.tensor(name, (self.rows, width))
 
+    def _operand(self, single: Tensor) -> Tensor:
+        """Make what products take of a tensor: a rounding to half precision, or itself."""
+        if not self.model.mixed:
+            return single
+        name = f"{single.name} in half"
+        return self.model.operations.tensor(name, single.shape, np.float16)
+
     def _layer_activations(self, *, keep_all: bool) -> Iterator[LayerActivations]:
         ops, config = self.model.operations, self.model.config
         if keep_all:
             for layer in range(config.layers):
                 out = self._activation(f"layer {layer} residual", config.dim)
-                yield LayerActivations.make(ops, config, self.rows, f"layer {layer}", out)
+                yield LayerActivations.make(
+                    ops, config, self.rows, f"layer {layer}", out, mixed=self.model.mixed
+                )
             return
         # A layer reads its input for the last time before it writes its output.
-        shared = LayerActivations.make(ops, config, self.rows, "layer", self.embedded)
+        shared = LayerActivations.make(
+            ops, config, self.rows, "layer", self.embedded, mixed=self.model.mixed
+        )
         yield from [shared] * config.layers
 
     def write_batch(
@@ -145,9 +179,14 @@ class LossGraph:
         config = self.model.config
         return config.padded_vocab_size if self._padded else config.vocab_size
 
-    def write_loss_params(self, count: int, label_smoothing: float, z_loss: float) -> None:
-        """Write the weights of the loss's parts for a step of `count` targets that count."""
-        share = 1 / count if count else 0.0
+    def write_loss_params(
+        self, count: int, label_smoothing: float, z_loss: float, scale: float = 1.0
+    ) -> None:
+        """Write the weights of the loss's parts for a step of `count` targets that count.
+
+        scale: factor of all gradients.
+        """
+        share = scale / count if count else 0.0
         params = [share, label_smoothing, z_loss, 1 / self.logits_of_tokens]
         self.model.operations.write(self._loss_params, np.array(params, np.float32))
 
@@ -165,8 +204,11 @@ class LossGraph:
         # A tied table gets gradients from both ends: as output layer here, as embedding below.
         head = self._gradients[EMBEDDING if model.config.tied else OUTPUT]
         for start, stop in self._blocks():
-            logits = self._record_block_loss(start, stop)
-            hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
+            block = self._record_block_loss(start, stop)
+            logits = self._logits_operand.rows(0, stop - start)
+            if self._logits_operand is not self.logits:
+                ops.round_to_half(block, logits)
+            hidden, gradient = (t.rows(start, stop) for t in (self._final_operand, inside.normed))
             ops.linear_backward_weight(logits, hidden, head)
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
         # Backward norms add to the gradient of their input: the residual stream collects them.
@@ -190,6 +232,7 @@ class LossGraph:
             model.record_layer(layer, x, self.positions, a, self._record_attention)
             x = a.out
         ops.rms_norm(self._final_norm(), model.config.norm_epsilon)
+        round_operand(ops, self.final_normed, self._final_operand)
 
     def _final_norm(self) -> Norm:
         last, weight = self._activations[-1].out, self.model.weights[FINAL_NORM]
@@ -206,7 +249,7 @@ class LossGraph:
         """Record logits and losses of a block of rows; return the logits' gradient."""
         ops = self.model.operations
         logits = self.logits.rows(0, stop - start)
-        ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
+        ops.linear(self._final_operand.rows(start, stop), self.model.output_weight, logits)
         ops.cross_entropy(
             logits,
             self.targets.rows(start, stop),
@@ -221,17 +264,20 @@ class LossGraph:
         """Record the way from the gradient of a layer's output to that in its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
-        ops.linear_backward_weight(g.residual, a.activated, d.down)
-        ops.linear_backward_input(g.residual, w.down, g.activated, accumulate=False)
+        residual = g.operand(g.residual)
+        ops.linear_backward_weight(residual, a.operands.activated, d.down)
+        ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
         if a.gate is None or g.gate is None or d.gate is None:
             ops.gelu_backward(a.up, g.activated, g.up)
         else:
             ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
-            ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
-        ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
-        ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
+            gate = g.operand(g.gate)
+            ops.linear_backward_weight(gate, a.operands.ffn_normed, d.gate)
+        up = g.operand(g.up)
+        ops.linear_backward_weight(up, a.operands.ffn_normed, d.up)
+        ops.linear_backward_input(up, w.up, g.normed, accumulate=False)
         if w.gate is not None and g.gate is not None:
-            ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
+            ops.linear_backward_input(gate, w.gate, g.normed, accumulate=True)
         norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
         ops.rms_norm_backward(norm, g.normed, g.residual, d.ffn_norm)
 
@@ -240,8 +286,9 @@ class LossGraph:
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
         heads = g.attention
-        ops.linear_backward_weight(g.residual, a.attention.out, d.attention_out)
-        ops.linear_backward_input(g.residual, w.attention_out, heads.out, accumulate=False)
+        residual = g.operand(g.residual)
+        ops.linear_backward_weight(residual, a.operands.attention_out, d.attention_out)
+        ops.linear_backward_input(residual, w.attention_out, heads.out, accumulate=False)
         ops.attention_backward(a.attention, heads, self._shape)
         # The gradients of queries and keys as they were before their rotation.
         for rotated in (heads.q, heads.k):
@@ -252,8 +299,9 @@ class LossGraph:
             (heads.v, w.value, d.value),
         )
         for index, (gradient, weight, weight_gradient) in enumerate(triples):
-            ops.linear_backward_weight(gradient, a.attention_normed, weight_gradient)
-            ops.linear_backward_input(gradient, weight, g.normed, accumulate=index > 0)
+            operand = g.operand(gradient)
+            ops.linear_backward_weight(operand, a.operands.attention_normed, weight_gradient)
+            ops.linear_backward_input(operand, weight, g.normed, accumulate=index > 0)
         x = self._activations[layer - 1].out if layer else self.embedded
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
         ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)

@@ -66,8 +66,28 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class LayerOperands:
+    """What matrix products take of a layer: activations, or their roundings to half precision."""
+
+    attention_normed: Tensor  # (N, C)
+    attention_out: Tensor  # (N, C)
+    ffn_normed: Tensor  # (N, C)
+    activated: Tensor  # (N, F)
+
+
+def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
+    """Record the rounding of what a product takes, where that is another tensor; return it."""
+    if operand is not single:
+        operations.round_to_half(single, operand)
+    return operand
+
+
+@dataclass(frozen=True)
 class LayerActivations:
-    """What a layer computes and its gradient needs."""
+    """What a layer computes and its gradient needs.
+
+    With half-precision operands, layers share the memory of what only products take.
+    """
 
     attention_normed: Tensor  # (N, C)
     attention_inverse_rms: Tensor  # (N,)
@@ -79,34 +99,62 @@ class LayerActivations:
     up: Tensor  # (N, F)
     activated: Tensor  # (N, F)
     out: Tensor  # (N, C) residual stream after the layer
+    operands: LayerOperands
 
     @classmethod
     def make(
-        cls, operations: Operations, config: ModelConfig, rows: int, name: str, out: Tensor
+        cls,
+        operations: Operations,
+        config: ModelConfig,
+        rows: int,
+        name: str,
+        out: Tensor,
+        *,
+        mixed: bool = False,
     ) -> LayerActivations:
-        """Make the tensors for `rows` rows; `out` may be the tensor that the layer reads."""
+        """Make the tensors for `rows` rows; `out` may be the tensor that the layer reads.
+
+        mixed: products take half-precision operands.
+        """
 
         def tensor(role: str, *widths: int) -> Tensor:
             return operations.tensor(f"{name} {role}", (rows, *widths))
 
-        gated = config.is_gated
+        def operand_source(role: str, width: int) -> Tensor:
+            return operations.scratch(role, (rows, width)) if mixed else tensor(role, width)
+
+        def operand(single: Tensor, role: str) -> Tensor:
+            if not mixed:
+                return single
+            return operations.tensor(f"{name} {role} in half", single.shape, np.float16)
+
+        attention = AttentionTensors(
+            q=tensor("queries", config.dim),
+            k=tensor("keys", config.kv_dim),
+            v=tensor("values", config.kv_dim),
+            out=tensor("attention", config.dim),
+            log_sum_exp=tensor("attention's normaliser", config.heads),
+        )
+        attention_normed = operand_source("attention norm", config.dim)
+        ffn_normed = operand_source("feed-forward norm", config.dim)
+        activated = operand_source("activation", config.ffn_dim)
         return cls(
-            attention_normed=tensor("attention norm", config.dim),
+            attention_normed=attention_normed,
             attention_inverse_rms=tensor("attention norm's scale"),
-            attention=AttentionTensors(
-                q=tensor("queries", config.dim),
-                k=tensor("keys", config.kv_dim),
-                v=tensor("values", config.kv_dim),
-                out=tensor("attention", config.dim),
-                log_sum_exp=tensor("attention's normaliser", config.heads),
-            ),
+            attention=attention,
             middle=tensor("residual after attention", config.dim),
-            ffn_normed=tensor("feed-forward norm", config.dim),
+            ffn_normed=ffn_normed,
             ffn_inverse_rms=tensor("feed-forward norm's scale"),
-            gate=tensor("gate", config.ffn_dim) if gated else None,
+            gate=tensor("gate", config.ffn_dim) if config.is_gated else None,
             up=tensor("up", config.ffn_dim),
-            activated=tensor("activation", config.ffn_dim),
+            activated=activated,
             out=out,
+            operands=LayerOperands(
+                attention_normed=operand(attention_normed, "attention norm"),
+                attention_out=operand(attention.out, "attention"),
+                ffn_normed=operand(ffn_normed, "feed-forward norm"),
+                activated=operand(activated, "activation"),
+            ),
         )
 
 
@@ -115,9 +163,17 @@ class Model:
 
     weights: float32, by name. half_copies: the matrices in half precision, if the model computes
     with those. working: what products read, the half-precision copy of a weight if it has one.
+    mixed: products take half-precision activations and gradients, too.
     """
 
-    def __init__(self, operations: Operations, config: ModelConfig, *, half: bool = False) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        config: ModelConfig,
+        *,
+        half: bool = False,
+        mixed: bool = False,
+    ) -> None:
         """Make all weights, zeros at first.
 
         Raises:
@@ -129,6 +185,7 @@ class Model:
             )
         self.operations = operations
         self.config = config
+        self.mixed = mixed
         self.weights = {
             weight.name: operations.tensor(weight.name, weight.shape) for weight in config.weights()
         }
@@ -189,24 +246,28 @@ class Model:
         ops, w, heads = self.operations, self.layers[layer], a.attention
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
         ops.rms_norm(norm, self.config.norm_epsilon)
-        ops.linear(a.attention_normed, w.query, heads.q)
-        ops.linear(a.attention_normed, w.key, heads.k)
-        ops.linear(a.attention_normed, w.value, heads.v)
+        normed = round_operand(ops, a.attention_normed, a.operands.attention_normed)
+        ops.linear(normed, w.query, heads.q)
+        ops.linear(normed, w.key, heads.k)
+        ops.linear(normed, w.value, heads.v)
         # Positions enter by rotating queries and keys; values stay.
         for rotated in (heads.q, heads.k):
             ops.rotary(rotated, self.rotation(positions))
         attend(heads)
-        ops.linear(heads.out, w.attention_out, a.middle, residual=x)
+        attended = round_operand(ops, heads.out, a.operands.attention_out)
+        ops.linear(attended, w.attention_out, a.middle, residual=x)
         norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
         ops.rms_norm(norm, self.config.norm_epsilon)
-        ops.linear(a.ffn_normed, w.up, a.up)
+        normed = round_operand(ops, a.ffn_normed, a.operands.ffn_normed)
+        ops.linear(normed, w.up, a.up)
         # The feed-forward network, which adds to the residual stream again.
         if w.gate is None or a.gate is None:
             ops.gelu(a.up, a.activated)
         else:
-            ops.linear(a.ffn_normed, w.gate, a.gate)
+            ops.linear(normed, w.gate, a.gate)
             ops.swiglu(a.gate, a.up, a.activated)
-        ops.linear(a.activated, w.down, a.out, residual=a.middle)
+        activated = round_operand(ops, a.activated, a.operands.activated)
+        ops.linear(activated, w.down, a.out, residual=a.middle)
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Return the angles of rows at `positions`, uint32 (N,)."""

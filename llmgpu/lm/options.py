@@ -23,16 +23,18 @@ class TrainOptions:
     batch_size: sequences at a time. grad_accum: batches a step. steps: optimizer steps in all.
     learning_rate rises over warmup_steps and falls by a cosine to min_learning_rate.
     weight_decay: on matrices only. grad_clip: global norm that gradients are clipped to; 0 disables
-    clipping. precision: "f16" computes with half-precision copies of the matrices. optimizer: a
-    name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that came up (not
-    with a tied table). evaluation_fraction: of the text, held out of training.
+    clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
+    the loss, so that small gradients are not lost; sums, weights and moments are float32.
+    optimizer: a name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that
+    came up (not with a tied table). evaluation_fraction: of the text, held out of training.
     evaluation_batches: the most that an evaluation takes. driver: the WebGPU driver that a GPU is
     reached by; another gives other roundings.
 
     As in runs of earlier versions, dense_gradient: sparse_embedding makes the gradient, and takes
     the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
     that stand for no token included, the training loss has label smoothing and z-loss in it, and
-    checkpoints have all rows.
+    checkpoints have all rows. half_weights_only: f16 rounds the weights in products and nothing
+    else, and does not scale the loss.
     """
 
     batch_size: int = 8
@@ -57,6 +59,7 @@ class TrainOptions:
     padded_loss: bool = False
     dense_gradient: bool = False
     driver: DriverName = "wgpu"
+    half_weights_only: bool = False
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""
@@ -100,6 +103,11 @@ class TrainOptions:
                 raise InputError(f"{field.name} is of type {type(value).__name__}")
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{field.name} is {value}, it must be 0 or more")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether products take half-precision factors, and the loss is scaled."""
+        return self.precision == "f16" and not self.half_weights_only
 
     @property
     def sequences(self) -> int:

@@ -20,6 +20,7 @@ from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.weight_state import BAD
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 
@@ -32,7 +33,8 @@ class StepResult:
 
     loss, smoothing_loss, z_loss: means of the parts of the loss over its targets; with
     `TrainOptions.padded_loss` the first is that of all parts together. grad_norm: norm of the
-    gradients before clipping.
+    gradients before clipping. is_skipped: its gradients overflowed at the scale they had, so that
+    it changed nothing; is_bad: it changed nothing for another reason, nor does any after it.
     """
 
     loss: float
@@ -41,6 +43,7 @@ class StepResult:
     grad_norm: float
     clip_scale: float
     is_bad: bool
+    is_skipped: bool = False
 
 
 class Trainer:
@@ -61,7 +64,8 @@ class Trainer:
         self.options = options
         self.step = 0
         self.slots = slots
-        self.model = Model(operations, config, half=options.precision == "f16")
+        half = options.precision == "f16"
+        self.model = Model(operations, config, half=half, mixed=options.is_mixed)
         self.updates = Updates(self.model, options, slots)
         self.graph = LossGraph(
             self.model,
@@ -70,6 +74,7 @@ class Trainer:
             self.updates.gradients,
             padded=options.padded_loss,
         )
+        self._skipped: set[int] = set()  # of the last `slots` steps
         self._record_programs()
 
     def _record_programs(self) -> None:
@@ -94,7 +99,9 @@ class Trainer:
         # The loss is the mean over the targets of all batches of the step.
         limit = self.graph.logits_of_tokens
         count = sum(int(np.count_nonzero(targets < limit)) for _, targets in batches)
-        self.graph.write_loss_params(count, self.options.label_smoothing, self.options.z_loss)
+        self.graph.write_loss_params(
+            count, self.options.label_smoothing, self.options.z_loss, self.updates.scale
+        )
         self.updates.write_step(self.step, learning_rate, count)
         self._ops.run(self._clear)
         rows = self.updates.write_rows(batches)
@@ -105,7 +112,19 @@ class Trainer:
         self._ops.run(self._update)
         # Let the device work while the host reads the next batches, but not far ahead.
         self._ops.wait_for_runs(QUEUED_STEPS * (2 * len(batches) + 2))
+        self._end_scaled_step()
         self.step += 1
+
+    def _end_scaled_step(self) -> None:
+        """With scaled gradients, wait for the step, and let the next one go on from an overflow."""
+        scaling = self.updates.loss_scaling
+        if scaling is None:
+            return
+        overflowed = bool(self._ops.read(self.updates.stats)[BAD])
+        if scaling.end_step(overflowed=overflowed) and overflowed:
+            self._ops.write(self.updates.stats, np.zeros(4, np.float32))
+            self._skipped.add(self.step)
+        self._skipped.discard(self.step - self.slots)
 
     def losses(
         self, batches: Iterable[Batch]
@@ -125,11 +144,20 @@ class Trainer:
         """Return the results of the last `count` steps, at most `slots`, in order."""
         history = self._ops.read(self.updates.history)
         steps = range(max(0, self.step - min(count, self.slots)), self.step)
-        rows = [history[step % self.slots].tolist() for step in steps]
-        return [
-            StepResult(loss, smoothing, z_loss, norm, scale, bool(bad))
-            for loss, norm, scale, bad, smoothing, z_loss, *_ in rows
-        ]
+        return [self._result(step, history[step % self.slots].tolist()) for step in steps]
+
+    def _result(self, step: int, row: list[float]) -> StepResult:
+        loss, norm, scale, bad, smoothing, z_loss, *_ = row
+        skipped = step in self._skipped
+        return StepResult(
+            loss=loss,
+            smoothing_loss=smoothing,
+            z_loss=z_loss,
+            grad_norm=norm,
+            clip_scale=scale,
+            is_bad=bool(bad) and not skipped,
+            is_skipped=skipped,
+        )
 
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
         """Repeat a bad step, and return an error that names what was not finite.

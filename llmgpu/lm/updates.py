@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
+from llmgpu.lm.loss_scaling import LossScaling
 from llmgpu.lm.model import EMBEDDING, Model
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
@@ -30,6 +31,7 @@ class Updates:
     rows: with sparse updates, the rows of the embedding table that a step updates; its gradient has
     these rows alone, unless `TrainOptions.dense_gradient` asks for all of them.
     history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
+    loss_scaling: with half-precision gradients.
     loss_sums: (3 * grad_accum, SUM_WIDTH), column 0 has the sums of the batches' losses, then those
     of label smoothing and of z-losses.
     """
@@ -58,6 +60,7 @@ class Updates:
         self.history = ops.tensor("history", (slots, 8))
         self.loss_sums = ops.tensor("loss sums", (LOSS_PARTS * options.grad_accum, SUM_WIDTH))
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
+        self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
     def _make_state(self, name: str, weight: Tensor) -> WeightState:
         operations = self._model.operations
@@ -65,6 +68,11 @@ class Updates:
         if self.rows is not None and name == EMBEDDING and optimizer.make_rows is not None:
             return optimizer.make_rows(operations, weight, self.rows)
         return optimizer.make(operations, weight)
+
+    @property
+    def scale(self) -> float:
+        """What the gradients of the next step are multiplied by."""
+        return 1.0 if self.loss_scaling is None else self.loss_scaling.scale
 
     def write_rows(self, batches: Sequence[Batch]) -> NDArray[np.uint32] | None:
         """Write which rows a step's batches look up.
@@ -90,8 +98,14 @@ class Updates:
             max_norm=options.grad_clip,
         )
         inverse_count = 1 / count if count else 0.0
-        slot = step % self.history.shape[0]
-        hyper = hyper_parameters(adamw, step, learning_rate, inverse_count, slot)
+        hyper = hyper_parameters(
+            adamw,
+            step,
+            learning_rate,
+            inverse_count,
+            slot=step % self.history.shape[0],
+            inverse_scale=1 / self.scale,
+        )
         self._model.operations.write(self._hyper, hyper)
 
     def record_clear(self) -> None:
@@ -132,8 +146,12 @@ class Updates:
         """Yield all tensors of the optimizer's state; each has its own name."""
         for state in self.states.values():
             yield from state.tensors
+        if self.loss_scaling is not None:
+            yield self.loss_scaling.tensor
 
     def write_state(self, values: Mapping[str, AnyArray]) -> None:
         """Write the optimizer's state, by the names of its tensors."""
         for tensor in self.state_tensors():
             self._model.operations.write(tensor, values[tensor.name])
+        if self.loss_scaling is not None:
+            self.loss_scaling.load(values[self.loss_scaling.tensor.name])

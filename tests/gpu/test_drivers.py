@@ -16,7 +16,7 @@ import pytest
 
 from llmgpu import backend
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import MATRIX_FEATURE, Device, drivers, list_adapters, load_driver
+from llmgpu.gpu import Device, drivers, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import compose
 from tests.gpu.test_kernel_source import KERNELS
@@ -28,17 +28,6 @@ fn count(@builtin(global_invocation_id) id: vec3<u32>) {
     counts[id.x] += id.x;
 }
 """
-
-
-@pytest.fixture(scope="session")
-def null_device() -> Any:
-    """Dawn's device that compiles everything and runs nothing; it needs no adapter."""
-    wgpudawn = pytest.importorskip("wgpudawn")
-    driver = load_driver("dawn")
-    driver.list_handles()  # makes the instance
-    adapters = wgpudawn.gpu._enumerate_all_adapters()
-    null = next(each for each in adapters if each.info["backend_type"] == "Null")
-    return driver.open(null, frozenset({"subgroup", "shader-f16", MATRIX_FEATURE}), {})
 
 
 @pytest.mark.parametrize("scan", ["scan_shared", "scan_subgroup"])

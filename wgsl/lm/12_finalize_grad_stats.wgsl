@@ -1,6 +1,6 @@
 // finalize_stats: what follows from the norm of all gradients.
 //
-//   norm = sqrt(sum over all gradients of g^2)
+//   norm = inverse_scale sqrt(sum over all gradients of g^2)
 //   clip_scale = min(1, max_norm / (norm + 1e-6)), 0 from the first bad step on
 //
 // A step is bad when its norm or a part of its loss is not finite. All steps after a bad one are bad,
@@ -8,7 +8,7 @@
 //
 // binding 0  partials   read        (tensors, NORM_PARTIALS)
 // binding 1  loss_sums  read        (3, A) sums of losses, of label smoothing and of z-losses
-// binding 2  stats      read_write  (4,) clip_scale, norm, bad, loss
+// binding 2  stats      read_write  (4,) clip_scale times inverse_scale, norm, bad, loss
 // binding 3  history    read_write  (S, 8) of step `slot`: loss, norm, clip_scale, bad; smoothing, z-loss
 // binding 4  hyper      uniform     Hyper
 // binding 5  dims       uniform     partials, A
@@ -32,7 +32,7 @@ fn finalize_grad_stats(@builtin(local_invocation_index) local_index: u32) {
     for (var i = local_index; i < dims.x; i += WORKGROUP_SIZE) {
         squares += partials[i];
     }
-    let norm = sqrt(workgroup_sum(squares, local_index));
+    let norm = sqrt(workgroup_sum(squares, local_index)) * hyper.inverse_scale;
     let loss = mean_of_part(0u, local_index);
     let smoothing = mean_of_part(1u, local_index);
     let z_loss = mean_of_part(2u, local_index);
@@ -43,7 +43,7 @@ fn finalize_grad_stats(@builtin(local_invocation_index) local_index: u32) {
         let wanted_scale = select(1.0, min(1.0, hyper.max_norm / (norm + CLIP_EPSILON)), clips);
         let clip_scale = select(wanted_scale, 0.0, is_bad);
         let bad = select(0.0, 1.0, is_bad);
-        stats = vec4<f32>(clip_scale, norm, bad, loss);
+        stats = vec4<f32>(clip_scale * hyper.inverse_scale, norm, bad, loss);
         history[2u * hyper.slot] = vec4<f32>(loss, norm, clip_scale, bad);
         history[2u * hyper.slot + 1u] = vec4<f32>(smoothing, z_loss, 0.0, 0.0);
     }

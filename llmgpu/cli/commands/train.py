@@ -72,7 +72,7 @@ def _training_options(command: Decorated) -> Decorated:
         ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
          f"{optimizers}."),
         ("--precision", "precision", click.Choice(PRECISIONS),
-         "f16 computes with half-precision copies of the matrices (needs shader-f16)."),
+         "f16 rounds the factors of matrix products (needs shader-f16; fast with llmgpu[dawn])."),
         ("--seed", "seed", click.IntRange(min=0),
          "Seed of the initial weights and of the order of the text."),
         ("--eval-fraction", "evaluation_fraction", number,

@@ -13,10 +13,19 @@ from llmgpu.lm.ops.matrix_tiling import (
     PROCESSORS,
     SOFTWARE_TILES,
     TILES,
+    Tile,
     Tiling,
     choose_tiling,
 )
+from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.subgroup_matrix_source import (
+    HALVES,
+    HalfFactor,
+    MatrixTile,
+    SubgroupMatrixProduct,
+    subgroup_matrix_source,
+)
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 # Outputs of a linear layer with few rows are computed one element a workgroup: this many rows,
@@ -36,22 +45,22 @@ class NumpyLinear(NumpyRecorder):
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         if residual is None:
-            self._multiply(x.array, _single(weight).T, out.array)
+            self._multiply(_single(x), _single(weight).T, out.array)
         else:
-            np.add(self._product(x.array, _single(weight).T), residual.array, out=out.array)
+            np.add(self._product(_single(x), _single(weight).T), residual.array, out=out.array)
 
     @recorded
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
         if accumulate:
-            grad_x.array[...] += self._product(grad_out.array, _single(weight))
+            grad_x.array[...] += self._product(_single(grad_out), _single(weight))
         else:
-            self._multiply(grad_out.array, _single(weight), grad_x.array)
+            self._multiply(_single(grad_out), _single(weight), grad_x.array)
 
     @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        grad_weight.array[...] += self._product(grad_out.array.T, x.array)
+        grad_weight.array[...] += self._product(_single(grad_out).T, _single(x))
 
     def _product(self, left: FloatArray, right: FloatArray) -> FloatArray:
         out = np.empty((left.shape[0], right.shape[1]), np.float32)
@@ -65,8 +74,8 @@ class NumpyLinear(NumpyRecorder):
             self.products.multiply(left, right, out)
 
 
-def _single(weight: Tensor) -> NDArray[np.float32]:
-    return weight.array.astype(np.float32, copy=False)
+def _single(factor: Tensor) -> NDArray[np.float32]:
+    return factor.array.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,8 @@ class GpuLinear(GpuRecorder):
         if residual is out:
             operands = replace(operands, residual=None, accumulate=True)
         rows = out.shape[0]
-        if rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS):
+        few = rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS)
+        if few and not x.is_half:
             self._few_rows(operands)
         else:
             self._matrix_product("linear", operands)
@@ -127,12 +137,12 @@ class GpuLinear(GpuRecorder):
             dims=dims(*operands.sizes, _addend(operands)),
         )
 
-    def _tiling(self, operands: _Operands) -> Tiling:
+    def _tiling(self, operands: _Operands, units: MatrixUnits | None) -> Tiling:
         # The largest power of two of floats that the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         return choose_tiling(
-            SOFTWARE_TILES if software else TILES,
+            units.tiles if units is not None else SOFTWARE_TILES if software else TILES,
             *operands.sizes,
             processors=os.cpu_count() or 1 if software else PROCESSORS,
             most=min(MAX_PARTIALS, bindable),
@@ -140,9 +150,11 @@ class GpuLinear(GpuRecorder):
 
     def _matrix_product(self, name: str, operands: _Operands) -> None:
         rows, columns, _ = operands.sizes
-        tiling = self._tiling(operands)
+        halves = operands.left.is_half and operands.right.is_half
+        units = matrix_units(self.device) if halves else None
+        tiling = self._tiling(operands, units)
         if tiling.parts == 1:
-            self._tiles(name, operands, tiling)
+            self._tiles(name, operands, tiling, units)
             return
         # Too few tiles to keep the device busy: each part of the inner sum is a product by itself,
         # and the parts are added up in a fixed order. Their memory is a power of two, so that
@@ -151,7 +163,7 @@ class GpuLinear(GpuRecorder):
         partials = self.scratch("partial sums", (floats,))
         first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)
         parts = replace(operands, product=first, residual=None, accumulate=False)
-        self._tiles(name, parts, tiling)
+        self._tiles(name, parts, tiling, units)
         self.dispatch(
             "lm/03_add_partials.wgsl",
             workgroups(operands.product.size),
@@ -161,19 +173,10 @@ class GpuLinear(GpuRecorder):
             dims=dims(operands.product.size, tiling.parts, _addend(operands)),
         )
 
-    def _tiles(self, name: str, operands: _Operands, tiling: Tiling) -> None:
+    def _tiles(
+        self, name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits | None
+    ) -> None:
         rows, columns, inner = operands.sizes
-        tile = tiling.tile
-        product = MatrixProduct(
-            name=name,
-            tile=tile,
-            left=_factor(operands.left, inner_contiguous=not operands.left_transposed),
-            right=_factor(operands.right, inner_contiguous=operands.right_transposed),
-            vectors=columns % 4 == 0,
-            whole_inner=inner % tile.inner == 0,
-            accumulate=operands.accumulate,
-            residual=operands.residual is not None,
-        )
         bindings: dict[str, Tensor | NDArray[np.uint32]] = {
             "left": operands.left,
             "right": operands.right,
@@ -182,8 +185,50 @@ class GpuLinear(GpuRecorder):
         }
         if operands.residual is not None:
             bindings["residual"] = operands.residual
-        groups = tile.count(rows, columns) * tiling.parts
-        self.dispatch_generated(matrix_product_source(product), groups, **bindings)
+        groups = tiling.tile.count(rows, columns) * tiling.parts
+        if units is not None:
+            text = subgroup_matrix_source(_product_of_halves(name, operands, tiling, units))
+        else:
+            text = matrix_product_source(_product(name, operands, tiling))
+        self.dispatch_generated(text, groups, **bindings)
+
+
+def _product(name: str, operands: _Operands, tiling: Tiling) -> MatrixProduct:
+    _, columns, inner = operands.sizes
+    assert isinstance(tiling.tile, Tile)
+    return MatrixProduct(
+        name=name,
+        tile=tiling.tile,
+        left=_factor(operands.left, inner_contiguous=not operands.left_transposed),
+        right=_factor(operands.right, inner_contiguous=operands.right_transposed),
+        vectors=columns % 4 == 0,
+        whole_inner=inner % tiling.tile.inner == 0,
+        accumulate=operands.accumulate,
+        residual=operands.residual is not None,
+    )
+
+
+def _product_of_halves(
+    name: str, operands: _Operands, tiling: Tiling, units: MatrixUnits
+) -> SubgroupMatrixProduct:
+    rows, columns, inner = operands.sizes
+    tile = tiling.tile
+    assert isinstance(tile, MatrixTile)
+    left, right = operands.left.shape[-1], operands.right.shape[-1]
+    return SubgroupMatrixProduct(
+        name=name,
+        tile=tile,
+        unit=units.unit,
+        lanes=units.lanes,
+        left=HalfFactor(not operands.left_transposed, left % HALVES == 0),
+        right=HalfFactor(operands.right_transposed, right % HALVES == 0),
+        whole_rows=rows % tile.rows == 0,
+        whole_columns=columns % tile.columns == 0,
+        aligned=columns % 4 == 0,
+        whole_inner=inner % tile.inner == 0,
+        accumulate=operands.accumulate,
+        residual=operands.residual is not None,
+    )
 
 
 def _factor(tensor: Tensor, *, inner_contiguous: bool) -> Factor:

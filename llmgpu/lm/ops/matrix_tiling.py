@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Protocol
 
 MAX_INNER = 8_192  # of one part: rounding errors of a running sum grow with its length
 MAX_PARTS = 32
@@ -60,6 +62,25 @@ TILES = (Tile(64, 128, 16, 8, 8), Tile(32, 32, 16, 4, 4))
 SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
 
 
+class AnyTile(Protocol):
+    """What the choice of a tile needs to know, of float32 kernels and of matrix units."""
+
+    @property
+    def inner(self) -> int:
+        """Terms of a step."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+
+    @property
+    def term_cost(self) -> float:
+        """Time to add a term to each element, see `Tile.term_cost`."""
+
+    def count(self, rows: int, columns: int) -> int:
+        """Return how many tiles cover a product."""
+
+
 @dataclass(frozen=True)
 class Tiling:
     """A tile, and how many terms of the inner dimension a workgroup adds: a multiple of its step.
@@ -67,13 +88,13 @@ class Tiling:
     parts: workgroups that compute sums of the same elements; more than 1 leave partial sums.
     """
 
-    tile: Tile
+    tile: AnyTile
     inner: int
     parts: int
 
 
 def choose_tiling(
-    tiles: tuple[Tile, ...], rows: int, columns: int, inner: int, *, processors: int, most: int
+    tiles: Sequence[AnyTile], rows: int, columns: int, inner: int, *, processors: int, most: int
 ) -> Tiling:
     """Return the tile and the split of the inner dimension that are expected to be fastest.
 
@@ -83,7 +104,7 @@ def choose_tiling(
     # Long sums are split even where it costs time, for the sake of rounding errors.
     least_parts = min(most_parts, -(-inner // MAX_INNER))
 
-    def cost(choice: tuple[Tile, int]) -> float:
+    def cost(choice: tuple[AnyTile, int]) -> float:
         tile, parts = choice
         return _cost(tile, parts, rows, columns, inner, processors)
 
@@ -93,7 +114,7 @@ def choose_tiling(
     return Tiling(tile, part, -(-inner // part))
 
 
-def _cost(tile: Tile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
+def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
     """Return the time of a product, about in terms that a processor adds to a tile.
 
     The constants are measured: the time of a workgroup besides its terms, of a second kernel, and

@@ -266,6 +266,14 @@ class Operations(ABC):
         """
 
     @abstractmethod
+    def round_to_half(self, source: Tensor, target: Tensor) -> None:
+        """Round to the nearest half-precision number, infinity from 65520 on; NaN stays NaN.
+
+        Raises:
+            DeviceError: the device has no half-precision numbers.
+        """
+
+    @abstractmethod
     def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
         """Write half-precision numbers as float32, which is exact.
 
@@ -314,7 +322,11 @@ class Operations(ABC):
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        """Out (N, O) = x (N, I) weight^T (+ residual); weight (O, I) is float32 or float16."""
+        """Out (N, O) = x (N, I) weight^T (+ residual); x, weight (O, I) are float32 or float16.
+
+        So are the factors of its gradients; sums are float32, on matrix units where the device has
+        those and both factors are float16.
+        """
 
     @abstractmethod
     def linear_backward_input(

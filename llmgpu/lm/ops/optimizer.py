@@ -39,7 +39,7 @@ class NumpyOptimizer(NumpyRecorder):
         self, partials: Tensor, loss_sums: Tensor, stats: Tensor, history: Tensor, hyper: Tensor
     ) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = np.sqrt(partials.array.sum())
+            norm = np.sqrt(partials.array.sum()) * hyper.array["inverse_scale"]
             sums = [part.sum() for part in np.split(loss_sums.array, LOSS_PARTS)]
             loss, smoothing, z_loss = (part * hyper.array["inverse_count"] for part in sums)
             max_norm = float(hyper.array["max_norm"])
@@ -47,7 +47,7 @@ class NumpyOptimizer(NumpyRecorder):
         # A bad step stays bad: everything after it was computed from its weights.
         bad = stats.array[BAD] != 0 or not np.isfinite([norm, loss, smoothing, z_loss]).all()
         clip_scale = 0 if bad else scale
-        stats.array[...] = clip_scale, norm, bad, loss
+        stats.array[...] = clip_scale * hyper.array["inverse_scale"], norm, bad, loss
         row = loss, norm, clip_scale, bad, smoothing, z_loss, 0, 0
         history.array[hyper.array["slot"]] = row
 

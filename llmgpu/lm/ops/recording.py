@@ -86,6 +86,10 @@ class NumpyRecorder(Operations):
         saturate_to_half(source.array, target.array)
 
     @recorded
+    def round_to_half(self, source: Tensor, target: Tensor) -> None:
+        np.copyto(target.array, source.array, casting="same_kind")
+
+    @recorded
     def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
         target.array[...] = source.array
 
@@ -165,6 +169,16 @@ class GpuRecorder(Operations):
             workgroups(source.size),
             src=source,
             dst=target,
+            n=dims(source.size),
+        )
+
+    def round_to_half(self, source: Tensor, target: Tensor) -> None:
+        self._require_half_precision()
+        self.dispatch(
+            "lm/08_round_to_half.wgsl",
+            workgroups(-(-source.size // 4)),
+            singles=source,
+            words=target,
             n=dims(source.size),
         )
 

@@ -26,12 +26,13 @@ _FLOATS = (
     "bias_correction2",
     "max_norm",
     "inverse_count",
+    "inverse_scale",
 )
-_WORDS = ("slot", "padding0", "padding1")
+_WORDS = ("slot", "padding0")
 HYPER = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "<u4") for name in _WORDS)])
 
 # Entries of `stats`, (4,) float32.
-CLIP_SCALE = 0  # factor of the gradients, 0 in a bad step
+CLIP_SCALE = 0  # factor of the gradients, which also takes back their scale; 0 in a bad step
 NORM = 1  # of all gradients together
 BAD = 2  # 1 from the first bad step on
 LOSS = 3
@@ -55,13 +56,20 @@ class AdamW:
 
 
 def hyper_parameters(
-    options: AdamW, step: int, learning_rate: float, inverse_count: float, slot: int
+    options: AdamW,
+    step: int,
+    learning_rate: float,
+    inverse_count: float,
+    slot: int,
+    *,
+    inverse_scale: float = 1.0,
 ) -> NDArray[np.void]:
     """Return what the `hyper` tensor, () of type `HYPER`, must hold in a step.
 
     step: 0 for the first.
     inverse_count: 1 / number of targets that the step's losses are summed over.
     slot: row of the history that the step writes.
+    inverse_scale: 1 / what the gradients were multiplied by.
     """
     hyper: NDArray[np.void] = np.zeros((), HYPER)
     hyper["learning_rate"] = learning_rate
@@ -73,6 +81,7 @@ def hyper_parameters(
     hyper["bias_correction2"] = 1 - options.beta2 ** (step + 1)
     hyper["max_norm"] = options.max_norm
     hyper["inverse_count"] = inverse_count
+    hyper["inverse_scale"] = inverse_scale
     hyper["slot"] = slot
     return hyper
 

@@ -28,8 +28,17 @@ from llmgpu.text.jsonl import parse_json_object
 FORMAT = "llmgpu-training-log"
 VERSION = 1
 
-_WHOLE_NUMBERS = frozenset({"step", "tokens"})
-_OPTIONAL = frozenset({"smoothing_loss", "z_loss", "validation_loss", "bits_per_byte"})
+_WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
+_OPTIONAL = frozenset(
+    {
+        "smoothing_loss",
+        "z_loss",
+        "validation_loss",
+        "bits_per_byte",
+        "loss_scale",
+        "skipped_steps",
+    }
+)
 
 
 class EvaluationTotals:
@@ -78,7 +87,9 @@ class StepRecord:
     token. smoothing_loss, z_loss: what label smoothing and z-loss add to it; None in runs with
     `TrainOptions.padded_loss`, whose loss they are part of. learning_rate, grad_norm: of this
     step. tokens: trained on so far. tokens_per_second: since the last record. seconds: of training
-    so far. validation_loss, bits_per_byte: where evaluated.
+    so far. validation_loss, bits_per_byte: where evaluated. loss_scale: of the next step;
+    skipped_steps: since the beginning, whose gradients overflowed at their scale; both None where
+    the loss is not scaled.
     """
 
     step: int
@@ -92,6 +103,8 @@ class StepRecord:
     bits_per_byte: float | None = None
     smoothing_loss: float | None = None
     z_loss: float | None = None
+    loss_scale: float | None = None
+    skipped_steps: int | None = None
 
     @property
     def perplexity(self) -> float | None:
@@ -104,9 +117,11 @@ class StepRecord:
         values["perplexity"] = self.perplexity
         found: dict[str, int | float | None] = {}
         for name, value in values.items():
+            if value is None:
+                continue
             if name in _WHOLE_NUMBERS:
                 found[name] = int(value)
-            elif value is not None:  # it may be a NumPy number
+            else:  # it may be a NumPy number
                 found[name] = float(value) if math.isfinite(value) else None
         return found
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -269,7 +269,7 @@ class TrainingRun:
         totals = self._evaluate() if evaluate else None
         record = StepRecord(
             step=trainer.step,
-            loss=float(np.mean([result.loss for result in results])),
+            loss=_mean_loss(results),
             learning_rate=self._options.rate(trainer.step - 1),
             grad_norm=results[-1].grad_norm if results else 0.0,
             tokens=self._tokens(trainer.step),
@@ -279,6 +279,9 @@ class TrainingRun:
             bits_per_byte=totals.bits_per_byte if totals else None,
             **self._penalties(results),
         )
+        scaling = trainer.updates.loss_scaling
+        if scaling is not None:
+            record = replace(record, loss_scale=scaling.scale, skipped_steps=scaling.skipped)
         self._logged_step = trainer.step
         self._log.append(record)
         # Seconds per step since this process began, evaluations and checkpoints included.
@@ -290,7 +293,7 @@ class TrainingRun:
             self._measured = time.perf_counter()  # do not count the evaluation as training
         self._last = record
 
-    def _penalties(self, results: Sequence[StepResult]) -> dict[str, float]:
+    def _penalties(self, results: Sequence[StepResult]) -> dict[str, Any]:
         """Return the means of the parts of the loss that are logged beside the cross-entropy."""
         if self._options.padded_loss:
             return {}
@@ -349,3 +352,9 @@ class TrainingRun:
             "tokens_per_second": round(last.tokens_per_second, 1),
             "checkpoint": str(self._checkpoint()),
         }
+
+
+def _mean_loss(results: Sequence[StepResult]) -> float:
+    """Return the mean loss of the steps that were not skipped, or of all if all were."""
+    taken = [result.loss for result in results if not result.is_skipped]
+    return float(np.mean(taken or [result.loss for result in results]))

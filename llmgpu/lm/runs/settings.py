@@ -16,6 +16,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "padded_loss": True,
     "dense_gradient": True,
     "driver": "wgpu",
+    "half_weights_only": True,
 }
 
 MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed

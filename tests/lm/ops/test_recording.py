@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -110,6 +112,26 @@ def test_the_half_after_an_odd_number_is_not_written(casting: Operations) -> Non
     target = tensor_of(casting, "target", np.full(6, 7, np.float16))
     run(casting, lambda: casting.cast_f32_to_f16(source, target.rows(0, 5)))
     np.testing.assert_array_equal(casting.read(target), [0, 1, 2, 3, 4, 7])
+
+
+@np.errstate(under="ignore", over="ignore")
+def test_rounding_lets_an_overflow_be_seen(casting: Operations) -> None:
+    finite = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)].astype(np.float32))
+    middle = (finite[1:] + finite[:-1]) / 2
+    beyond = np.array([65519.996, 65520, 65536, 1e9, 3e38, np.inf, np.nan], np.float32)
+    for values in (
+        finite,
+        middle,
+        np.nextafter(middle, np.float32(np.inf)),
+        np.nextafter(middle, np.float32(-np.inf)),
+        np.concatenate([SMALL, beyond, -beyond]).astype(np.float32),
+    ):
+        source = tensor_of(casting, "source", values)
+        target = tensor_of(casting, "target", np.full(len(values) + 1, 7, np.float16))
+        run(casting, partial(casting.round_to_half, source, target.rows(0, len(values))))
+        found = casting.read(target)
+        assert_same_bits(found[:-1], values.astype(np.float16))
+        assert found[-1] == 7
 
 
 def test_devices_without_half_precision_say_so(portable_device: Device) -> None:

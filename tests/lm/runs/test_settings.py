@@ -64,8 +64,10 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
     begun = new(label_smoothing=0.1)
     assert not begun.options.padded_loss
     assert resume(begun) == begun
-    former = resume(begun, lacking=["padded_loss", "dense_gradient", "driver"])
-    assert former.options == replace(begun.options, padded_loss=True, dense_gradient=True)
+    former = resume(begun, lacking=["padded_loss", "dense_gradient", "driver", "half_weights_only"])
+    assert former.options == replace(
+        begun.options, padded_loss=True, dense_gradient=True, half_weights_only=True
+    )
     assert not resume(begun, steps=900).options.padded_loss
 
 

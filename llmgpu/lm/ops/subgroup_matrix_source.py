@@ -1,0 +1,515 @@
+"""Writes the WGSL of matrix products on matrix units: a linear layer and its gradients.
+
+The same products as those of `matrix_source`, of half-precision factors with float32 sums, for
+devices that multiply small matrices, one a subgroup (WGSL's subgroup matrices; Vulkan's cooperative
+matrices, tensor cores).
+
+- A workgroup computes a tile of the product, and each of its subgroups a block of that, kept in
+  subgroup matrices of sums. In steps of the inner dimension, both factors' parts go to workgroup
+  memory as they lie in memory: a transposed factor is read column by column by the units.
+- The next step's parts are loaded into registers while this one's are multiplied.
+- Lines in workgroup memory are 16 bytes longer than what they hold, so that the rows of a matrix
+  lie in different banks.
+- Tiles that reach beyond the product are stored element by element by way of workgroup memory.
+
+Bindings: left, right (8 halves an element, or 1 where a line is not a multiple of 8), product,
+dims (rows, columns, inner, inner of a part) and, if one is added, residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+PADDING = 8  # halves after each line in workgroup memory
+BAND = 8  # rows of tiles that workgroups go down before they move to the next column
+HALVES = 8  # in a vector of 16 bytes
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """The block of a product that a workgroup computes on matrix units.
+
+    rows, columns: of the block. inner: terms of its sums that are in workgroup memory at once.
+    subgroup_rows, subgroup_columns: of the part that a subgroup computes. buffers: 2 for copies of
+    the next step's factors beside those in use, which saves a barrier.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    subgroup_rows: int
+    subgroup_columns: int
+    buffers: int = 1
+
+    @property
+    def subgroups(self) -> int:
+        """Subgroups of a workgroup."""
+        return self.rows // self.subgroup_rows * (self.columns // self.subgroup_columns)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup, if a subgroup has 32 lanes."""
+        return 32 * self.subgroups
+
+    @property
+    def term_cost(self) -> float:
+        """Time to add a term to each element, see `Tile.term_cost`.
+
+        Half of a large tile's is the way of its factors from the cache, which grows with the
+        borders of tiles.
+        """
+        loads = 1 / self.rows + 1 / self.columns
+        return self.rows * self.columns * (0.15 + 9.6 * loads) / (128 * 128)
+
+    def memory(self, unit: tuple[int, int, int]) -> int:
+        """Return the bytes of workgroup memory that a kernel takes at most."""
+        left = max(self.rows * (self.inner + PADDING), self.inner * (self.rows + PADDING))
+        right = max(self.columns * (self.inner + PADDING), self.inner * (self.columns + PADDING))
+        return 2 * self.buffers * (left + right) + 4 * self.subgroups * unit[0] * unit[1]
+
+    def fits(self, unit: tuple[int, int, int], threads: int) -> bool:
+        """Whether it can be divided evenly among matrices of a unit, and copied by threads."""
+        rows, columns, inner = unit
+        vectors = (self.rows * self.inner // HALVES, self.columns * self.inner // HALVES)
+        return not (
+            self.subgroup_rows % rows
+            or self.subgroup_columns % columns
+            or self.inner % inner
+            or any(number % threads for number in vectors)
+        )
+
+    def count(self, rows: int, columns: int) -> int:
+        """Return how many tiles cover a product."""
+        return -(-rows // self.rows) * -(-columns // self.columns)
+
+
+@dataclass(frozen=True)
+class HalfFactor:
+    """How the left factor (rows, inner) or the right one (inner, columns) lies in memory.
+
+    inner_contiguous: whether neighbours in memory follow one another along the inner dimension.
+    vectors: lines are multiples of 8 halves, which are loaded at once.
+    """
+
+    inner_contiguous: bool
+    vectors: bool
+
+
+@dataclass(frozen=True)
+class SubgroupMatrixProduct:
+    """A kernel.
+
+    name: its entry point. unit: rows, columns and inner dimension of the units' matrices. lanes: of
+    a subgroup. whole_rows, whole_columns, whole_inner: which dimensions are multiples of the
+    tile's. aligned: the product's columns are a multiple of 4, so that the units can store it.
+    accumulate: adds to what is in the product. residual: adds another matrix.
+    """
+
+    name: str
+    tile: MatrixTile
+    unit: tuple[int, int, int]
+    lanes: int
+    left: HalfFactor
+    right: HalfFactor
+    whole_rows: bool
+    whole_columns: bool
+    aligned: bool
+    whole_inner: bool
+    accumulate: bool
+    residual: bool
+
+    @property
+    def edges(self) -> bool:
+        """Whether some tiles reach beyond the product."""
+        return not (self.whole_rows and self.whole_columns)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.tile.subgroups * self.lanes
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Rows and columns of the sums of a subgroup, in matrices."""
+        tile, (rows, columns, _) = self.tile, self.unit
+        down, across = tile.subgroup_rows // rows, tile.subgroup_columns // columns
+        return [(i, j) for i in range(down) for j in range(across)]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the factors as a kernel's text has it.
+
+    outer: component of `dims` that is not the inner dimension. first: variable with the tile's
+    first row or column. width: rows or columns of the tile, and `inner` its terms. whole: the
+    outer dimension is a multiple of the tile's.
+    """
+
+    name: str
+    factor: HalfFactor
+    outer: str
+    first: str
+    width: int
+    inner: int
+    whole: bool
+
+    @property
+    def lines(self) -> int:
+        """Lines in workgroup memory."""
+        return self.width if self.factor.inner_contiguous else self.inner
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of 8 halves that a line holds."""
+        return (self.inner if self.factor.inner_contiguous else self.width) // HALVES
+
+    @property
+    def stride(self) -> int:
+        """Vectors from one line to the next."""
+        return self.vectors + PADDING // HALVES
+
+
+def _sides(product: SubgroupMatrixProduct) -> tuple[_Side, _Side]:
+    tile = product.tile
+    return (
+        _Side("left", product.left, "x", "row0", tile.rows, tile.inner, product.whole_rows),
+        _Side(
+            "right", product.right, "y", "column0", tile.columns, tile.inner, product.whole_columns
+        ),
+    )
+
+
+@cache
+def subgroup_matrix_source(product: SubgroupMatrixProduct) -> str:
+    """Return the text of a kernel.
+
+    Raises:
+        ValueError: the tile can't be divided evenly among the threads or the units' matrices.
+    """
+    if not product.tile.fits(product.unit, product.threads):
+        raise ValueError(f"{product.tile} has no even parts of {product.unit}")
+    lines = [
+        *_declarations(product),
+        *(line for side in _sides(product) for line in _load_function(side)),
+        *(_store_function(product) if _stores_elements(product) else ()),
+        *_entry_point(product),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _stores_elements(product: SubgroupMatrixProduct) -> bool:
+    return product.edges or not product.aligned
+
+
+def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
+    rows, columns, inner = product.unit
+    yield "enable f16;"
+    yield f"alias Left = subgroup_matrix_left<f16, {inner}, {rows}>;"
+    yield f"alias Right = subgroup_matrix_right<f16, {columns}, {inner}>;"
+    yield f"alias Sum = subgroup_matrix_result<f32, {columns}, {rows}>;"
+    for index, side in enumerate(_sides(product)):
+        element = "vec4<u32>" if side.factor.vectors else "f16"
+        yield f"@group(0) @binding({index}) var<storage, read> {side.name}: array<{element}>;"
+    yield "@group(0) @binding(2) var<storage, read_write> product: array<f32>;"
+    # Rows, columns, inner dimension, and how many of its terms a part adds.
+    yield "@group(0) @binding(3) var<uniform> dims: vec4<u32>;"
+    if product.residual:
+        yield "@group(0) @binding(4) var<storage, read> residual: array<f32>;"
+    for side in _sides(product):
+        size = side.lines * side.stride * product.tile.buffers
+        yield f"var<workgroup> {side.name}_tile: array<vec4<u32>, {size}>;"
+    if _stores_elements(product):
+        size = product.tile.subgroups * rows * columns
+        yield f"var<workgroup> sums_tile: array<f32, {size}>;"
+
+
+def _load_function(side: _Side) -> Iterator[str]:
+    """Write the function that loads 8 neighbours of a factor, from a line's `column` on."""
+    yield f"fn load_{side.name}(line_start: u32, column: u32) -> vec4<u32> {{"
+    if side.factor.vectors:
+        yield f"    return {side.name}[(line_start + column) / {HALVES}u];"
+    else:
+        last = f"dims.{'z' if side.factor.inner_contiguous else side.outer} - 1u"
+        loads = [
+            f"f32({side.name}[line_start + min(column + {j}u, {last})])" for j in range(HALVES)
+        ]
+        pairs = [
+            f"pack2x16float(vec2<f32>({loads[j]}, {loads[j + 1]}))" for j in range(0, HALVES, 2)
+        ]
+        yield f"    return vec4<u32>({', '.join(pairs)});"
+    yield "}"
+
+
+def _store_function(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the function that stores a subgroup's matrix from workgroup memory."""
+    rows, columns, _ = product.unit
+    yield "fn store(part: u32, row: u32, column: u32, subgroup: u32, lane: u32) {"
+    yield f"    for (var i = lane; i < {rows * columns}u; i += {product.lanes}u) {{"
+    yield f"        let r = row + i / {columns}u;"
+    yield f"        let c = column + i % {columns}u;"
+    yield "        if (r < dims.x && c < dims.y) {"
+    yield "            let index = (part * dims.x + r) * dims.y + c;"
+    value = f"sums_tile[subgroup * {rows * columns}u + i]"
+    value += " + product[index]" if product.accumulate else ""
+    value += " + residual[index]" if product.residual else ""
+    yield f"            product[index] = {value};"
+    yield "        }"
+    yield "    }"
+    yield "}"
+
+
+def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
+    tile = product.tile
+    yield f"@compute @workgroup_size({product.threads})"
+    yield f"fn {product.name}("
+    yield "    @builtin(workgroup_id) workgroup: vec3<u32>,"
+    yield "    @builtin(num_workgroups) workgroups: vec3<u32>,"
+    yield "    @builtin(local_invocation_index) local_index: u32,"
+    yield "    @builtin(subgroup_id) subgroup: u32,"
+    yield "    @builtin(subgroup_invocation_id) lane: u32,"
+    yield ") {"
+    yield from _place(tile)
+    # The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    yield "if (part < parts) {"
+    yield "    let begin = part * dims.w;"
+    yield "    let end = min(begin + dims.w, dims.z);"
+    yield f"    let last = begin + (end - begin - 1u) / {tile.inner}u * {tile.inner}u;"
+    yield from _variables(product)
+    yield from _start_sums(product)
+    yield from _load_tiles(product, "begin")
+    yield from (_two_buffers if tile.buffers == 2 else _one_buffer)(product)
+    yield from _store_sums(product)
+    yield "}"
+    yield "}"
+
+
+def _one_buffer(product: SubgroupMatrixProduct) -> Iterator[str]:
+    step = product.tile.inner
+    yield f"    for (var term = begin; term < end; term += {step}u) {{"
+    yield from _store_tiles(product, 0)
+    yield "    workgroupBarrier();"
+    yield f"    let next = min(term + {step}u, last);"
+    yield from _load_tiles(product, "next")
+    yield from _multiply(product, 0)
+    yield "    workgroupBarrier();"
+    yield "    }"
+
+
+def _two_buffers(product: SubgroupMatrixProduct) -> Iterator[str]:
+    step = product.tile.inner
+    yield from _store_tiles(product, 0)
+    yield "    workgroupBarrier();"
+    yield f"    for (var term = begin; term < end; term += {2 * step}u) {{"
+    for half in range(2):
+        if half:
+            yield f"    if (term + {step}u < end) {{"
+        yield f"    let next_{half} = min(term + {(half + 1) * step}u, last);"
+        yield from _load_tiles(product, f"next_{half}")
+        yield from _multiply(product, half)
+        yield from _store_tiles(product, 1 - half)
+        yield "    workgroupBarrier();"
+    yield "    }"
+    yield "    }"
+
+
+def _place(tile: MatrixTile) -> Iterator[str]:
+    """Write which tile of the product is this workgroup's, and which part of that the subgroup's.
+
+    Workgroups that follow one another go down a band of rows, so that what they load is shared.
+    """
+    across = tile.columns // tile.subgroup_columns
+    yield "    let group = workgroup.y * workgroups.x + workgroup.x;"
+    yield f"    let tiles_down = (dims.x + {tile.rows - 1}u) / {tile.rows}u;"
+    yield f"    let tiles_across = (dims.y + {tile.columns - 1}u) / {tile.columns}u;"
+    yield "    let parts = (dims.z + dims.w - 1u) / dims.w;"
+    yield "    let part = group / (tiles_down * tiles_across);"
+    yield "    let place = group % (tiles_down * tiles_across);"
+    yield f"    let band_row = place / ({BAND}u * tiles_across) * {BAND}u;"
+    yield f"    let band_rows = min({BAND}u, tiles_down - band_row);"
+    yield f"    let in_band = place % ({BAND}u * tiles_across);"
+    yield f"    let row0 = (band_row + in_band % band_rows) * {tile.rows}u;"
+    yield f"    let column0 = in_band / band_rows * {tile.columns}u;"
+    down = tile.rows // tile.subgroup_rows  # the compiler can tell that both stay inside
+    yield f"    let own_row = subgroup / {across}u % {down}u * {tile.subgroup_rows}u;"
+    yield f"    let own_column = subgroup % {across}u * {tile.subgroup_columns}u;"
+
+
+def _loads(product: SubgroupMatrixProduct, side: _Side) -> int:
+    """Return how many vectors of a tile each thread loads."""
+    return side.lines * side.vectors // product.threads
+
+
+def _vector(product: SubgroupMatrixProduct, side: _Side, q: int) -> tuple[str, str]:
+    """Return the line and the vector in it of a thread's load `q`.
+
+    Where all loads of a thread have one place in their lines, the text says so: the compiler then
+    keeps one address for all of them.
+    """
+    if product.threads % side.vectors == 0:
+        line = f"(local_index / {side.vectors}u + {q * product.threads // side.vectors}u)"
+        return line, f"local_index % {side.vectors}u"
+    number = f"(local_index + {q * product.threads}u)"
+    return f"{number} / {side.vectors}u", f"{number} % {side.vectors}u"
+
+
+def _variables(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the variables: sums, what is loaded of both factors, and the fixed part of where from.
+
+    Beyond the product's last row or column, others inside are loaded: their sums are never stored.
+    """
+    for i, j in product.blocks:
+        yield f"    var sums_{i}_{j}: Sum;"
+    for side in _sides(product):
+        for q in range(_loads(product, side)):
+            line, vector = _vector(product, side, q)
+            yield f"    var {side.name}_{q} = vec4<u32>();"
+            if side.factor.inner_contiguous:
+                row = f"({side.first} + {line})"
+                if not side.whole:
+                    row = f"min({row}, dims.{side.outer} - 1u)"
+                yield f"    let {side.name}_start_{q} = {row} * dims.z;"
+            else:
+                column = f"{side.first} + {vector} * {HALVES}u"
+                if side.factor.vectors and not side.whole:
+                    column = f"min({column}, dims.{side.outer} - {HALVES}u)"
+                yield f"    let {side.name}_start_{q} = {column};"
+
+
+def _load_tiles(product: SubgroupMatrixProduct, term: str) -> Iterator[str]:
+    """Write the loads of both tiles from `term` on into left_Q and right_Q."""
+    whole = product.whole_inner
+    for side in _sides(product):
+        for q in range(_loads(product, side)):
+            line, vector = _vector(product, side, q)
+            half = f"{vector} * {HALVES}u"
+            variable = f"{side.name}_{q}"
+            if side.factor.inner_contiguous:
+                column = f"{term} + {half}"
+                inside = f"{column} < dims.z"
+                if side.factor.vectors and not whole:
+                    column = f"min({column}, dims.z - {HALVES}u)"
+                place = f"{side.name}_start_{q}, {column}"
+            else:
+                row = f"{term} + {line}"
+                inside = f"{row} < dims.z"
+                row = f"({row})" if whole else f"min({row}, dims.z - 1u)"
+                place = f"{row} * dims.{side.outer}, {side.name}_start_{q}"
+            yield f"    {variable} = load_{side.name}({place});"
+            if whole:
+                continue
+            yield f"    {variable} = select(vec4<u32>(), {variable}, {inside});"
+            if side.factor.inner_contiguous and not side.factor.vectors:
+                yield f"    {variable} = {_without_rest(variable, f'{term} + {half}')};"
+
+
+def _without_rest(variable: str, column: str) -> str:
+    """Return a vector from `column` on without the halves beyond the last term."""
+    words = []
+    for word, component in enumerate("xyzw"):
+        masks = (
+            f"select(0u, {mask}, {column} + {2 * word + half}u < dims.z)"
+            for half, mask in enumerate(("0xffffu", "0xffff0000u"))
+        )
+        words.append(f"{variable}.{component} & ({' | '.join(masks)})")
+    return f"vec4<u32>({', '.join(words)})"
+
+
+def _store_tiles(product: SubgroupMatrixProduct, buffer: int) -> Iterator[str]:
+    """Write the stores of left_Q and right_Q into workgroup memory."""
+    for side in _sides(product):
+        for q in range(_loads(product, side)):
+            line, vector = _vector(product, side, q)
+            index = f"{line} * {side.stride}u + {vector}"
+            first = buffer * side.lines * side.stride
+            yield f"    {side.name}_tile[{first}u + {index}] = {side.name}_{q};"
+
+
+def _multiply(product: SubgroupMatrixProduct, buffer: int) -> Iterator[str]:
+    """Write the products of what is in workgroup memory."""
+    unit_rows, unit_columns, unit_inner = product.unit
+    left, right = _sides(product)
+    rows = sorted({i for i, _ in product.blocks})
+    columns = sorted({j for _, j in product.blocks})
+    for term in range(0, product.tile.inner, unit_inner):
+        yield "    {"
+        for i in rows:
+            first = f"(own_row + {i * unit_rows}u)"
+            yield f"    let l{i} = {_load_matrix('Left', left, buffer, first, term)};"
+        for j in columns:
+            first = f"(own_column + {j * unit_columns}u)"
+            yield f"    let r{j} = {_load_matrix('Right', right, buffer, first, term)};"
+        for i, j in product.blocks:
+            sums = f"sums_{i}_{j}"
+            yield f"    {sums} = subgroupMatrixMultiplyAccumulate(l{i}, r{j}, {sums});"
+        yield "    }"
+
+
+def _load_matrix(kind: str, side: _Side, buffer: int, first: str, term: int) -> str:
+    """Return the load of a matrix that begins at an outer index and at a term of the step."""
+    start = buffer * side.lines * side.stride
+    if side.factor.inner_contiguous:
+        offset = f"{start + term // HALVES}u + {first} * {side.stride}u"
+    else:
+        offset = f"{start + term * side.stride}u + {first} / {HALVES}u"
+    order = "row" if side.factor.inner_contiguous == (kind == "Left") else "col"
+    return f"subgroupMatrixLoad<{kind}, {order}_major>(&{side.name}_tile, {offset}, {side.stride}u)"
+
+
+def _fits(tile: MatrixTile) -> str:
+    """Return whether a workgroup's tile is all inside the product."""
+    return f"row0 + {tile.rows}u <= dims.x && column0 + {tile.columns}u <= dims.y"
+
+
+def _start_sums(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the loads of what sums are added to, where matrices are stored whole."""
+    if not product.aligned or not (product.accumulate or product.residual):
+        return
+    addend = "product" if product.accumulate else "residual"
+    yield f"    if ({_fits(product.tile)}) {{"
+    for i, j in product.blocks:
+        load = f"subgroupMatrixLoad<Sum, row_major>(&{addend}, {_place_of(product, i, j)}, dims.y)"
+        yield f"    sums_{i}_{j} = {load};"
+    yield "    }"
+
+
+def _store_sums(product: SubgroupMatrixProduct) -> Iterator[str]:
+    if not product.aligned:
+        yield from _store_elements(product)
+    elif not product.edges:
+        yield from _store_matrices(product)
+    else:
+        yield f"    if ({_fits(product.tile)}) {{"
+        yield from _store_matrices(product)
+        yield "    } else {"
+        yield from _store_elements(product)
+        yield "    }"
+
+
+def _corner(product: SubgroupMatrixProduct, i: int, j: int) -> tuple[str, str]:
+    rows, columns, _ = product.unit
+    return f"row0 + own_row + {i * rows}u", f"column0 + own_column + {j * columns}u"
+
+
+def _place_of(product: SubgroupMatrixProduct, i: int, j: int) -> str:
+    row, column = _corner(product, i, j)
+    return f"(part * dims.x + {row}) * dims.y + {column}"
+
+
+def _store_matrices(product: SubgroupMatrixProduct) -> Iterator[str]:
+    for i, j in product.blocks:
+        place = f"&product, {_place_of(product, i, j)}, sums_{i}_{j}, dims.y"
+        yield f"    subgroupMatrixStore<row_major>({place});"
+
+
+def _store_elements(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the stores of matrices into workgroup memory, and from there of those inside."""
+    rows, columns, _ = product.unit
+    for i, j in product.blocks:
+        row, column = _corner(product, i, j)
+        place = f"&sums_tile, subgroup * {rows * columns}u, sums_{i}_{j}, {columns}u"
+        yield f"    subgroupMatrixStore<row_major>({place});"
+        yield "    workgroupBarrier();"
+        yield f"    store(part, {row}, {column}, subgroup, lane);"
+        yield "    workgroupBarrier();"

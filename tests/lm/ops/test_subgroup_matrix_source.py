@@ -1,0 +1,152 @@
+"""Matrix products on matrix units: as they are where there are units, elsewhere written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmgpu.gpu import Device, load_driver
+from llmgpu.lm.ops.matrix_units import MATRIX_TILES, matrix_units
+from llmgpu.lm.ops.recording import dims
+from llmgpu.lm.ops.subgroup_matrix_source import (
+    HalfFactor,
+    MatrixTile,
+    SubgroupMatrixProduct,
+    subgroup_matrix_source,
+)
+from tests.reference.lm.subgroup_matrices import written_out
+
+SMALL = MatrixTile(16, 32, 16, 8, 16)
+NAMES = {
+    (False, True): "linear",
+    (False, False): "backward_input",
+    (True, False): "backward_weight",
+}
+
+
+def product_of(
+    rows: int, columns: int, inner: int, transposed: tuple[bool, bool], **changes: Any
+) -> SubgroupMatrixProduct:
+    tile = changes.get("tile", SMALL)
+    lines = (rows if transposed[0] else inner, inner if transposed[1] else columns)
+    made = SubgroupMatrixProduct(
+        name="product_of_halves",
+        tile=tile,
+        unit=(8, 8, 8),
+        lanes=1,
+        left=HalfFactor(not transposed[0], lines[0] % 8 == 0),
+        right=HalfFactor(transposed[1], lines[1] % 8 == 0),
+        whole_rows=rows % tile.rows == 0,
+        whole_columns=columns % tile.columns == 0,
+        aligned=columns % 4 == 0,
+        whole_inner=inner % tile.inner == 0,
+        accumulate=False,
+        residual=False,
+    )
+    return replace(made, **changes)
+
+
+@np.errstate(under="ignore")
+def run(
+    device: Device, made: SubgroupMatrixProduct, sizes: tuple[int, int, int], part: int
+) -> None:
+    """Compute a product into a poisoned buffer with room around it; compare it with float64."""
+    rows, columns, inner = sizes
+    random = np.random.default_rng(rows * columns + inner)
+    left, right = (
+        random.standard_normal(s).astype(np.float16) for s in ((rows, inner), (inner, columns))
+    )
+    addend = random.standard_normal((rows, columns)).astype(np.float32)
+    parts = -(-inner // part)
+    room = np.full((parts * rows * columns + 64,), 7e4, np.float32)
+    if made.accumulate:
+        room[: rows * columns] = addend.reshape(-1)
+    buffers = {
+        "left": device.upload("left", left if made.left.inner_contiguous else left.T),
+        "right": device.upload("right", right.T if made.right.inner_contiguous else right),
+        "product": device.upload("product", room),
+        "dims": device.create_uniform("dims", 16),
+    }
+    device.write(buffers["dims"], dims(rows, columns, inner, part))
+    if made.residual:
+        buffers["residual"] = device.upload("residual", addend)
+    text = subgroup_matrix_source(made)
+    kernel = device.generated(written_out(text) if made.lanes == 1 else text)
+    commands = device.record()
+    commands.dispatch(kernel.bind(**buffers), made.tile.count(rows, columns) * parts)
+    device.submit(commands)
+    found = device.read(buffers["product"], len(room), np.float32)
+    assert (found[parts * rows * columns :] == 7e4).all()
+    sums = found[: parts * rows * columns].reshape(parts, rows, columns)
+    for k in range(parts):
+        terms = slice(k * part, min((k + 1) * part, inner))
+        expected = left[:, terms].astype(np.float64) @ right[terms]
+        if made.accumulate or made.residual:
+            expected += addend
+        np.testing.assert_allclose(sums[k], expected, rtol=1e-4, atol=1e-4 * np.sqrt(inner))
+
+
+@pytest.mark.slow  # software drivers compile these for seconds
+@pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
+@pytest.mark.parametrize(
+    "sizes", [(16, 32, 32), (40, 48, 24), (9, 5, 11), (33, 36, 50), (8, 64, 3)]
+)
+def test_products_are_those_of_float64(
+    device: Device, sizes: tuple[int, int, int], transposed: tuple[bool, bool]
+) -> None:
+    run(device, product_of(*sizes, transposed), sizes, part=sizes[2])
+
+
+def test_a_product_with_edges_is_that_of_float64(device: Device) -> None:
+    tile = MatrixTile(8, 16, 8, 8, 8)
+    run(device, product_of(9, 20, 11, (False, True), tile=tile), (9, 20, 11), part=11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(16, 32, 32), (40, 48, 24), (9, 5, 11)])
+@pytest.mark.parametrize("added", ["accumulate", "residual"])
+def test_another_matrix_is_added(device: Device, sizes: tuple[int, int, int], added: str) -> None:
+    run(device, product_of(*sizes, (False, True), **{added: True}), sizes, part=sizes[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [64, 72])
+def test_parts_of_the_inner_dimension_are_summed_apart(device: Device, inner: int) -> None:
+    sizes = (24, 32, inner)
+    run(device, product_of(*sizes, (True, False)), sizes, part=32)
+
+
+def test_a_tile_that_can_not_be_divided_is_refused() -> None:
+    with pytest.raises(ValueError, match="no even parts"):
+        subgroup_matrix_source(product_of(16, 16, 16, (False, True), unit=(16, 16, 16)))
+
+
+@pytest.mark.parametrize("tile", MATRIX_TILES, ids=str)
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile, buffers: int) -> None:
+    for transposed in NAMES:
+        for sizes in ((256, 256, 256), (130, 77, 45)):
+            for added in ({}, {"accumulate": True}, {"residual": True}):
+                changes = {"unit": (16, 16, 16), "lanes": 32, **added}
+                made = product_of(
+                    *sizes, transposed, tile=replace(tile, buffers=buffers), **changes
+                )
+                text = subgroup_matrix_source(made)
+                load_driver("dawn").create_shader_module(null_device, text, "product")
+
+
+@pytest.mark.parametrize("sizes", [(256, 384, 320), (200, 136, 72), (130, 77, 45), (9, 50, 3)])
+@pytest.mark.parametrize("added", [{}, {"accumulate": True}, {"residual": True}], ids=str)
+def test_matrix_units_compute_what_float64_does(
+    dawn_device: Device, sizes: tuple[int, int, int], added: dict[str, bool]
+) -> None:
+    units = matrix_units(dawn_device)
+    if units is None:
+        pytest.skip("Dawn's adapter has no matrix units")
+    for transposed in NAMES:
+        for tile in units.tiles:
+            changes = {"tile": tile, "unit": units.unit, "lanes": units.lanes, **added}
+            run(dawn_device, product_of(*sizes, transposed, **changes), sizes, part=sizes[2])

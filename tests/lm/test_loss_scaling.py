@@ -1,0 +1,119 @@
+"""Scaling of the loss: when the scale changes, and what happens in a step that overflows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmgpu.lm import loss_scaling
+from llmgpu.lm.loss_scaling import FIRST_SCALE, GROWTH_STEPS, LARGEST_SCALE, LossScaling
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.trainer import Trainer
+from tests.lm.samples import read_weights
+from tests.lm.test_trainer import SMALL, random_batch
+
+OPTIONS = TrainOptions(batch_size=4, steps=20, precision="f16", learning_rate=1e-2)
+
+
+def scaling() -> LossScaling:
+    return LossScaling(open_operations(None))
+
+
+def test_an_overflow_halves_the_scale() -> None:
+    made = scaling()
+    made.good_steps = 5
+    assert made.end_step(overflowed=True)
+    assert (made.scale, made.good_steps, made.skipped) == (FIRST_SCALE / 2, 0, 1)
+
+
+def test_the_scale_doubles_after_many_good_steps() -> None:
+    made = scaling()
+    for _ in range(GROWTH_STEPS):
+        assert made.scale == FIRST_SCALE
+        assert made.end_step(overflowed=False)
+    assert (made.scale, made.good_steps, made.skipped) == (2 * FIRST_SCALE, 0, 0)
+    made.scale, made.good_steps = LARGEST_SCALE, GROWTH_STEPS - 1
+    made.end_step(overflowed=False)
+    assert made.scale == LARGEST_SCALE
+
+
+def test_no_scale_below_one_is_tried() -> None:
+    made = scaling()
+    made.scale = 1.0
+    assert not made.end_step(overflowed=True)
+    assert (made.scale, made.skipped) == (1.0, 0)
+
+
+def test_the_tensor_has_all_that_is_resumed() -> None:
+    made, resumed = scaling(), scaling()
+    made.end_step(overflowed=True)
+    made.end_step(overflowed=False)
+    resumed.load(made.tensor.array)
+    assert (resumed.scale, resumed.good_steps, resumed.skipped) == (FIRST_SCALE / 2, 1, 1)
+
+
+def half_trainer(operations: Operations) -> Trainer:
+    if not operations.has_half_precision:
+        pytest.skip("the device has no half precision")
+    trainer = Trainer(operations, SMALL, OPTIONS, slots=8)
+    trainer.model.initialise(3)
+    return trainer
+
+
+def take(trainer: Trainer, steps: int) -> None:
+    for step in range(trainer.step, trainer.step + steps):
+        trainer.take_step([random_batch(SMALL, 4, step)], 1e-2)
+
+
+@np.errstate(all="ignore")
+def test_an_overflowing_step_changes_nothing_and_training_recovers(operations: Operations) -> None:
+    trainer = half_trainer(operations)
+    assert trainer.updates.loss_scaling is not None
+    trainer.updates.loss_scaling.scale = 2.0**30
+    before = read_weights(trainer.model)
+    take(trainer, 1)
+    for name, values in read_weights(trainer.model).items():
+        np.testing.assert_array_equal(values, before[name])
+    (result,) = trainer.results(1)
+    assert result.is_skipped and not result.is_bad and np.isfinite(result.loss)
+    take(trainer, 19)
+    assert trainer.updates.loss_scaling.skipped < 20
+    last = trainer.results(1)[0]
+    assert not last.is_skipped and not last.is_bad
+    assert last.loss < result.loss
+
+
+@np.errstate(all="ignore")
+def test_the_scale_does_not_change_the_gradient_norm(operations: Operations) -> None:
+    norms = []
+    for scale in (2.0**10, 2.0**16):
+        trainer = half_trainer(operations)
+        assert trainer.updates.loss_scaling is not None
+        trainer.updates.loss_scaling.scale = scale
+        take(trainer, 1)
+        norms.append(trainer.results(1)[0].grad_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+@np.errstate(all="ignore")
+def test_a_resumed_trainer_takes_the_same_steps(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_scaling, "GROWTH_STEPS", 3)
+    whole, first, second = (half_trainer(operations) for _ in range(3))
+    for trainer in (whole, first):
+        assert trainer.updates.loss_scaling is not None
+        trainer.updates.loss_scaling.scale = 2.0**30
+    take(whole, 16)
+    take(first, 10)
+    second.model.load(read_weights(first.model).__getitem__)
+    state = {tensor.name: operations.read(tensor) for tensor in first.updates.state_tensors()}
+    second.updates.write_state(state)
+    second.step = first.step
+    take(second, 6)
+    expected = read_weights(whole.model)
+    for name, values in read_weights(second.model).items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
+    assert second.updates.scale == whole.updates.scale
