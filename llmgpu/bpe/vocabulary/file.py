@@ -30,6 +30,8 @@ from llmgpu.errors import VocabularyError
 FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
 MAX_TRAINING_ENTRIES = 64
+# Entries of a file's training data, because older files have no field for them.
+UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 MAX_TEXT_BYTES = 1 << 16  # of the expression and of each text in the training data
 
 _MAPS = 3  # the file, the trie, the training data

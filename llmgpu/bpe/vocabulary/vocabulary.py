@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
+from llmgpu.bpe.vocabulary.checks import check_pattern, check_training
 from llmgpu.bpe.vocabulary.file import (
-    MAX_TEXT_BYTES,
-    MAX_TRAINING_ENTRIES,
+    NORMALIZED_TOKENS,
+    UNICODE,
     FileContent,
     check_header,
     pack,
@@ -51,8 +51,6 @@ from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 NORMALIZERS = (None, "NFC")
 
-# Entries of a file's training data, because older files have no field for them.
-_UNICODE, _NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _LONG_TOKEN = 64  # mean bytes a token from which copying tokens beats gathering bytes
 
@@ -133,8 +131,8 @@ class Vocabulary:
         """Rules that older files have no field for, as the fingerprint and the file have them."""
         version = self.classes_version
         rules = {
-            _UNICODE: version if version and version != UNRECORDED_VERSION else "",
-            _NORMALIZED_TOKENS: ",".join(map(str, self.normalized_tokens)),
+            UNICODE: version if version and version != UNRECORDED_VERSION else "",
+            NORMALIZED_TOKENS: ",".join(map(str, self.normalized_tokens)),
         }
         return {name: rule for name, rule in rules.items() if rule}
 
@@ -240,8 +238,8 @@ class Vocabulary:
             content = unpack(data)
             has_classes = _has_classes(content.fields["pattern"])
             absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
-            unicode = content.fields["training"].pop(_UNICODE, absent)
-            late = _parse_ids(content.fields["training"].pop(_NORMALIZED_TOKENS, None))
+            unicode = content.fields["training"].pop(UNICODE, absent)
+            late = _parse_ids(content.fields["training"].pop(NORMALIZED_TOKENS, None))
             vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
@@ -345,10 +343,10 @@ def _check(vocabulary: Vocabulary) -> None:
     if not 0 < vocabulary.size < NO_TOKEN:
         raise VocabularyError(f"{vocabulary.size} tokens: use 1 to {NO_TOKEN - 1}")
     _check_rules(vocabulary)
-    _check_pattern(vocabulary.pattern, vocabulary.expression)
+    check_pattern(vocabulary.pattern, vocabulary.expression)
     _check_special_tokens(vocabulary)
     _check_merges(vocabulary)
-    _check_training(vocabulary)
+    check_training(vocabulary.training, vocabulary._recorded)
 
 
 def _check_rules(vocabulary: Vocabulary) -> None:
@@ -364,18 +362,6 @@ def _check_rules(vocabulary: Vocabulary) -> None:
     unknown = vocabulary.unknown_token
     if unknown is not None and not 0 <= unknown < vocabulary.size:
         raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")
-
-
-def _check_pattern(name: str, expression: str) -> None:
-    """Check that a published name and its published expression come together."""
-    _check_text("the pattern's name", name)
-    _check_text("the pattern's expression", expression)
-    prefixes = [prefix for prefix in (REGEX_PREFIX, SPLITS_PREFIX) if name.startswith(prefix)]
-    fits = not prefixes or name == prefixes[0] + expression
-    for pattern in PATTERNS.values():
-        fits = fits and (pattern.name == name) == (pattern.expression == expression)
-    if not fits:
-        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
 
 
 def _check_special_tokens(vocabulary: Vocabulary) -> None:
@@ -410,37 +396,6 @@ def _spell_results(vocabulary: Vocabulary) -> bool:
     table[:] = vocabulary.tokens
     left, right, results = table[vocabulary.merges.T]
     return all(map(operator.eq, map(operator.add, left, right), results))
-
-
-def _check_training(vocabulary: Vocabulary) -> None:
-    training = vocabulary.training
-    if len(training) > MAX_TRAINING_ENTRIES:
-        raise VocabularyError(
-            f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
-        )
-    for rule in (_UNICODE, _NORMALIZED_TOKENS):
-        if rule in training:
-            raise VocabularyError(f"training data {rule!r}: this is a rule, give it by itself")
-    _check_text("the list of normalized_tokens", vocabulary._recorded.get(_NORMALIZED_TOKENS, ""))
-    for key, value in training.items():
-        _check_text("a key of the training data", key)
-        if isinstance(value, str):
-            _check_text(f"training data {key!r}", value)
-        elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise VocabularyError(f"training data {key!r} is neither a number nor a text")
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise VocabularyError(f"training data {key!r} does not fit in 64 bits: {value}")
-
-
-def _check_text(what: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise VocabularyError(f"{what} is not a text")
-    try:
-        length = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise VocabularyError(f"{what} is not valid Unicode") from error
-    if length > MAX_TEXT_BYTES:
-        raise VocabularyError(f"{what} has {length} bytes, the limit is {MAX_TEXT_BYTES}")
 
 
 def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:

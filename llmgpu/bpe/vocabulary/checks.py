@@ -1,0 +1,61 @@
+"""Checks of what a vocabulary says of itself: its pattern, and how it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary.file import (
+    MAX_TEXT_BYTES,
+    MAX_TRAINING_ENTRIES,
+    NORMALIZED_TOKENS,
+    UNICODE,
+)
+from llmgpu.errors import VocabularyError
+
+
+def check_pattern(name: str, expression: str) -> None:
+    """Raise VocabularyError unless a published name and its published expression come together."""
+    _check_text("the pattern's name", name)
+    _check_text("the pattern's expression", expression)
+    prefixes = [prefix for prefix in (REGEX_PREFIX, SPLITS_PREFIX) if name.startswith(prefix)]
+    fits = not prefixes or name == prefixes[0] + expression
+    for pattern in PATTERNS.values():
+        fits = fits and (pattern.name == name) == (pattern.expression == expression)
+    if not fits:
+        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
+
+
+def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) -> None:
+    """Raise VocabularyError for training data that a file can't hold.
+
+    recorded: the rules that the file keeps among them.
+    """
+    if len(training) > MAX_TRAINING_ENTRIES:
+        raise VocabularyError(
+            f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
+        )
+    for rule in (UNICODE, NORMALIZED_TOKENS):
+        if rule in training:
+            raise VocabularyError(f"training data {rule!r}: this is a rule, give it by itself")
+    _check_text("the list of normalized_tokens", recorded.get(NORMALIZED_TOKENS, ""))
+    for key, value in training.items():
+        _check_text("a key of the training data", key)
+        if isinstance(value, str):
+            _check_text(f"training data {key!r}", value)
+        elif isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise VocabularyError(f"training data {key!r} is neither a number nor a text")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise VocabularyError(f"training data {key!r} does not fit in 64 bits: {value}")
+
+
+def _check_text(what: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise VocabularyError(f"{what} is not a text")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise VocabularyError(f"{what} is not valid Unicode") from error
+    if length > MAX_TEXT_BYTES:
+        raise VocabularyError(f"{what} has {length} bytes, the limit is {MAX_TEXT_BYTES}")
