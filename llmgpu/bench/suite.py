@@ -37,8 +37,8 @@ from llmgpu.bench.tokenizers.measure import (
     measure_training,
 )
 from llmgpu.bench.train import measure_train
+from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.progress import Progress, no_progress
 
@@ -123,7 +123,7 @@ class Benchmark:
         """
         self._options = options
         path = options.vocabulary
-        self._vocabulary = None if path is None else Vocabulary.load(path)
+        self._vocabulary = None if path is None else open_vocabulary(path)
         is_about_text = bool(set(options.parts) & set(TEXT_PARTS))
         self._text = load_text(options.corpus, options.limit) if is_about_text else None
         self._engines, not_opened = open_engines(options.devices)

@@ -22,6 +22,7 @@ from llmgpu.bench.report.tables import NARROW, columns_of, facts_of, time_lines
 from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
 from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
 from llmgpu.bench.units import seconds_text
+from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.console import Reporter, print_json
@@ -123,7 +124,7 @@ class Outputs:
 )
 @click.option(
     "--vocab",
-    metavar="FILE",
+    metavar="VOCAB",
     help="Tokenize with this vocabulary, and its pattern, instead of training one.",
 )
 @click.option(
@@ -208,7 +209,7 @@ def bench(
     Example:
       llmgpu bench --quick
       llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
-      llmgpu bench tokenize --vocab cl100k.bin --corpus text.txt
+      llmgpu bench tokenize --vocab cl100k --corpus text.txt
       llmgpu bench tokenize --match greedy
       llmgpu bench bpe-train --vocab-size 32768 --no-peers --json
       llmgpu bench --report report.html --compare yesterday.json --threshold 20%
@@ -220,7 +221,8 @@ def bench(
     kinds = ((output, RECORD), (report, PAGE), (write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
     sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
-    read = [*(source.path for source in sources), *filter(None, (vocab, record_path, compare))]
+    read = [*(source.path for source in sources), *filter(None, (record_path, compare))]
+    read += find_vocabulary(vocab).inputs if vocab else []
     check_outputs(written, read, force=force)
     baseline = None if compare is None else load_record(compare)
     outputs = Outputs(output, report, as_json, quiet)

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.backend import start_selecting
+from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
@@ -23,7 +24,6 @@ from llmgpu.bpe.training.train import (
     carry_out,
     count_corpus,
 )
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import (
@@ -65,11 +65,11 @@ def bpe_train(
     corpus = corpus or (() if from_counts else piped_input(report))
     _check_sources(corpus, from_counts, counts_output, counts_only)
     found = resolve_sources(corpus) if corpus else None
-    read = [*from_counts, *filter(None, [settings["seed_vocab"]])]
+    read = [*from_counts, *_seed_files(settings["seed_vocab"])]
     read += [source.path for source in found.files] if found else []
     loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
     begun = Checkpoint.unicode_of(checkpoint) if checkpoint and resume else None
-    options, reading = _take_options(settings, loaded, begun)
+    options, reading = _take_options(settings, loaded, begun, report)
     if options.seed is not None and options.seed.pattern != options.pattern:
         report.note(
             f"the seed's merges are made again in text that is cut by {options.pattern}, not by "
@@ -184,8 +184,12 @@ def _check_sources(
             raise click.UsageError(f"{option.opts[0]} is for CORPUS, not for --from-counts")
 
 
+def _seed_files(path: str | None) -> list[str]:
+    return find_vocabulary(path).inputs if path else []
+
+
 def _take_options(
-    settings: dict[str, Any], loaded: WordCounts | None, begun: str | None
+    settings: dict[str, Any], loaded: WordCounts | None, begun: str | None, report: Reporter
 ) -> tuple[TrainingOptions, dict[str, Any]]:
     """Return what to train, and the values of `corpus_options`.
 
@@ -193,7 +197,7 @@ def _take_options(
     """
     reading = {name: settings.pop(name) for name in READING_OPTIONS}
     path = settings.pop("seed_vocab")
-    seed = Vocabulary.load(path) if path else None
+    seed = open_vocabulary(path, note=report.note) if path else None
     *smaller, largest = settings.pop("sizes")
     chosen = chosen_pattern(settings.pop("pattern"), settings.pop("pattern_regex"))
     origin = seed or loaded

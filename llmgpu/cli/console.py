@@ -1,7 +1,8 @@
 """What people see while a command runs: progress and notes on stderr.
 
 A terminal shows a bar for each phase. Elsewhere a plain line is printed now and then, so that log
-files stay readable. With --quiet there is nothing.
+files stay readable. With --log-format json every line is a JSON object. With --quiet there is
+nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from llmgpu.text.corpus import Corpus
 
+LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
 LINE_SECONDS = 5.0  # between plain progress lines
 LEFT_OUT = {
@@ -46,7 +48,8 @@ class Reporter:
         is_terminal = bool(os.environ.get("FORCE_COLOR")) or (
             sys.stderr is not None and sys.stderr.isatty()
         )
-        self._has_bars = is_terminal and os.environ.get("TERM") != "dumb"
+        self._as_json = log_format() == "json"
+        self._has_bars = is_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}  # when each phase was first reported
@@ -66,10 +69,12 @@ class Reporter:
         if free is not None and memory.host > free:
             self.line(f"note: only {human_bytes(free)} of memory are free: --limit takes less text")
 
-    def line(self, text: str) -> None:
-        """Print a line, above the bars if there are any."""
+    def line(self, text: str, **facts: Any) -> None:
+        """Print a line, above the bars if there are any; facts: what a JSON line has besides."""
         if self._quiet:
             return
+        if self._as_json:
+            text = json.dumps({"message": text, **facts}, ensure_ascii=False)
         text = printable(text)
         if self._bars is not None:
             self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -98,7 +103,10 @@ class Reporter:
             self._update_bar(phase, done, total, seconds)
         elif now - self._printed >= LINE_SECONDS:
             self._printed = now
-            self.line(f"{phase} {progress_text(phase, done, total, seconds)}")
+            rate = done / seconds if seconds > 0 else None
+            facts = {"phase": phase, "done": done, "total": total, "seconds": round(seconds, 3)}
+            text = f"{phase} {progress_text(phase, done, total, seconds)}"
+            self.line(text, **facts, per_second=rate and round(rate, 3))
 
     def close(self) -> None:
         """Remove the bars."""
@@ -136,6 +144,12 @@ def progress_text(phase: str, done: int, total: int | None, seconds: float) -> s
         return text
     text += f", {show(done / seconds)}/s"
     return text if total is None else f"{text}, {human_time(seconds * (total - done) / done)} left"
+
+
+def log_format() -> str:
+    """Return what --log-format says: "text" or "json"."""
+    context = click.get_current_context(silent=True)
+    return str(context.meta.get(LOG_FORMAT, "text")) if context else "text"
 
 
 def shows_colours() -> bool:

@@ -316,8 +316,15 @@ def gpu_from(least: int) -> int:
         raise click.UsageError(f"LLMGPU_GPU_FROM: {error.message}") from error
 
 
+def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:
+    """Keep the format where `llmgpu.cli.console` finds it."""
+    from llmgpu.cli.console import LOG_FORMAT
+
+    context.meta[LOG_FORMAT] = value
+
+
 def output_options(command: Decorated) -> Decorated:
-    """Add --json, --quiet and --debug."""
+    """Add --json, --quiet, --log-format and --debug."""
     options = (
         click.option(
             "--json",
@@ -327,6 +334,15 @@ def output_options(command: Decorated) -> Decorated:
             "stdout carries data).",
         ),
         click.option("--quiet", "-q", is_flag=True, help="Print only errors to stderr."),
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            expose_value=False,
+            callback=_set_log_format,
+            help="Print progress and notes on stderr as text, or each as a line of JSON.",
+        ),
         click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
     )
     return add_options(command, options)

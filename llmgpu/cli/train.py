@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from llmgpu.bpe.encoding.special_encoding import token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
+from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
@@ -25,13 +26,20 @@ from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import TrainingRun
-from llmgpu.lm.runs.run_folder import TOKENS_NAME, RunFolder, open_run_folder
+from llmgpu.lm.runs.run_folder import OPTIONS_NAME, TOKENS_NAME, RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
-REPLACED = ("log.jsonl", "loss.svg", TOKENS_NAME, "step-*", ".step-*")  # what --force removes
+REPLACED = (
+    "log.jsonl",
+    "loss.svg",
+    OPTIONS_NAME,
+    TOKENS_NAME,
+    "step-*",
+    ".step-*",
+)  # what --force removes
 
 _READING = ("text_field", "encoding_errors", "doc_separators", "limit")
 _INTERVALS = tuple(field.name for field in fields(Intervals))
@@ -48,6 +56,7 @@ def train(
     as_json: bool,
     quiet: bool,
     debug: bool,
+    config: str | None,
     **settings: Any,
 ) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
@@ -79,6 +88,7 @@ def train(
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         host_bytes = host_memory(asked, backend, needed_bytes)
         _announce(report, asked, backend, host_bytes, needed_bytes)
+        keep_options(folder.path)
         with closing(report):
             source = open_tokens(
                 corpus,
@@ -106,6 +116,7 @@ def train(
             eos_id=separator,
             on_record=partial(_print_record, report, asked.options.steps),
             note=report.line,
+            on_first_step=partial(_print_first_step, report, asked.options.steps),
         )
         summary = run.run() | {"estimated_memory_bytes": host_bytes}
     _print_summary(report, summary)
@@ -158,16 +169,20 @@ def _announce_resuming(report: Reporter, checkpoint: Checkpoint, steps: int) -> 
 
 def _written(folder: str, force: bool) -> list[Output]:
     """Return the files in a run folder that a run writes; with `force`, all that it removes."""
-    patterns = REPLACED if force else ("log.jsonl", "loss.svg")
+    patterns = (*(REPLACED if force else ("log.jsonl", "loss.svg")), OPTIONS_NAME)
     found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
     inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
     return [Output(str(path), None) for path in (*found, *inside)]
 
 
 def _explicit(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `settings` that were given on the command line."""
+    """Return those of `settings` that were given on the command line or in a file."""
     context = click.get_current_context()
-    given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    given = (
+        ParameterSource.COMMANDLINE,
+        ParameterSource.ENVIRONMENT,
+        ParameterSource.DEFAULT_MAP,
+    )
     return {
         name: value
         for name, value in settings.items()
@@ -199,6 +214,10 @@ def _description(settings: RunSettings, backend: Backend) -> str:
     )
 
 
+def _print_first_step(report: Reporter, steps: int, step: int, loss: float) -> None:
+    report.line(f"step {step}/{steps}: loss {loss:.4f}", step=step, steps=steps, loss=loss)
+
+
 def _print_record(report: Reporter, steps: int, record: StepRecord, left: float) -> None:
     text = (
         f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
@@ -208,7 +227,8 @@ def _print_record(report: Reporter, steps: int, record: StepRecord, left: float)
         text += f", validation loss {record.validation_loss:.4f}"
     if record.bits_per_byte is not None:
         text += f" ({record.bits_per_byte:.4f} bits per byte)"
-    report.line(f"{text}, {human_time(left)} left" if left else text)
+    facts = asdict(record) | {"steps": steps, "seconds_left": round(left, 3)}
+    report.line(f"{text}, {human_time(left)} left" if left else text, **facts)
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:

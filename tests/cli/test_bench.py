@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from llmgpu import Tokenizer
 from llmgpu.backend import NUMPY
 from llmgpu.bench import suite
 from llmgpu.bench.engines import Engine, describe_machine
@@ -94,6 +95,23 @@ def test_command(tmp_path: Path) -> None:
     assert facts == [("NumPy", "class", "greedy")]
     assert found["text"]["source"] == "generated"
     assert "NumPy" in result.stderr
+
+
+def test_a_vocabulary_of_another_tool(tmp_path: Path) -> None:
+    text = tmp_path / "corpus.txt"
+    text.write_text("low lower lowest newer newest " * 300)
+    tokenizer = Tokenizer.train(text, vocab_size=270, device="cpu")
+    tokenizer.export("huggingface", tmp_path / "tokenizer.json")
+    arguments = ["tokenize", "--device", "cpu", "--corpus", str(text), "--runs", "1", "--no-peers"]
+    result = CliRunner().invoke(
+        bench, [*arguments, "--vocab", str(tmp_path / "tokenizer.json"), "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["vocabulary"]["fingerprint"] == tokenizer.vocabulary.fingerprint
+    over = [*arguments, "--vocab", str(tmp_path / "tokenizer.json"), "--report"]
+    refused = CliRunner().invoke(bench, [*over, str(tmp_path / "tokenizer.json")])
+    assert refused.exit_code == 1 and "is an input" in str(refused.exception)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,19 @@ def test_a_seed_vocabulary(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     assert more.merges.tolist() == Vocabulary.load(corpus.parent / "whole.bin").merges.tolist()
 
 
+def test_a_seed_of_another_tool_is_the_same_seed(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    llmgpu("export", "v.bin", "--to", "huggingface", "-o", "tokenizer.json", "-q")
+    made = []
+    for seed in ("v.bin", "tokenizer.json"):
+        options = ("--vocab-size", "450", "--device", "cpu", "-o", "made.bin", "--seed-vocab", seed)
+        done = llmgpu("bpe-train", "corpus.txt", *options)
+        assert done.returncode == 0, done.stderr
+        made.append(Vocabulary.load(corpus.parent / "made.bin"))
+    assert made[0].tokens == made[1].tokens and made[0].fingerprint == made[1].fingerprint
+    over = ("--vocab-size", "450", "--seed-vocab", "tokenizer.json", "-o", "tokenizer.json")
+    fails(llmgpu("bpe-train", "corpus.txt", *over), 1, "input")
+
+
 def test_a_second_stage_with_another_pattern(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     options = ("--seed-vocab", "v.bin", "--pattern", "none", "--vocab-size", "420")
     done = llmgpu("bpe-train", "corpus.txt", *CPU, *options, "-o", "more.bin")

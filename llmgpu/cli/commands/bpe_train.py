@@ -83,7 +83,7 @@ from llmgpu.cli.options import (
 )
 @click.option(
     "--seed-vocab",
-    metavar="FILE",
+    metavar="VOCAB",
     help="Extend this vocabulary: its tokens keep their ids, and its merges come first.",
 )
 @click.option(

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import (
     TEXT,
     Decorated,
@@ -100,11 +101,20 @@ def _interval_options(command: Decorated) -> Decorated:
     return add_options(command, options_of(Intervals, table))
 
 
-@click.command()
+@click.command(cls=ConfiguredCommand)
 @click.argument("corpus", nargs=-1)
 @vocab_option
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Take options from this TOML file: names as here (lr = 3e-4), corpus for CORPUS.",
+)
 @click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
-@click.option("--resume", is_flag=True, help="Resume from the newest checkpoint in --output.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Resume from the newest checkpoint in --output, with the options that the run was given.",
+)
 @click.option("--force", is_flag=True, help="Replace the run in --output.")
 @click.option(
     "--eos",
@@ -122,14 +132,15 @@ def train(**options: Any) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
 
     The run folder receives the log (log.jsonl), the loss curve (loss.svg) and checkpoints
-    (step-00000100 and so on), which Hugging Face transformers opens as Llama models. To resume an
-    interrupted run from its newest checkpoint, repeat the command with --resume.
+    (step-00000100 and so on), which Hugging Face transformers opens as Llama models. It keeps the
+    options (options.toml), so that --resume needs nothing but the folder.
 
     \b
     Example:
       llmgpu train --vocab v.bin corpus.txt -o run
       llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
-      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000 --resume
+      llmgpu train -o run --resume
+      llmgpu train --config run.toml -o run --lr 1e-3
       llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
     """
     from llmgpu.cli import train

@@ -86,8 +86,9 @@ class TrainingRun:
 
     backend: where to compute. checkpoint: the one to resume from, if any. needed_bytes: what
     `training_memory` returned. on_record: called with each record as it is logged, and the seconds
-    that the remaining steps will take at the pace so far. note: called with what other tools can't
-    use of a checkpoint, and where a run that was stopped can be resumed.
+    that the remaining steps will take at the pace so far. note: called with what
+    other tools can't use of a checkpoint, and where a run that was stopped can be resumed.
+    on_first_step: called with the first step of this process and its loss, unless it is logged.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class TrainingRun:
         eos_id: int | None = None,
         on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
+        on_first_step: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         """Make everything that a run needs in memory; start its log or resume it.
 
@@ -115,6 +117,7 @@ class TrainingRun:
         self._folder, self._source, self._backend = folder, source, backend
         self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
         self._on_record, self._note = on_record, note
+        self._on_first_step = on_first_step
         config, self._options = settings.config, settings.options
         self._batches = Batches(
             source,
@@ -246,6 +249,8 @@ class TrainingRun:
         evaluate = last or step % self._intervals.evaluation == 0
         if last or evaluate or step % self._intervals.log == 0:
             self._write_record(evaluate=evaluate)
+        elif step == self._first_step + 1:  # its time, with all that begins, says nothing
+            self._on_first_step(step, self._trainer.results(1)[0].loss)
         if step % self._intervals.save == 0:
             self._save()
 

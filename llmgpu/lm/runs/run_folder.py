@@ -19,6 +19,7 @@ from llmgpu.locks import FileLock
 
 LOCK_NAME = "run.lock"
 TOKENS_NAME = "tokens"
+OPTIONS_NAME = "options.toml"  # what the command was given
 
 
 class RunFolder(Closing):
@@ -56,7 +57,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
 
     resume: continue the run in it. force: take it even with a run in it, which the caller removes
     once nothing can be wrong with the new one. A run that ended before its log was started has
-    nothing but tokens, which a new run may use.
+    nothing but tokens and options, which a new run may use.
 
     Raises InputError if there is no run to resume; OutputError if the folder holds a run (neither
     `resume` nor `force`) or anything else, if another process has it locked, or if it can't be
@@ -86,7 +87,7 @@ def _check_free(folder: Path, may_have_run: bool) -> None:
     """Raise OutputError if a locked folder has a run, and must not have one."""
     with output_errors(str(folder)):
         names = set(os.listdir(folder))
-    if not may_have_run and not names <= {LOCK_NAME, TOKENS_NAME}:
+    if not may_have_run and not names <= {LOCK_NAME, TOKENS_NAME, OPTIONS_NAME}:
         raise OutputError(
             f"{folder} already has a run: use --resume to continue it, --force to replace it, "
             "or another folder"

@@ -50,6 +50,20 @@ def prepared(
     )
 
 
+def test_the_first_loss_is_told_at_once_unless_it_is_logged(tmp_path: Path) -> None:
+    heard: list[tuple[StepRecord, float]] = []
+    told: list[tuple[int, float]] = []
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, heard, steps=4)
+        run._on_first_step = lambda step, loss: told.append((step, loss))
+        run.run()
+        resumed = prepared(folder, heard, load_checkpoint(folder.path), steps=5)
+        resumed._on_first_step = lambda step, loss: told.append((step, loss))
+        resumed.run()
+    assert [step for step, _ in told] == [1] and heard[-1][0].step == 5
+    assert abs(told[0][1] - heard[0][0].loss) < 1  # a mean over two steps
+
+
 def test_the_time_left_is_of_this_process(tmp_path: Path) -> None:
     heard: list[tuple[StepRecord, float]] = []
     with open_run_folder(tmp_path / "run") as folder:

@@ -1,0 +1,116 @@
+"""Options from a file: TOML with the names that they have on the command line.
+
+A command may take a file (``--config``) and keep the options of a run in the run's folder, where
+``--resume`` finds them. The command line overrules the file that is named, which overrules those.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from llmgpu.errors import InputError
+from llmgpu.files import atomic_output
+from llmgpu.input_files import quote
+
+OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
+_STARTED_IN = "started-in"  # the folder that names of files start from
+# What a run is asked to do now, and not by another run of the same.
+_NOT_KEPT = {"config", "output", "resume", "force", "as_json", "quiet", "debug"}
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+
+
+class ConfiguredCommand(click.Command):
+    """A command with --config, and with an --output that keeps the options of its run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take what the command line lacks from the files."""
+        try:
+            asked, _, _ = self.make_parser(ctx).parse_args(list(args))
+        except click.UsageError:  # is raised below
+            asked = {}
+        found: dict[str, Any] = {}
+        kept = Path(str(asked.get("output") or "")) / OPTIONS_NAME
+        if asked.get("resume") is True and asked.get("output") and kept.is_file():
+            found |= _read(self, kept)
+            found_in = str(found.pop(_STARTED_IN, os.getcwd()))
+            if found_in != os.getcwd() and not {"corpus", "vocab"} <= asked.keys():
+                raise click.UsageError(
+                    f"the run was started in {found_in}: resume it there, or name --vocab and "
+                    "CORPUS",
+                    ctx,
+                )
+        if isinstance(asked.get("config"), str):
+            found |= _read(self, Path(asked["config"]))
+        ctx.default_map = found
+        return super().parse_args(ctx, args)
+
+
+def keep_options(folder: Path) -> None:
+    """Write the options that the command at work was given to a run's folder."""
+    context = click.get_current_context()
+    lines = [f"{_STARTED_IN} = {_toml(os.getcwd())}"]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        value = context.params.get(name)
+        if name in _NOT_KEPT or context.get_parameter_source(name) not in _GIVEN or value is None:
+            continue
+        lines.append(f"{_names(parameter)[0]} = {_toml(value)}")
+    with atomic_output(str(folder / OPTIONS_NAME)) as file:
+        file.write("\n".join([*lines, ""]).encode())
+
+
+def _read(command: click.Command, path: Path) -> dict[str, Any]:
+    """Return options by the names of parameters; InputError for a file that has anything else."""
+    try:
+        content = tomllib.loads(path.read_bytes().decode())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"can't read the options in {path}: {reason}") from error
+    known = {_STARTED_IN: _STARTED_IN}
+    for parameter in command.params:
+        if parameter.name not in _NOT_KEPT - {"output", "force"}:
+            known |= {name: str(parameter.name) for name in _names(parameter)}
+    found = {}
+    for key, value in content.items():
+        name = known.get(key.replace("_", "-"))
+        if name is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(key, known, 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"{path} has {quote(key)}, which is not an option{hint}")
+        if isinstance(value, dict) or not _is_plain(value):
+            raise InputError(f"{path}: {key} is not a text, a number, true or false, or a list")
+        found[name] = value if isinstance(value, (bool, list)) else str(value)
+    if isinstance(found.get("corpus"), str):
+        found["corpus"] = [found["corpus"]]
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(each, (str, int, float)) for each in values)
+
+
+def _names(parameter: click.Parameter) -> list[str]:
+    """Return what a parameter is called in a file, its longest name first."""
+    names = (name.lstrip("-") for name in parameter.opts)
+    return sorted((name for name in names if len(name) > 1), key=len, reverse=True)
+
+
+def _toml(value: object) -> str:
+    """Return a value as TOML has it."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

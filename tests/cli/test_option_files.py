@@ -1,0 +1,121 @@
+"""Options of `train` from files: run.toml, and what a run keeps for --resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from llmgpu.lm.runs.records import read_log
+from tests.cli.conftest import Run, fails
+
+SIZES = {"dim": 32, "layers": 1, "heads": 2, "seq-len": 32, "steps": 3}
+OPTIONS = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
+
+
+def write(path: Path, **options: object) -> None:
+    """Write options as TOML; JSON has texts, numbers and lists in the same way."""
+    lines = (f"{name.replace('_', '-')} = {json.dumps(value)}\n" for name, value in options.items())
+    path.write_text("".join(lines))
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(record.step, record.loss) for record in read_log(folder / "log.jsonl").records]
+
+
+def test_a_file_gives_the_options_that_the_command_line_does_not(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    folder = corpus.parent
+    text = {"vocab": "v.bin", "corpus": "corpus.txt", "doc_separator": ["low"]}
+    sizes = {"seq_len": 32, "dim": 32, "layers": 1, "heads": 2, "steps": 9}
+    write(folder / "run.toml", **text, **sizes, device="cpu", tied=False, lr=1e-2)
+    done = llmgpu("train", "--config", "run.toml", "-o", "run", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    same = ("--untied", "--lr", "1e-2", "--device", "cpu", "--doc-separator", "low")
+    named = llmgpu("train", "--vocab", "v.bin", "corpus.txt", "-o", "named", *OPTIONS, *same)
+    assert named.returncode == 0, named.stderr
+    assert losses(folder / "run") == losses(folder / "named")
+    kept = [
+        tomllib.loads((folder / name / "options.toml").read_text()) for name in ("run", "named")
+    ]
+    assert kept[0] == kept[1]
+    assert kept[0] == SIZES | {
+        "started-in": str(folder),
+        "vocab": "v.bin",
+        "corpus": ["corpus.txt"],
+        "tied": False,
+        "lr": 0.01,
+        "device": "cpu",
+        "doc-separator": ["low"],
+    }
+    llmgpu("train", "--config", "run/options.toml", "-o", "again")
+    assert losses(folder / "again") == losses(folder / "run")
+
+
+def test_resuming_needs_only_the_folder(
+    llmgpu: Run, corpus: Path, vocab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = corpus.parent
+    start = ("train", "--vocab", "v.bin", "corpus.txt", *OPTIONS, "--device", "cpu", "--lr", "0.01")
+    assert llmgpu(*start, "-o", "run").returncode == 0
+    finished = llmgpu("train", "-o", "run", "--resume")
+    assert finished.returncode == 0 and b"nothing is left to do" in finished.stderr
+    assert llmgpu("train", "-o", "run", "--resume", "--steps", "5").returncode == 0
+    assert losses(folder / "run")[-1][0] == 5
+    finished = llmgpu("train", "-o", "run", "--resume")
+    assert b"nothing is left to do: 5 of 5 steps" in finished.stderr
+    fails(llmgpu("train", "-o", "run", "--resume", "--dim", "64"), 1, "dim is 64")
+    kept = folder / "run" / "options.toml"
+    kept.write_text(kept.read_text().replace(str(folder), "/elsewhere"))
+    fails(llmgpu("train", "-o", "run", "--resume"), 2, "the run was started in /elsewhere")
+    named = llmgpu("train", "-o", "run", "--resume", "--vocab", "v.bin", "corpus.txt")
+    assert named.returncode == 0, named.stderr
+    kept.unlink()
+    fails(llmgpu("train", "-o", "run", "--resume"), 2, "--vocab")
+    shutil.rmtree(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("dims = 3", "has 'dims', which is not an option: did you mean 'dim'?"),
+        ("untied = true", "has 'untied'"),
+        ("resume = true", "has 'resume'"),
+        ("debug = true", "has 'debug'"),
+        ("dim = {a = 1}", "dim is not a text"),
+        ("dim = [[1]]", "dim is not a text"),
+        ("dim = 1979-05-27", "dim is not a text"),
+        ("dim = ", "can't read the options in run.toml"),
+        ("\xff", "can't read the options in run.toml"),
+    ],
+)
+def test_a_file_with_anything_else_is_refused(
+    llmgpu: Run, vocab: Path, content: str, message: str
+) -> None:
+    (vocab.parent / "run.toml").write_bytes(content.encode("latin-1"))
+    fails(llmgpu("train", "--config", "run.toml", "-o", "run", "x"), 1, message)
+    fails(llmgpu("train", "--config", "missing.toml", "-o", "run", "x"), 1, "missing.toml")
+    assert not (vocab.parent / "run").exists()
+
+
+def test_values_are_checked_as_on_the_command_line(llmgpu: Run, vocab: Path) -> None:
+    write(vocab.parent / "run.toml", vocab="v.bin", dim="x")
+    fails(llmgpu("train", "--config", "run.toml", "-o", "run"), 2, "'--dim': 'x'")
+
+
+def test_lines_as_json(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    start = ("train", "--vocab", "v.bin", "corpus.txt", *OPTIONS, "--device", "cpu", "-o", "run")
+    done = llmgpu(*start, "--log-format", "json")
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert lines[2]["message"].startswith("step 1/3: loss ") and lines[2]["step"] == 1
+    steps = [line for line in lines if "tokens_per_second" in line]
+    assert [(line["step"], line["steps"], line["loss"]) for line in steps] == [
+        (step, 3, loss) for step, loss in losses(corpus.parent / "run")
+    ]
+    noted = llmgpu("info", "missing", "--log-format", "json")
+    assert noted.stderr.decode().startswith("error: ")
+    fails(llmgpu("info", "--log-format", "xml"), 2, "xml")
