@@ -51,6 +51,10 @@ class DeviceError(LlmgpuError):
     """No adapter matches, an adapter's limit is too small, or its memory is exhausted."""
 
 
+class CapacityError(DeviceError):
+    """A device can't hold, or bind, as much as the work needs."""
+
+
 class TrainingError(LlmgpuError):
     """Training can't continue: a loss or a gradient is not a finite number."""
 

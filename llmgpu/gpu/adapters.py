@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmgpu.errors import DeviceError
+from llmgpu.errors import CapacityError, DeviceError
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, MatrixShape
 from llmgpu.gpu.drivers import default_driver
 
@@ -171,11 +171,11 @@ class OpenedAdapter:
         return size // ALIGNMENT * ALIGNMENT
 
     def create_handle(self, label: str, nbytes: int, usage: BufferUsage) -> Any:
-        """Make the driver's buffer; DeviceError if the device is out of memory."""
+        """Make the driver's buffer; CapacityError if the device is out of memory."""
         try:
             return self.handle.create_buffer(label=label, size=nbytes, usage=int(usage))
         except self.webgpu.errors as error:
-            raise DeviceError(
+            raise CapacityError(
                 f"{self.name} can't allocate {nbytes} bytes for {label}: {error}"
             ) from error
 

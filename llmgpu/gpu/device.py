@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.errors import DeviceError
+from llmgpu.errors import CapacityError
 from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferUsage
@@ -95,11 +95,11 @@ class Device(OpenedAdapter):
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         """Make a storage buffer of at least `nbytes` bytes, zeros at first.
 
-        DeviceError if the adapter can't bind that much, or is out of memory.
+        CapacityError if the adapter can't bind that much, or is out of memory.
         """
         size = aligned(nbytes)
         if size > self.max_binding_bytes:
-            raise DeviceError(
+            raise CapacityError(
                 f"{label} needs {size} bytes, but {self.name} binds at most "
                 f"{self.max_binding_bytes}; use less text (--limit) or --device cpu"
             )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
-from llmgpu.errors import DeviceError
+from llmgpu.errors import CapacityError
 from llmgpu.gpu import Commands, Device, Kernel, constant, paced_states, struct_dtype
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
@@ -80,7 +80,7 @@ def train(
     """
     reason = unfit(device, words, merges)
     if reason is not None:
-        raise DeviceError(f"{device.name} can't merge these words: {reason}; use --device cpu")
+        raise CapacityError(f"{reason}; use --device cpu")
     if len(words.counts) == 0 or merges == 0:
         none = np.empty(0, np.int64)
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
@@ -106,13 +106,13 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     """Return why a device can't train on these words, None if it can."""
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:
-        return f"{symbols} tokens asked for, the most are {MAX_SYMBOLS}"
+        return f"on {device.name}, {symbols} tokens asked for, the most are {MAX_SYMBOLS}"
     positions = _positions(words)
     most = device.max_binding_bytes // LINK_BYTES
     if positions > most:
-        return f"the distinct pre-tokens take {positions} positions, the most are {most}"
+        return f"on {device.name} the distinct pre-tokens take {positions} positions, the most are {most}"
     if words.total > NONE and _highest_count(words) > NONE:
-        return f"a pair occurs more than {NONE} times"
+        return f"on {device.name} a pair occurs more than {NONE} times"
     return None
 
 
@@ -138,7 +138,7 @@ def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uin
     Returns the number of the pair that starts at each symbol, uint32 (n,), meaningless at the ends
     of words, and the pairs, uint32 (distinct, 2).
     """
-    symbols = words.symbols
+    symbols = words.symbols.astype(np.uint32)
     if len(words.lengths) == 256:
         # Of bytes, every possible pair gets a number: cheaper than finding the distinct ones.
         numbers = symbols << np.uint32(8)
@@ -206,7 +206,7 @@ class _BatchedLoop:
         params["distinct_pairs"] = len(first_pairs)
         ends = np.column_stack([words.offsets[1:], words.counts]).astype(np.uint32)
         buffers = self._buffers | {
-            "word_symbols": device.upload("word symbols", words.symbols),
+            "word_symbols": device.upload("word symbols", words.symbols.astype(np.uint32)),
             "pair_entries": device.upload("pair entries", numbers),
             "words": device.upload("words", ends),
             "first_pairs": device.upload("first pairs", first_pairs),

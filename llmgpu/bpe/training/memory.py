@@ -48,7 +48,7 @@ def _counting(plan: Plan, words: float, nbytes: float) -> Memory:
 
 def _merging(plan: Plan, words: float, nbytes: float) -> Memory:
     if plan.merging.device is None:
-        return Memory(merge_host.memory_costs().of(words, nbytes))
+        return Memory(merge_host.memory_costs(words, nbytes).of(words, nbytes))
     from llmgpu.bpe.training import batched_gpu
 
     return _on_device(plan, _UPLOAD.of(words, nbytes), batched_gpu.COSTS.of(words, nbytes))

@@ -1,6 +1,8 @@
 """Merging on the host: by the CPU engine, one merge after the other, or on NumPy, many at a time.
 
-Both make the same merges; llmgpu/cpu/merging.c says how the engine does it.
+Words that are very long, or too many for the memory that is free, are merged by NumPy in little
+memory, which takes longer: see `scanned_words`. All of them make the same merges; how the engine
+does it is in llmgpu/cpu/merging.c.
 """
 
 from __future__ import annotations
@@ -8,15 +10,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training import batched_numpy, linked_words
+from llmgpu.bpe.training import batched_numpy, linked_words, scanned_words
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.cpu.library import library
 from llmgpu.cpu.trainer import CTrainer
-from llmgpu.memory import Costs
+from llmgpu.errors import InputError
+from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
 
 ENGINE_COSTS = Costs(fixed=10 << 20, per_byte=36, per_word=40)
+LONG_WORD = (
+    256  # bytes of a word on average; of longer ones the lists would take most of the memory
+)
 SLICE_MERGES = 256  # between two reports
 SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
 
@@ -24,9 +30,24 @@ Piece = tuple[NDArray[np.uint32], NDArray[np.int64]]  # merges as in `Merges`: p
 _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
-def memory_costs() -> Costs:
-    """Return what merging takes."""
-    return batched_numpy.COSTS if library() is None else ENGINE_COSTS
+def memory_costs(words: float, nbytes: float) -> Costs:
+    """Return what merging takes for this many words that have `nbytes` in all."""
+    costs = batched_numpy.COSTS if library() is None else ENGINE_COSTS
+    free = free_memory()
+    is_too_much = free is not None and costs.of(words, nbytes) > free
+    return scanned_words.COSTS if is_too_much or nbytes > LONG_WORD * words else costs
+
+
+def require_free(words: SymbolWords) -> None:
+    """Raise InputError if merging needs more memory than is free, however it is done."""
+    count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
+    needed = memory_costs(count, nbytes).of(count, nbytes) - nbytes
+    if free is not None and needed > free:
+        raise InputError(
+            f"merging {count:,} distinct pre-tokens of {nbytes:,} bytes needs up to "
+            f"{needed / 1e6:,.0f} MB of memory, and {free / 1e6:,.0f} MB are free: use less text "
+            "(--limit), or a pattern that makes shorter pre-tokens"
+        )
 
 
 def train(
@@ -38,8 +59,13 @@ def train(
     on_merges: OnMerges | None = None,
     spellings: Spellings | None = None,
 ) -> Merges:
-    """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`."""
-    if library() is None:
+    """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
+
+    Raises InputError if there is too little memory.
+    """
+    require_free(words)
+    scans = memory_costs(len(words.counts), len(words.symbols)) is scanned_words.COSTS
+    if scans or library() is None:
         return batched_numpy.train(
             words,
             options,
@@ -47,6 +73,7 @@ def train(
             progress=progress,
             on_merges=on_merges,
             spellings=spellings,
+            scans=scans,
         )
     trainer = _open(words, merges, max(options.min_frequency, 1), options.max_token_length)
     learned, made = [_NONE], 0
@@ -101,7 +128,7 @@ def _open(
 ) -> CTrainer:
     linked_words.check_limits(words, new_symbols)
     return CTrainer(
-        words.symbols,
+        words.symbols.astype(np.uint32, copy=False),
         words.offsets,
         words.counts,
         words.lengths,

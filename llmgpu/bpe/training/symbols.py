@@ -20,21 +20,20 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import InputError, VocabularyError
 
-_BLOCK = 1 << 20
-
 
 @dataclass(frozen=True, eq=False)
 class SymbolWords:
     """Words of two symbols or more; shorter ones have nothing to merge and are left out.
 
-    symbols: uint32 (n,), the words end to end.
+    symbols: (n,), the words end to end: uint8 if they are bytes that nothing was merged of, else
+        uint32.
     offsets: int64 (words + 1,), word k is symbols[offsets[k] : offsets[k + 1]].
     counts: int64 (words,), how often each word occurs, at least once.
     lengths: uint32 (next symbol,), the bytes of each symbol; the first new symbol is len(lengths).
     total: symbols of the whole text, words that are left out included.
     """
 
-    symbols: NDArray[np.uint32]
+    symbols: NDArray[np.uint8] | NDArray[np.uint32]
     offsets: NDArray[np.int64]
     counts: NDArray[np.int64]
     lengths: NDArray[np.uint32]
@@ -49,21 +48,14 @@ def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> Symbol
     lengths = np.diff(words.offsets)
     kept = lengths > 1
     data = words.data if kept.all() else words.data[np.repeat(kept, lengths)]
+    table = byte_ranks.astype(np.uint8).tobytes()
     return SymbolWords(
-        symbols=_ranked(data, byte_ranks),
+        symbols=np.frombuffer(data.tobytes().translate(table), np.uint8),
         offsets=offsets_of(lengths[kept]),
         counts=words.counts[kept],
         lengths=np.ones(256, np.uint32),
         total=int(np.dot(lengths, words.counts)),
     )
-
-
-def _ranked(data: NDArray[np.uint8], byte_ranks: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    symbols = np.empty(len(data), np.uint32)
-    for first in range(0, len(data), _BLOCK):  # an index of NumPy's takes 8 bytes
-        block = slice(first, first + _BLOCK)
-        symbols[block] = byte_ranks[data[block]]
-    return symbols
 
 
 class Spellings:

@@ -27,6 +27,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.symbols import (
     Merges,
+    OnMerges,
     Spellings,
     SymbolWords,
     check_logged,
@@ -38,7 +39,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
-from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.errors import CapacityError, InputError, LlmgpuError
 from llmgpu.memory import OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
@@ -233,25 +234,56 @@ def _merge(
     """Learn the merges that are still missing."""
     options = run.options
     merges = options.start.size + options.merges - len(words.lengths)
-    on_merges = checkpoint.add_merges if checkpoint else None
+    on_merges = Logged(checkpoint.add_merges) if checkpoint else None
     device = run.plan.merging.device
     if device is not None:
         from llmgpu.bpe.training import batched_gpu
 
         reason = batched_gpu.unfit(device, words, merges)
-        if reason is None:
-            return batched_gpu.train(
-                device, words, options, merges=merges, progress=run.progress, on_merges=on_merges
-            )
-        run.notes.append(f"merged on the CPU, because {reason} on {device.name}")
+        try:
+            if reason is None:
+                return batched_gpu.train(
+                    device,
+                    words,
+                    options,
+                    merges=merges,
+                    progress=run.progress,
+                    on_merges=on_merges.take if on_merges else None,
+                )
+        except CapacityError as error:  # perhaps after some merges, which the CPU makes, too
+            reason = str(error)
+            if on_merges:
+                on_merges.start_again()
+        run.notes.append(f"merged on the CPU, because {reason}")
     return merge_host.train(
         words,
         options,
         merges=merges,
         progress=run.progress,
-        on_merges=on_merges,
+        on_merges=on_merges.take if on_merges else None,
         spellings=spellings,
     )
+
+
+class Logged:
+    """Passes merges on once, also if another backend makes all of them again."""
+
+    def __init__(self, on_merges: OnMerges) -> None:
+        """Pass them to `on_merges`."""
+        self._on_merges = on_merges
+        self._passed = self._made = 0
+
+    def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
+        """Pass on those of the next merges that were not."""
+        known = min(max(self._passed - self._made, 0), len(counts))
+        self._made += len(counts)
+        if known < len(counts):
+            self._passed = self._made
+            self._on_merges(pairs[known:], counts[known:])
+
+    def start_again(self) -> None:
+        """Take the merges from the first one on once more."""
+        self._made = 0
 
 
 def _measure_sizes(

@@ -42,7 +42,7 @@ def test_words_become_symbols(tie: str) -> None:
         spelled[bytes(byte_ids(ranks)[symbols].tolist())] = count
     assert spelled == {b"ab": 1, b" ab": 2}  # words of one byte have nothing to merge
     assert words.total == 10
-    assert words.symbols.dtype == np.uint32
+    assert words.symbols.dtype == np.uint8
     assert words.lengths.tolist() == [1] * 256
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
-from llmgpu.bpe.training.train import count_corpus, train_vocabulary
+from llmgpu.bpe.training.train import Logged, count_corpus, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
@@ -38,6 +40,38 @@ def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie
         result = train_vocabulary(corpus_from_bytes(documents), options, backend)
         files.add(result.vocabulary.to_bytes())
     assert len(files) == 1
+
+
+@pytest.mark.parametrize("size", [1 << 16, 1 << 23], ids=["at the start", "as buffers grow"])
+def test_what_does_not_fit_the_device_is_merged_on_the_cpu(size: int, tmp_path: Path) -> None:
+    options = TrainingOptions(280)
+    counts = count_corpus(corpus_from_bytes(b"a" * 300_000), make_plan(options, NUMPY))
+    expected = train_vocabulary(counts, options, NUMPY)
+    small = Device(limits={"max-storage-buffer-binding-size": size})
+    checkpoint = Checkpoint.begin(tmp_path / "run", {})
+    result = train_vocabulary(
+        counts, options, Backend(small, "a small device"), checkpoint=checkpoint
+    )
+    assert result.vocabulary.to_bytes() == expected.vocabulary.to_bytes()
+    assert [note.split(", because ")[0] for note in result.notes] == ["merged on the CPU"]
+    assert checkpoint.read_merges()[1].tolist() == expected.merge_counts.tolist()
+    checkpoint.remove()
+
+
+def test_merges_made_again_are_logged_once() -> None:
+    logged: list[int] = []
+    log = Logged(lambda pairs, counts: logged.extend(counts.tolist()))
+
+    def take(*counts: int) -> None:
+        log.take(np.zeros((len(counts), 2), np.uint32), np.array(counts, np.int64))
+
+    take(9, 8)
+    take(7)
+    log.start_again()
+    take(9)
+    take(8, 7, 6, 5)
+    take(4)
+    assert logged == [9, 8, 7, 6, 5, 4]
 
 
 def test_every_engine_takes_the_version_of_unicode(device: Device) -> None:

@@ -1,0 +1,93 @@
+"""Merging in little memory against merging linked words."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgpu.bpe.training import batched_numpy, merge_host, scanned_words
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.errors import InputError
+from tests.bpe.word_lists import as_words
+
+PARTS = st.lists(st.sampled_from(b"aaabcde"), min_size=1, max_size=4).map(bytes)
+WORDS = st.lists(st.tuples(PARTS, st.integers(1, 12)), min_size=1, max_size=4).map(
+    lambda parts: b"".join(part * count for part, count in parts)
+)
+COUNTS = st.dictionaries(WORDS, st.sampled_from([1, 2, 5, 1000]), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    COUNTS,
+    st.sampled_from([1, 4, 40, 300]),
+    st.sampled_from([0, 2, 3]),
+    st.sampled_from([None, 3, 16]),
+    st.fixed_dictionaries(
+        {
+            "CHUNK": st.sampled_from([9, 50, 1 << 18]),
+            "MOST_LISTED": st.sampled_from([1, 3, 1 << 14]),
+            "MOST_COUNTED": st.sampled_from([60, 1 << 22]),
+            "LISTED_SHARE": st.sampled_from([1, 4, 20]),
+        }
+    ),
+)
+def test_the_same_merges(
+    counts: dict[bytes, int], merges: int, least: int, longest: int | None, sizes: dict[str, int]
+) -> None:
+    words = byte_symbols(as_words(counts), byte_ranks("hf"))
+    options = TrainingOptions(1000, min_frequency=least, max_token_length=longest)
+    expected = batched_numpy.train(words, options, merges=merges)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in sizes.items():
+            patch.setattr(scanned_words, name, size)
+        made = batched_numpy.train(words, options, merges=merges, scans=True)
+    assert made.pairs.tolist() == expected.pairs.tolist()
+    assert made.counts.tolist() == expected.counts.tolist()
+    assert made.symbols == expected.symbols
+
+
+def one_word(letters: bytes, size: int) -> SymbolWords:
+    data = np.random.default_rng(3).choice(np.frombuffer(letters, np.uint8), size)
+    words = DistinctWords(data, np.array([0, size]), np.ones(1, np.int64))
+    return byte_symbols(words, byte_ranks("hf"))
+
+
+@pytest.mark.parametrize("letters", [b"a", b"abcdefghijklmnopqrstuvwxyz"])
+def test_memory_is_a_small_multiple_of_the_words(
+    letters: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanned_words, "CHUNK", 1 << 12)
+    monkeypatch.setattr(scanned_words, "MOST_LISTED", 1 << 10)
+    words = one_word(letters, 1_000_000)
+    tracemalloc.start()
+    try:
+        batched_numpy.train(words, TrainingOptions(1000), merges=60, scans=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 9 * len(words.symbols) + (1 << 20)
+
+
+def test_what_is_long_or_too_much_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = merge_host.memory_costs(1000, 8000)
+    assert usual is not scanned_words.COSTS
+    assert merge_host.memory_costs(1, 8000) is scanned_words.COSTS
+    monkeypatch.setattr(merge_host, "free_memory", lambda: 1 << 20)
+    assert merge_host.memory_costs(1000, 8000) is scanned_words.COSTS
+    monkeypatch.setattr(merge_host, "free_memory", lambda: None)
+    assert merge_host.memory_costs(1000, 8000) is usual
+
+
+def test_too_little_memory_is_said_before_merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_host, "free_memory", lambda: 50_000_000)
+    words = one_word(b"ab", 1000)
+    with pytest.raises(InputError, match=r"^merging 1 distinct .* up to 168 MB .* 50 MB are free"):
+        merge_host.train(words, TrainingOptions(300), merges=3)
