@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -47,7 +48,14 @@ from llmgpu.tokens.formats import (
     read_tokens,
     recognize_format,
 )
-from llmgpu.tokens.parts import FirstTokens, SplitSink, check_shares, part_name, spans_without
+from llmgpu.tokens.parts import (
+    FirstTokens,
+    ShuffledSink,
+    SplitSink,
+    check_shares,
+    part_name,
+    spans_without,
+)
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.shown import ShownTokens, Style
 from llmgpu.tokens.sinks import TokenSink
@@ -72,6 +80,7 @@ class _Output:
     force: bool
     split: dict[str, float]
     seed: int
+    shuffle: bool
 
     @property
     def names(self) -> list[str]:
@@ -104,6 +113,7 @@ def tokenize(
     layout: str,
     split: tuple[tuple[str, float], ...],
     seed: int,
+    shuffle: bool,
     max_tokens: int | None,
     resume: bool,
     force: bool,
@@ -120,7 +130,7 @@ def tokenize(
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
-    target = _Output(output, *shape, resume, force, dict(split), seed)
+    target = _Output(output, *shape, resume, force, dict(split), seed, shuffle)
     _check_output(target, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode:
@@ -171,8 +181,12 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--resume needs --shard-tokens N")
     if output.split and not (is_encoding and output.name != STANDARD_OUTPUT):
         raise click.UsageError("--split needs -o FILE, and no --decode or --count")
-    if output.format == SHOWN and (output.split or output.shard_tokens):
-        raise click.UsageError(f"--format {SHOWN} can't be combined with --split or --shard-tokens")
+    if output.shuffle and not is_encoding:
+        raise click.UsageError("--shuffle can't be combined with --decode or --count")
+    if output.format == SHOWN and (output.split or output.shuffle or output.shard_tokens):
+        raise click.UsageError(
+            f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
+        )
     check_shares(output.split)
     if output.shard_tokens is None:
         return
@@ -216,16 +230,25 @@ def _open_sinks(
         return ShownTokens(output.name, vocabulary, _style(output.name))
     if output.split:
         key |= {"split": output.split, "seed": output.seed}
+    if output.shuffle:
+        key |= {"order": output.seed}
     with ExitStack() as opened:  # aborts the first if the second can't be opened
         sinks = []
         for name in output.names:
             sinks.append(_open_sink(name, output, vocabulary, added, key, report))
             opened.callback(sinks[-1].abort)
         opened.pop_all()
-    if not output.split:
-        return sinks[0]
     spans = spans_without(vocabulary, added)
-    return SplitSink(sinks, [*output.split.values()], output.seed, spans)
+    shares = [*output.split.values()]
+    sink = SplitSink(sinks, shares, output.seed, spans) if output.split else sinks[0]
+    if not output.shuffle:
+        return sink
+    folder = None if output.name == STANDARD_OUTPUT else os.path.dirname(output.name) or os.curdir
+    try:
+        return ShuffledSink(sink, output.seed, spans, folder)
+    except BaseException:
+        sink.abort()
+        raise
 
 
 def _open_sink(
@@ -328,8 +351,9 @@ def _encode(
             with open_sink() as sink:
                 encode_into(sink, encoder, text, progress)
             tokens = sink.ids
-            if isinstance(sink, SplitSink):
-                sizes = ({"tokens": part.ids, "documents": part.documents} for part in sink.sinks)
+            split = sink.sink if isinstance(sink, ShuffledSink) else sink
+            if isinstance(split, SplitSink):
+                sizes = ({"tokens": part.ids, "documents": part.documents} for part in split.sinks)
                 parts = {"parts": [*sizes]}
     finally:
         report.close()

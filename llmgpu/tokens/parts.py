@@ -1,9 +1,10 @@
-"""Parts of a tokenized text: its first tokens, and its documents divided among several outputs."""
+"""Parts of a tokenized text: first tokens, documents shuffled or divided among several outputs."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,9 +13,12 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
+from llmgpu.files import output_errors
 from llmgpu.text.corpus import TextSource
 from llmgpu.tokens.sinks import TokenSink
 
+_PIECE_IDS = 1 << 20
+_SHUFFLING = 1 << 63  # added to a seed: the order has nothing to do with --split
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 
@@ -117,6 +121,80 @@ class SplitSink(TokenSink):
         """Abort all sinks."""
         for sink in self.sinks:
             sink.abort()
+
+
+class ShuffledSink(TokenSink):
+    """Hands documents on in an order that is drawn by the seed and their numbers alone.
+
+    sink: where they go. Until the end, ids are in a temporary file, 4 bytes each, and where
+    documents begin in memory.
+    """
+
+    def __init__(
+        self, sink: TokenSink, seed: int, spans: NDArray[np.int64], folder: str | None = None
+    ) -> None:
+        """Shuffle what goes to `sink`.
+
+        seed: 0 or more. spans: bytes of text of each id. folder: of the temporary file.
+
+        Raises OutputError if that can't be made.
+        """
+        super().__init__()
+        self.sink = sink
+        self._seed = seed
+        self._spans = spans
+        self._name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
+        with output_errors(self._name):
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (see `abort`)
+        self._starts: list[NDArray[np.int64]] = []
+
+    def write(self, piece: EncodedSlice) -> None:
+        """Keep the next ids, see `TokenSink.write`."""
+        with output_errors(self._name):
+            self._file.write(np.ascontiguousarray(piece.ids, np.uint32).data)
+        self._starts.append(piece.document_starts + self.ids)
+        self.ids += len(piece.ids)
+        self.documents += len(piece.document_starts)
+
+    def close(self) -> None:
+        """Hand all documents on, and close the sink."""
+        try:
+            with output_errors(self._name):
+                self._file.flush()
+            for piece in self._pieces():
+                self.sink.write(piece)
+        except BaseException:
+            self.abort()
+            raise
+        self._file.close()
+        self.sink.close()
+
+    def abort(self) -> None:
+        """Abort the sink."""
+        self._file.close()
+        self.sink.abort()
+
+    def _pieces(self) -> Iterator[EncodedSlice]:
+        """Yield the documents in their new order, in pieces of bounded size."""
+        starts = np.concatenate([np.empty(0, np.int64), *self._starts])
+        lengths = np.diff(np.append(starts, self.ids))
+        numbers = np.arange(len(starts), dtype=np.uint64)
+        order = np.argsort(uniform(self._seed + _SHUFFLING, numbers), kind="stable")
+        ends = np.cumsum(lengths[order])
+        begins = ends - lengths[order]
+        shifts = starts[order] - begins  # from where an id comes to where it goes
+        kept = np.memmap(self._file, np.uint32, "r") if self.ids else np.empty(0, np.uint32)
+        for begin in range(0, self.ids, _PIECE_IDS):
+            end = min(self.ids, begin + _PIECE_IDS)
+            low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
+            inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
+            at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
+            first = np.searchsorted(begins, begin, "left")
+            ids = kept[at]
+            text_bytes = int(self._spans[ids].sum())
+            yield EncodedSlice(ids, begins[first:high] - begin, text_bytes)
+        empty = len(begins) - int(np.searchsorted(begins, self.ids, "left"))
+        yield EncodedSlice(np.empty(0, np.uint32), np.zeros(empty, np.int64), 0)
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:

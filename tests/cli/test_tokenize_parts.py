@@ -8,6 +8,8 @@ import pty
 import subprocess
 from pathlib import Path
 
+import numpy as np
+
 from llmgpu import Tokenizer
 from llmgpu.tokens.bin import read_side_file
 from tests.cli.conftest import COMMAND, Run, environment, fails
@@ -99,3 +101,23 @@ def test_tokens_are_shown_in_lines_and_on_a_terminal_in_colours(
         shown = os.read(ours, 1 << 16).decode()
         os.close(ours)
         assert shown.count(sign) == len(ids) and "\x1b[1m" not in shown
+
+
+def test_documents_in_another_order(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    shuffle = ("--line-documents", "--shuffle", "--seed", "3")
+    plain = llmgpu(*ENCODE, "--line-documents", "--format", "jsonl").stdout.splitlines()
+    found = llmgpu(*ENCODE, *shuffle, "--format", "jsonl").stdout.splitlines()
+    assert sorted(found) == sorted(plain) and found != plain
+    assert llmgpu(*ENCODE, *shuffle, "-o", "a.bin").returncode == 0
+    assert llmgpu(*ENCODE, *shuffle, "--shard-tokens", "500", "-o", "b.bin").returncode == 0
+    ids = np.fromfile(corpus.parent / "a.bin", "<u2").tolist()
+    assert ids == [i for line in found for i in json.loads(line)["ids"]]
+    shards = sorted(corpus.parent.glob("b-*.bin"))
+    assert b"".join(path.read_bytes() for path in shards) == (corpus.parent / "a.bin").read_bytes()
+    done = llmgpu(*ENCODE, *shuffle, "--split", "val=0.2", "-o", "train.bin", "--json", "-q")
+    parts = json.loads(done.stdout)["parts"]
+    assert [part["documents"] for part in parts] == [
+        read_side_file(corpus.parent / name)["documents"] for name in ("train.bin", "val.bin")
+    ]
+    fails(llmgpu(*ENCODE, "--shuffle", "--count"), 2, "--shuffle can't be combined")
+    assert not list(corpus.parent.glob("tmp*"))

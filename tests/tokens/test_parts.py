@@ -14,8 +14,10 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.tokens import parts
 from llmgpu.tokens.parts import (
     FirstTokens,
+    ShuffledSink,
     SplitSink,
     check_shares,
     part_name,
@@ -143,3 +145,48 @@ def test_the_first_tokens(most: int) -> None:
     assert [i for document in sink.found for i in document] == taken
     assert len(sink.found) == first.documents == sum(begin < most for begin in begins)
     assert first.text_bytes == sum(int(spans[i]) for i in taken)
+
+
+def shuffled(documents: list[list[int]], pieces: int, seed: int) -> Kept:
+    """The documents after shuffling, given in pieces cut anywhere."""
+    ids = np.array([i for document in documents for i in document], np.uint32)
+    lengths = np.array([len(document) for document in documents], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    kept = Kept()
+    sink = ShuffledSink(kept, seed, np.arange(100))
+    done = 0
+    for part in np.array_split(ids, pieces):
+        last = done + len(part) == len(ids)
+        here = starts[(starts >= done) & ((starts < done + len(part)) | last)] - done
+        sink.write(EncodedSlice(part, here, 0))
+        starts = starts[len(here) :] if not last else starts[:0]
+        done += len(part)
+    sink.close()
+    return kept
+
+
+@pytest.mark.parametrize("piece_ids", [1, 3, 1 << 20])
+def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
+    monkeypatch.setattr(parts, "_PIECE_IDS", piece_ids)
+    documents = [[k] * (k % 4) for k in range(1, 60)]
+    found = {
+        (pieces, seed): shuffled(documents, pieces, seed) for pieces in (1, 7) for seed in (0, 5)
+    }
+    for kept in found.values():
+        assert sorted(kept.found) == sorted(documents) and kept.found != documents
+        assert kept.ended == "closed"
+        assert kept.text_bytes == sum(map(sum, documents))
+    assert found[1, 0].found == found[7, 0].found != found[1, 5].found == found[7, 5].found
+    # The order is that of numbers drawn for each document.
+    drawn = uniform(parts._SHUFFLING, np.arange(len(documents), dtype=np.uint64))
+    assert found[1, 0].found == [documents[k] for k in np.argsort(drawn)]
+
+
+def test_shuffling_nothing_and_failing() -> None:
+    assert shuffled([], 1, 0).found == []
+    assert shuffled([[], []], 1, 0).found == [[], []]
+    sink = ShuffledSink(failing := Kept(), 0, np.arange(100))
+    sink.abort()
+    assert failing.ended == "aborted"
+    with pytest.raises(OutputError, match=r"can't write /missing/a temporary file"):
+        ShuffledSink(Kept(), 0, np.arange(100), "/missing")

@@ -85,7 +85,12 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of --split.",
+    help="Seed of --split and --shuffle.",
+)
+@click.option(
+    "--shuffle",
+    is_flag=True,
+    help="Write documents in an order that is drawn at random; takes 4 bytes of disk a token more.",
 )
 @click.option(
     "--max-tokens",
