@@ -6,9 +6,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding import matching
 from llmgpu.bpe.encoding.matching import BpeMatcher, Words
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -95,6 +98,24 @@ def test_an_unknown_token_that_merges(
     """Bytes without a token become one that pairs may have: several bytes are one symbol."""
     unknown = data.draw(st.integers(0, vocabulary.size - 1))
     check(replace(vocabulary, unknown_token=unknown), [word + b"xb" for word in words])
+
+
+def test_keys_of_words_that_are_done_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round looks at the words that still merge, not at all of them."""
+    sizes = []
+
+    class Recording(matching._MergingWords):
+        def best_keys(self) -> NDArray[np.uint32]:
+            best = super().best_keys()
+            sizes.append(len(self._keys))
+            return best
+
+    monkeypatch.setattr(matching, "_MergingWords", Recording)
+    tokens = [*BYTES, *(b"a" * length for length in range(2, 33))]
+    merges = [(97 if k == 256 else k - 1, 97, k) for k in range(256, len(tokens))]
+    vocabulary = make_vocabulary(tokens, merges, ignore_merges=False)
+    check(vocabulary, [b"a" * 3] * 500 + [b"a" * 33])
+    assert sizes[0] == 3 * 500 + 33 and set(sizes[2:12]) == {33}
 
 
 def test_no_words() -> None:
