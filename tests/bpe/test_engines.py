@@ -12,7 +12,7 @@ from llmgpu.bpe.training import train as training
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from tests.bpe.encoding.test_encoder_gpu import with_pattern
-from tests.bpe.encoding.test_matching import merge_vocabularies
+from tests.bpe.encoding.test_matching import make_vocabulary, merge_vocabularies
 from tests.conftest import examples
 from tests.engines import Engine, count, encode, train
 from tests.reference import bpe as reference
@@ -89,6 +89,20 @@ def test_ids_of_unusual_vocabularies(
     texts = [text.encode() for text in documents]
     expected = [reference_encoding.bpe_encode(made, text) for text in texts]
     assert encode(engine.encoder(made, 64), texts) == expected
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_words_that_are_tokens_no_merges_lead_to(engine: Engine, whole: bool) -> None:
+    """Taken whole if the vocabulary says so, whatever way their lengths are stored; else merged."""
+    words = [(b"abcdefghij" * 30)[:length] for length in (2, 3, 7, 8, 9, 15, 16, 17, 40, 256, 257)]
+    single = [bytes([value]) for value in range(256)]
+    merges = [(ord("c"), ord("d"), 256)]
+    made = make_vocabulary([*single, b"cd", *words], merges, ignore_merges=whole)
+    vocabulary = with_pattern(made, "class")
+    documents = [*words, *(b"c" + word for word in words), b"\n".join([*words, *words])]
+    expected = [reference_encoding.bpe_encode(vocabulary, document) for document in documents]
+    assert encode(engine.encoder(vocabulary, 4096), documents) == expected
+    assert len(expected[0]) == (1 if whole else 2)
 
 
 @pytest.mark.parametrize("method", ["batched", "recount"])
