@@ -87,6 +87,8 @@ TESTS = {
     "llmgpu/cpu/merging.c": "bpe/training/test_merge_host.py",
     "llmgpu/cpu/long_words.c": "cpu/test_long_words.py " + _ENCODING,
     "llmgpu/cpu/pretokens.c": _PRETOKENS + " bpe/test_engines.py",
+    "llmgpu/cpu/blocks.c": _PRETOKENS,
+    "llmgpu/cpu/shared_words.c": "cpu/test_shared_words.py " + _ENCODING,
     "llmgpu/cpu/words.c": "bpe/words/test_count_host.py " + _ENCODING,
     "llmgpu/cpu/encode.c": _ENCODING + " bpe/encoding/test_special_encoding.py",
     "llmgpu/cpu/matching.c": _ENCODING + " bpe/encoding/test_matching.py",

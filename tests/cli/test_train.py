@@ -84,6 +84,20 @@ def test_as_many_steps_as_there_are_by_default(llmgpu: Run, corpus: Path, vocab:
 
 
 @pytest.mark.slow
+def test_all_steps_of_the_preset_that_is_the_default(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    done = llmgpu("train", "--vocab", "v.bin", "corpus.txt", "-o", "run", "--device", "cpu", "-q")
+    assert done.returncode == 0, done.stderr
+    run = corpus.parent / "run"
+    log = read_log(run / "log.jsonl")
+    assert (log.facts["options"]["steps"], log.records[-1].step) == (500, 500)
+    assert log.records[-1].tokens == 500 * 8 * 128
+    assert log.records[-1].loss < 0.5 * log.records[0].loss
+    assert (run / "step-00000500").is_dir()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2")])
 def test_a_killed_run_goes_on_bit_by_bit(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]

@@ -97,6 +97,9 @@ def test_where_cuts_are() -> None:
     assert cuts(vocabulary, b"\xa4\xe4\xb8\x80 \xe4\xb8\x80") == {5}
     assert cuts(vocabulary, b"x\xc3") == set()  # what is behind may be a token's
     assert cuts(vocabulary, b"\xc3") == cuts(vocabulary, b"") == set()
+    for end in (b"a\xc3\xa4", b"a\xc3\xa9", b"b\xc3\xa4", b"x\xc3\xa4", b"\xe4\xb8\x80"):
+        text = b"z" * 16 + end  # shorter words are cut by no engine
+        assert encode(vocabulary, text, 99) == reference.bpe_encode(vocabulary, text)
 
 
 def test_no_cut_makes_a_piece_that_no_merges_lead_to() -> None:

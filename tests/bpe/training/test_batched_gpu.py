@@ -189,6 +189,16 @@ def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
     )
 
 
+def test_pairs_of_the_least_count_survive_compaction(device: Device) -> None:
+    """Merged until no pair is left, in a list that has to be compacted on the way."""
+    words = random_words(4, 600, b"abcdef")
+    sizes = Capacities(listed=len(words.symbols) + 10)
+    expected = batched_numpy.train(words, REPEATED, merges=1 << 14)
+    assert expected.counts[-1] == 2
+    found = batched_gpu.train(device, words, REPEATED, merges=1 << 14, first_capacities=sizes)
+    assert_same(found, expected)
+
+
 def test_counts_of_32_bits_are_exact_up_to_the_last(device: Device) -> None:
     most = (1 << 32) - 1
     words = byte_symbols(distinct({b"ab": most - 5, b"xab": 5, b"cd": most}), byte_ranks("hf"))
