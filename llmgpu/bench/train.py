@@ -134,7 +134,7 @@ class OwnSteps:
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
         """Make the model, for which an engine may have no memory, or no half precision."""
         self.engine, self.job, self.precision = engine, job, precision
-        self._operations = open_operations(engine.backend.device)
+        self._operations = open_operations(engine.backend.device, fixed_products=True)
         options = job.options(precision)
         self._trainer = Trainer(self._operations, job.config, options, slots=CHECKED_STEPS)
         self._trainer.model.initialise(SEED)

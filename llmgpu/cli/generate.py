@@ -41,7 +41,7 @@ def generate(
     ids = _prompt_ids(prompt, checkpoint)
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
-    model = Model(open_operations(backend.device), checkpoint.config)
+    model = Model(open_operations(backend.device, fixed_products=True), checkpoint.config)
     model.load(checkpoint.weights.__getitem__)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     start = time.perf_counter()

@@ -10,12 +10,14 @@ import pytest
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import Activation, ModelConfig
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops import products, recording
+from llmgpu.lm.ops.backends import NumpyOperations, open_operations
 from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.products import FixedProducts, has_fixed_products
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.trainer import Trainer
 from tests.lm.ops.checking import assert_close
@@ -139,6 +141,27 @@ def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
     one, other = (read_weights(trainer.model) for trainer in trainers)
     for name, values in one.items():
         np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_bits_do_not_depend_on_the_number_of_threads(
+    activation: Activation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_fixed_products():
+        pytest.skip("NumPy has no OpenBLAS here")
+    monkeypatch.setattr(products, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(recording, "BLOCK_ELEMENTS", 1 << 10)
+    config = replace(SMALL, activation=activation)
+    states = []
+    for threads in (1, 2, 5):
+        operations = NumpyOperations(FixedProducts(threads))
+        trainer = Trainer(operations, config, TrainOptions(batch_size=7, steps=9), slots=3)
+        trainer.model.initialise(1)
+        for step in range(3):
+            trainer.take_step([random_batch(config, 7, step)], 1e-2)
+        weights = read_weights(trainer.model)
+        states.append((trainer.results(3), {name: w.tobytes() for name, w in weights.items()}))
+    assert states[0] == states[1] == states[2]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ arXiv 2205.14135) and recompute probabilities in the backward pass; NumPy goes b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,36 +52,53 @@ class NumpyAttention(NumpyRecorder):
 
     @recorded
     def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
-        queries, target, sums = (_by_head(x, shape) for x in (t.q, t.out, t.log_sum_exp))
-        keys, values = (_by_kv_head(x, shape) for x in (t.k, t.v))
+        work = shape.batch * shape.heads * shape.seq**2
+        self.over_rows(shape.batch, work, partial(self._attention, t, shape))
+
+    def _attention(self, t: AttentionTensors, shape: AttentionShape, batch: slice) -> None:
+        queries, target, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
+        keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
         for rows in _blocks(shape):
             scores = _scores(queries, keys, rows, shape)
             # Softmax, shifted by the largest score so that no exponential overflows.
             largest = scores.max(-1, keepdims=True)
-            p = np.exp(scores - largest)
+            scores -= largest
+            p = np.exp(scores, out=scores)
             total = p.sum(-1, keepdims=True)
             sums[..., rows, :] = largest + np.log(total)
-            target[..., rows, :] = (p / total) @ values[..., : rows.stop, :]
+            p /= total
+            target[..., rows, :] = p @ values[..., : rows.stop, :]
 
     @recorded
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
     ) -> None:
-        queries, outs, sums = (_by_head(x, shape) for x in (t.q, t.out, t.log_sum_exp))
-        grads, target_q = (_by_head(x, shape) for x in (grad.out, grad.q))
+        work = shape.batch * shape.heads * shape.seq**2
+        self.over_rows(shape.batch, work, partial(self._attention_backward, t, grad, shape))
+
+    def _attention_backward(
+        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape, batch: slice
+    ) -> None:
+        queries, outs, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
+        grads, target_q = (_by_head(x, shape)[batch] for x in (grad.out, grad.q))
         keys, values, target_k, target_v = (
-            _by_kv_head(x, shape) for x in (t.k, t.v, grad.k, grad.v)
+            _by_kv_head(x, shape)[batch] for x in (t.k, t.v, grad.k, grad.v)
         )
         target_k[...] = target_v[...] = 0
         scale = np.float32(shape.scale)
         for rows in _blocks(shape):
             seen = np.s_[..., : rows.stop, :]
             # Recompute the probabilities of the block, then the gradients of its scores.
-            p = np.exp(_scores(queries, keys, rows, shape) - sums[..., rows, :])
+            p = _scores(queries, keys, rows, shape)
+            p -= sums[..., rows, :]
+            np.exp(p, out=p)
             grad_out = grads[..., rows, :]
             # A softmax has ds = p (dp - sum of p dp over the row); that sum is grad . out.
             delta = (grad_out * outs[..., rows, :]).sum(-1, keepdims=True)
-            ds = p * (grad_out @ values[seen].swapaxes(-1, -2) - delta) * scale
+            ds = grad_out @ values[seen].swapaxes(-1, -2)
+            ds -= delta
+            ds *= p
+            ds *= scale
             # Queries are complete with their block; keys and values collect all blocks.
             target_q[..., rows, :] = ds @ keys[seen]
             _add_group(target_k[seen], ds, queries[..., rows, :])
@@ -223,10 +241,11 @@ def _scores(
 ) -> FloatArray:
     """Return scaled scores of a block of queries and all keys to its end, -inf for later keys."""
     seen = keys[..., : rows.stop, :].swapaxes(-1, -2)
-    scores: FloatArray = queries[..., rows, :] @ seen * np.float32(shape.scale)
+    scores: FloatArray = queries[..., rows, :] @ seen
+    scores *= np.float32(shape.scale)
     # Causal: a query sees no key after its own position.
     later = np.arange(rows.stop) > np.arange(rows.start, rows.stop)[:, None]
-    scores[..., later] = -np.inf
+    np.copyto(scores, -np.inf, where=later)
     return scores
 
 

@@ -54,52 +54,75 @@ class NumpyLayers(NumpyRecorder):
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
-        x, out = norm.x.array, norm.out.array
-        np.square(x, out=out)
-        r = 1 / np.sqrt(out.mean(axis=1) + np.float32(epsilon))
-        norm.inverse_rms.array[...] = r
-        np.multiply(x, r[:, None], out=out)
-        out *= norm.weight.array
+        def compute(rows: slice) -> None:
+            x, out = norm.x.array[rows], norm.out.array[rows]
+            np.square(x, out=out)
+            r = 1 / np.sqrt(out.mean(axis=1) + np.float32(epsilon))
+            norm.inverse_rms.array[rows] = r
+            np.multiply(x, r[:, None], out=out)
+            out *= norm.weight.array
+
+        self.over_blocks(compute, *norm.x.shape)
 
     @recorded
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
-        for rows in row_blocks(*norm.x.shape):
+        def compute(rows: slice) -> FloatArray:
             x_block, r = norm.x.array[rows], norm.inverse_rms.array[rows, None]
             # The weight gets grad_out * x * r, summed over the rows.
             gradient = grad_out.array[rows] * r
-            grad_weight.array[...] += (gradient * x_block).sum(axis=0)
+            for_weight: FloatArray = (gradient * x_block).sum(axis=0)
             gradient *= norm.weight.array
             # The input: remove what only changes the length of the row, which the norm takes away.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
             grad_x.array[rows] += gradient
+            return for_weight
+
+        for for_weight in self.over_blocks(compute, *norm.x.shape):
+            grad_weight.array[...] += for_weight
 
     @recorded
     def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
-        heads = x.array.reshape(len(x.array), -1, 2, rotation.head_dim // 2)
-        positions = rotation.positions.array
-        cosine = rotation.cosines.array[positions, None]
-        sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
-        left, right = heads[:, :, 0], heads[:, :, 1]
-        turned = left * cosine - right * sine
-        heads[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
-        heads[:, :, 0] = turned
+        def compute(rows: slice) -> None:
+            block = x.array[rows]
+            heads = block.reshape(len(block), -1, 2, rotation.head_dim // 2)
+            positions = rotation.positions.array[rows]
+            cosine = rotation.cosines.array[positions, None]
+            sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
+            left, right = heads[:, :, 0], heads[:, :, 1]
+            turned = left * cosine - right * sine
+            heads[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
+            heads[:, :, 0] = turned
+
+        self.over_blocks(compute, *x.shape)
 
     @recorded
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        np.multiply(gate.array, _sigmoid(gate.array), out=out.array)
-        out.array[...] *= up.array
+        def compute(rows: slice) -> None:
+            np.multiply(gate.array[rows], _sigmoid(gate.array[rows]), out=out.array[rows])
+            out.array[rows] *= up.array[rows]
+
+        self.over_blocks(compute, *gate.shape)
 
     @recorded
     def swiglu_backward(
         self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
     ) -> None:
-        s = _sigmoid(gate.array)
-        np.multiply(grad_out.array, gate.array * s, out=grad_up.array)
-        slope = s * (1 + gate.array * (1 - s))  # derivative of gate * sigmoid(gate)
-        np.multiply(grad_out.array, up.array * slope, out=grad_gate.array)
+        def compute(rows: slice) -> None:
+            gates, gradient = gate.array[rows], grad_out.array[rows]
+            s = _sigmoid(gates)
+            np.multiply(gradient, gates * s, out=grad_up.array[rows])
+            # The derivative of gate * sigmoid(gate), s * (1 + gate * (1 - s)).
+            slope = 1 - s
+            slope *= gates
+            slope += 1
+            slope *= s
+            slope *= up.array[rows]
+            np.multiply(gradient, slope, out=grad_gate.array[rows])
+
+        self.over_blocks(compute, *gate.shape)
 
     @recorded
     def gelu(self, x: Tensor, out: Tensor) -> None:
@@ -200,7 +223,10 @@ class GpuLayers(GpuRecorder):
 
 def _sigmoid(x: FloatArray) -> FloatArray:
     # By tanh, which does not overflow: sigmoid(x) = (1 + tanh(x / 2)) / 2.
-    result: FloatArray = np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * x))
+    result: FloatArray = np.float32(0.5) * x
+    np.tanh(result, out=result)
+    result += 1
+    result *= np.float32(0.5)
     return result
 
 

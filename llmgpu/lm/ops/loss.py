@@ -15,7 +15,6 @@ from llmgpu.lm.ops.recording import (
     NumpyRecorder,
     dims,
     recorded,
-    row_blocks,
     thread_count,
 )
 from llmgpu.lm.ops.tensor import Tensor
@@ -38,7 +37,7 @@ class NumpyLoss(NumpyRecorder):
         tokens: int | None = None,
         joint: bool = False,
     ) -> None:
-        for rows in row_blocks(*logits.shape):
+        def compute(rows: slice) -> None:
             if tokens is not None:
                 logits.array[rows, tokens:] = 0
             found = _cross_entropy(
@@ -46,6 +45,8 @@ class NumpyLoss(NumpyRecorder):
             )
             for part, values in zip(losses.parts, found, strict=True):
                 part.array[rows] = values
+
+        self.over_blocks(compute, *logits.shape)
 
     @recorded
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:

@@ -1,22 +1,24 @@
-"""Matrix products in NumPy whose bits do not depend on the number of threads.
+"""Matrix products and work on rows in NumPy whose bits do not depend on the number of threads.
 
 The threads of OpenBLAS wait for each other in a loop, which costs more than they give where others
 use the processors, and add some products in another order than one thread does. So `FixedProducts`
 gives each of its own threads whole rows or columns of a product, which OpenBLAS computes with one
 thread: how it adds along the inner dimension does not depend on how many rows and columns there
-are. Other libraries (MKL, Accelerate) keep their threads.
+are. Other libraries (MKL, Accelerate) keep their threads. What is computed row by row is given to
+the same threads, which compute while NumPy does not hold Python's lock.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.linalg
@@ -26,6 +28,9 @@ from llmgpu.processors import usable_processors
 
 ALIGNMENT = 64  # rows or columns of a part: a multiple of what OpenBLAS computes at once
 LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
+LEAST_ELEMENTS = 1 << 15  # the same of work on rows
+
+T = TypeVar("T")
 
 
 @cache
@@ -91,10 +96,29 @@ class FixedProducts:
             work = [(left[piece], right, out[piece]) for piece in pieces]
         else:
             work = [(left, right[:, piece], out[:, piece]) for piece in pieces]
-        for each in [self._pool.submit(_multiply, *arrays) for arrays in work]:
-            each.result()
+        self._in_threads([partial(np.matmul, left, right, out=out) for left, right, out in work])
+
+    def over_rows(
+        self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
+    ) -> list[T]:
+        """Call `compute` for all rows, a part in each thread; return what it gives for each part.
+
+        elements: how many numbers there are in all. compute: its results for a row must not depend
+            on the other rows. step: a part is a multiple of this many rows, but for the last.
+        """
+        parts = max(1, min(self._threads, elements // LEAST_ELEMENTS))
+        step *= -(-rows // (parts * step))
+        starts = range(0, rows, max(step, 1))
+        return self._in_threads(
+            [partial(compute, slice(start, min(start + step, rows))) for start in starts]
+        )
+
+    def _in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
+        """Do the first of some work here and the rest in threads; return the results in order."""
+        others = [self._pool.submit(_quietly, each) for each in work[1:]]
+        return [each() for each in work[:1]] + [other.result() for other in others]
 
 
-def _multiply(left: FloatArray, right: FloatArray, out: FloatArray) -> None:
+def _quietly(work: Callable[[], T]) -> T:
     with np.errstate(all="ignore"):  # each thread has its own
-        np.matmul(left, right, out=out)
+        return work()

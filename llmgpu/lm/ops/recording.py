@@ -32,6 +32,7 @@ LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # of a block of rows: temporary arrays stay small, and in the cache
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Recorder = TypeVar("Recorder", bound="NumpyRecorder")
 
 
@@ -73,6 +74,26 @@ class NumpyRecorder(Operations):
         with np.errstate(all="ignore"), threads:
             for step in program.steps:
                 step()
+
+    def over_rows(
+        self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
+    ) -> list[T]:
+        """Compute rows in threads, if there are any; see `FixedProducts.over_rows`."""
+        if self.products is None:
+            return [compute(slice(0, rows))]
+        return self.products.over_rows(rows, elements, compute, step)
+
+    def over_blocks(self, compute: Callable[[slice], T], rows: int, width: int) -> list[T]:
+        """Compute the blocks of `row_blocks` in threads; return what each gives, in their order."""
+
+        def compute_part(part: slice) -> list[T]:
+            return [
+                compute(slice(part.start + block.start, min(part.start + block.stop, part.stop)))
+                for block in row_blocks(part.stop - part.start, width)
+            ]
+
+        parts = self.over_rows(rows, rows * width, compute_part, block_rows(width))
+        return [found for part in parts for found in part]
 
     def wait_for_runs(self, ahead: int) -> None:
         """Return at once: `run` has carried out its program."""
@@ -248,6 +269,11 @@ def thread_count(items: int, least: int = 1) -> int:
 
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
     """Yield slices of one row or more that together are all rows of a (rows, width) array."""
-    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
+    step = block_rows(width)
     for start in range(0, rows, step):
         yield slice(start, start + step)
+
+
+def block_rows(width: int) -> int:
+    """Return how many rows of `width` elements a block has."""
+    return max(BLOCK_ELEMENTS // max(width, 1), 1)

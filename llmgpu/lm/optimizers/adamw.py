@@ -16,7 +16,7 @@ from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
 from llmgpu.lm.ops.weight_state import KernelCall, Optimizer, WeightState, WeightUpdate
 
-PIECE = 1 << 20  # elements that NumPy works on at a time, so that temporary arrays stay small
+PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in the cache
 
 
 def adamw(

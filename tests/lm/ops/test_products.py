@@ -39,6 +39,25 @@ def test_bits_do_not_depend_on_threads(shape: tuple[int, int, int], layout: str)
         np.testing.assert_array_equal(other.view(np.uint32), products[0].view(np.uint32))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("rows", [0, 1, 4, 100])
+def test_each_row_is_computed_once_and_results_are_in_order(
+    rows: int, step: int, threads: int
+) -> None:
+    fixed = FixedProducts(threads)
+    parts = fixed.over_rows(rows, 1 << 30, lambda part: (part.start, part.stop), step)
+    assert [row for start, stop in parts for row in range(start, stop)] == list(range(rows))
+    assert all(start % step == 0 for start, _ in parts)
+    assert len(parts) <= threads
+    assert len(fixed.over_rows(rows, 10, lambda part: part, step)) == min(rows, 1)
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        FixedProducts(3).over_rows(9, 1 << 30, lambda part: 1 // (6 - part.start))
+
+
 @pytest.mark.parametrize("rows", [ALIGNMENT, 4 * ALIGNMENT + 1])
 def test_numbers_that_are_not_finite_warn_in_no_thread(rows: int) -> None:
     left = np.full((rows, 2048), 3e38, np.float32)
