@@ -69,7 +69,9 @@ def train(
     separator = _separator(vocabulary, eos)
     if not resume:  # what can't work is refused before there is a folder
         new_settings(settings, vocabulary.size)
-    new_backend = None if resume else select_backend(device, matrices=True, note=report.note)
+    select = partial(select_backend, device, note=report.note)
+    halves = settings["precision"] == "f16"
+    new_backend = None if resume else select(matrices=halves)
     inputs = (source.path for source in resolve_sources(corpus).files)
     check_outputs(_written(output, force), [*vocabulary_files.inputs, *inputs])
     with open_run_folder(output, resume=resume, force=force) as folder:
@@ -78,11 +80,11 @@ def train(
             checkpoint.require_vocabulary(vocabulary, vocab)
             vocabulary = checkpoint.vocabulary
             asked = resumed_settings(checkpoint, _explicit(settings))
-            backend = select_backend(device, driver=asked.options.driver, note=report.note)
+            backend = select(driver=asked.options.driver)
             separator = _same_separator(checkpoint, eos, separator)
             _announce_resuming(report, checkpoint, asked.options.steps)
         else:
-            backend = new_backend or select_backend(device, matrices=True, note=report.note)
+            backend = new_backend or select(matrices=halves)
             asked = new_settings(settings | {"driver": backend.driver}, vocabulary.size)
             _announce_start(report, output, resume=resume)
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
@@ -208,9 +210,12 @@ def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:
 def _description(settings: RunSettings, backend: Backend) -> str:
     config, options = settings.config, settings.options
     tokens = options.sequences * config.seq_len
+    has_units = backend.device is not None and backend.device.matrix_shapes
+    slow = options.is_mixed and not has_units
     return (
         f"training {human_count(config.parameters)} parameters on {backend.description}: "
         f"{human_count(options.steps)} steps of {human_count(tokens)} tokens"
+        + (" in f16, which is slower than f32 without matrix units" if slow else "")
     )
 
 

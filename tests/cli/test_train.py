@@ -98,7 +98,9 @@ def test_all_steps_of_the_preset_that_is_the_default(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2")])
+@pytest.mark.parametrize(
+    "extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2"), ("--precision", "f16")]
+)
 def test_a_killed_run_goes_on_bit_by_bit(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]
 ) -> None:
@@ -334,6 +336,28 @@ def test_a_loss_that_is_no_number_stops_the_run(llmgpu: Run, corpus: Path, vocab
     done = llmgpu(*command, *extra)
     fails(done, 1, "is not finite")
     assert done.stderr.endswith(b"try a lower --lr, more --warmup-steps\n")
+
+
+def test_half_precision_gives_up_where_no_scale_helps(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    command = (*TRAIN, "--steps", "60", "--device", "cpu", "--precision", "f16")
+    extra = ("--lr", "1e30", "--min-lr", "0", "--grad-clip", "0", "--warmup-steps", "0")
+    done = llmgpu(*command, *extra)
+    fails(done, 1, "is not finite")
+    assert done.stderr.endswith(b"or --precision f32\n")
+
+
+def test_a_run_in_half_precision_logs_its_scale(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    half = (*TRAIN, "--device", "cpu", "--precision", "f16")
+    for steps in ("2", "4"):
+        done = llmgpu(*half, "--steps", steps, *(["--resume"] if steps == "4" else []))
+        assert done.returncode == 0, done.stderr
+    assert b"slower than f32 without matrix units" in done.stderr
+    last = read_log(corpus.parent / "run" / "log.jsonl").records[-1]
+    assert (last.step, last.loss_scale, last.skipped_steps) == (4, 65536.0, 0)
+    state = load_checkpoint(corpus.parent / "run").optimizer.tensors["loss scaling"]
+    assert state.tolist() == [65536.0, 4.0, 0.0, 0.0]
 
 
 def test_a_damaged_checkpoint_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:

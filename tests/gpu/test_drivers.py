@@ -180,7 +180,11 @@ def test_commands_on_dawn_write_the_same_files(on_dawn: Command, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_on_dawn_and_resumed_there(on_dawn: Command, tmp_path: Path) -> None:
+def test_a_model_is_trained_on_dawn_and_resumed_there(
+    on_dawn: Command, dawn_device: Device, tmp_path: Path
+) -> None:
+    if dawn_device.is_software:
+        pytest.skip("SwiftShader compiles the gradient of attention for many minutes")
     on_dawn("bpe-train text.txt --vocab-size 300 -o v.bin --device cpu")
     sizes = "--dim 32 --heads 2 --layers 1 --seq-len 32 --batch-size 2 --warmup-steps 0"
     train = f"train --vocab v.bin text.txt --device gpu {sizes}"
@@ -189,6 +193,7 @@ def test_a_model_is_trained_on_dawn_and_resumed_there(on_dawn: Command, tmp_path
     on_dawn(f"{train} -o parts --steps 4 --resume")
     weights = "step-00000004/model.safetensors"
     assert b'"driver": "dawn"' in (tmp_path / "parts/step-00000004/training.json").read_bytes()
-    assert (tmp_path / "whole" / weights).exists() and (tmp_path / "parts" / weights).exists()
+    whole, parts = (tmp_path / name / weights for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
     said = on_dawn("generate whole --prompt the --max-new-tokens 3 --device gpu")
     assert b"generating on" in said

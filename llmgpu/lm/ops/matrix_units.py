@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 MATRIX_TILES = (
     MatrixTile(128, 128, 32, 64, 64),
-    MatrixTile(64, 64, 32, 32, 32),
+    MatrixTile(128, 64, 32, 64, 32),
+    MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
 

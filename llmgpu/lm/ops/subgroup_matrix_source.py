@@ -32,8 +32,7 @@ class MatrixTile:
     """The block of a product that a workgroup computes on matrix units.
 
     rows, columns: of the block. inner: terms of its sums that are in workgroup memory at once.
-    subgroup_rows, subgroup_columns: of the part that a subgroup computes. buffers: 2 for copies of
-    the next step's factors beside those in use, which saves a barrier.
+    subgroup_rows, subgroup_columns: of the part that a subgroup computes.
     """
 
     rows: int
@@ -41,7 +40,6 @@ class MatrixTile:
     inner: int
     subgroup_rows: int
     subgroup_columns: int
-    buffers: int = 1
 
     @property
     def subgroups(self) -> int:
@@ -67,7 +65,7 @@ class MatrixTile:
         """Return the bytes of workgroup memory that a kernel takes at most."""
         left = max(self.rows * (self.inner + PADDING), self.inner * (self.rows + PADDING))
         right = max(self.columns * (self.inner + PADDING), self.inner * (self.columns + PADDING))
-        return 2 * self.buffers * (left + right) + 4 * self.subgroups * unit[0] * unit[1]
+        return 2 * (left + right) + 4 * self.subgroups * unit[0] * unit[1]
 
     def fits(self, unit: tuple[int, int, int], threads: int) -> bool:
         """Whether it can be divided evenly among matrices of a unit, and copied by threads."""
@@ -218,7 +216,7 @@ def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
     if product.residual:
         yield "@group(0) @binding(4) var<storage, read> residual: array<f32>;"
     for side in _sides(product):
-        size = side.lines * side.stride * product.tile.buffers
+        size = side.lines * side.stride
         yield f"var<workgroup> {side.name}_tile: array<vec4<u32>, {size}>;"
     if _stores_elements(product):
         size = product.tile.subgroups * rows * columns
@@ -279,38 +277,22 @@ def _entry_point(product: SubgroupMatrixProduct) -> Iterator[str]:
     yield from _variables(product)
     yield from _start_sums(product)
     yield from _load_tiles(product, "begin")
-    yield from (_two_buffers if tile.buffers == 2 else _one_buffer)(product)
+    yield from _steps(product)
     yield from _store_sums(product)
     yield "}"
     yield "}"
 
 
-def _one_buffer(product: SubgroupMatrixProduct) -> Iterator[str]:
+def _steps(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the loop over the inner dimension."""
     step = product.tile.inner
     yield f"    for (var term = begin; term < end; term += {step}u) {{"
-    yield from _store_tiles(product, 0)
+    yield from _store_tiles(product)
     yield "    workgroupBarrier();"
     yield f"    let next = min(term + {step}u, last);"
     yield from _load_tiles(product, "next")
-    yield from _multiply(product, 0)
+    yield from _multiply(product)
     yield "    workgroupBarrier();"
-    yield "    }"
-
-
-def _two_buffers(product: SubgroupMatrixProduct) -> Iterator[str]:
-    step = product.tile.inner
-    yield from _store_tiles(product, 0)
-    yield "    workgroupBarrier();"
-    yield f"    for (var term = begin; term < end; term += {2 * step}u) {{"
-    for half in range(2):
-        if half:
-            yield f"    if (term + {step}u < end) {{"
-        yield f"    let next_{half} = min(term + {(half + 1) * step}u, last);"
-        yield from _load_tiles(product, f"next_{half}")
-        yield from _multiply(product, half)
-        yield from _store_tiles(product, 1 - half)
-        yield "    workgroupBarrier();"
-    yield "    }"
     yield "    }"
 
 
@@ -416,17 +398,16 @@ def _without_rest(variable: str, column: str) -> str:
     return f"vec4<u32>({', '.join(words)})"
 
 
-def _store_tiles(product: SubgroupMatrixProduct, buffer: int) -> Iterator[str]:
+def _store_tiles(product: SubgroupMatrixProduct) -> Iterator[str]:
     """Write the stores of left_Q and right_Q into workgroup memory."""
     for side in _sides(product):
         for q in range(_loads(product, side)):
             line, vector = _vector(product, side, q)
             index = f"{line} * {side.stride}u + {vector}"
-            first = buffer * side.lines * side.stride
-            yield f"    {side.name}_tile[{first}u + {index}] = {side.name}_{q};"
+            yield f"    {side.name}_tile[{index}] = {side.name}_{q};"
 
 
-def _multiply(product: SubgroupMatrixProduct, buffer: int) -> Iterator[str]:
+def _multiply(product: SubgroupMatrixProduct) -> Iterator[str]:
     """Write the products of what is in workgroup memory."""
     unit_rows, unit_columns, unit_inner = product.unit
     left, right = _sides(product)
@@ -436,23 +417,22 @@ def _multiply(product: SubgroupMatrixProduct, buffer: int) -> Iterator[str]:
         yield "    {"
         for i in rows:
             first = f"(own_row + {i * unit_rows}u)"
-            yield f"    let l{i} = {_load_matrix('Left', left, buffer, first, term)};"
+            yield f"    let l{i} = {_load_matrix('Left', left, first, term)};"
         for j in columns:
             first = f"(own_column + {j * unit_columns}u)"
-            yield f"    let r{j} = {_load_matrix('Right', right, buffer, first, term)};"
+            yield f"    let r{j} = {_load_matrix('Right', right, first, term)};"
         for i, j in product.blocks:
             sums = f"sums_{i}_{j}"
             yield f"    {sums} = subgroupMatrixMultiplyAccumulate(l{i}, r{j}, {sums});"
         yield "    }"
 
 
-def _load_matrix(kind: str, side: _Side, buffer: int, first: str, term: int) -> str:
+def _load_matrix(kind: str, side: _Side, first: str, term: int) -> str:
     """Return the load of a matrix that begins at an outer index and at a term of the step."""
-    start = buffer * side.lines * side.stride
     if side.factor.inner_contiguous:
-        offset = f"{start + term // HALVES}u + {first} * {side.stride}u"
+        offset = f"{term // HALVES}u + {first} * {side.stride}u"
     else:
-        offset = f"{start + term * side.stride}u + {first} / {HALVES}u"
+        offset = f"{term * side.stride}u + {first} / {HALVES}u"
     order = "row" if side.factor.inner_contiguous == (kind == "Left") else "col"
     return f"subgroupMatrixLoad<{kind}, {order}_major>(&{side.name}_tile, {offset}, {side.stride}u)"
 
