@@ -160,6 +160,8 @@ def test_options_of_gguf(llmgpu: Run, v_bin: Path) -> None:
     others = ("export", "v.bin", "--to", "huggingface", "-o", "t.json", "--chat-template", "v.bin")
     fails(llmgpu(*others), 2, "--chat-template is for gguf")
     fails(llmgpu(*to_gguf, "--chat-template", "missing"), 1, "missing")
+    (v_bin.parent / "m.gguf").write_text("{{ messages }}")
+    fails(llmgpu(*to_gguf, "--chat-template", "m.gguf", "--force"), 1, "m.gguf is an input")
     fails(llmgpu(*to_gguf, "--chat-template", "v.bin"), 1, "v.bin: not UTF-8 at byte")
 
 

@@ -27,6 +27,7 @@ INPUTS = {
     ("bpe-train", "seed_vocab"): ["corpus.txt --seed-vocab {} --vocab-size 400 --device cpu"],
     ("bpe-train", "from_counts"): ["--from-counts {} --device cpu"],
     ("export", "vocab"): ["{}"],
+    ("export", "chat_template"): [],  # for gguf alone: see tests/cli/test_interchange.py
     ("generate", "run"): [],  # nothing is written
     ("import", "source"): ["{} --pattern gpt2", "{} merges.txt"],
     ("import", "merges"): ["vocab.json {}"],
@@ -48,6 +49,9 @@ OUTPUTS = {
     ("bpe-train", "checkpoint"): [("kept/counts", "--checkpoint kept -o out")],
     ("export", "output"): [
         ("out", "--to huggingface -o out"),
+        ("hf/tokenizer.json", "--to huggingface -o hf/"),
+        ("hf/tokenizer_config.json", "--to huggingface -o hf/"),
+        ("hf/special_tokens_map.json", "--to huggingface -o hf/"),
         ("out", "--to tiktoken -o out"),
         ("out.json", "--to tiktoken -o out"),
         ("folder/vocab.json", "--to gpt2 -o folder"),
@@ -60,6 +64,7 @@ OUTPUTS = {
         ("out", "--format npy -o out"),
         ("out", "--format bin -o out"),
         ("out.json", "--format bin -o out"),
+        ("out.idx", "--format bin --layout megatron -o out.bin"),
         ("out.json", SHARDS),
         ("out.progress.json", SHARDS),
         ("out-000000.bin", SHARDS),
