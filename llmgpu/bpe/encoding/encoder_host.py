@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
@@ -77,13 +77,10 @@ class HostEncoder:
             return
         reader = SliceReader(source, self.pattern)
         collected = allocate if isinstance(allocate, CollectedIds) else None
-        workers = _Workers(reader, self.slices, self.slice_bytes, self.threads, collected)
+        workers = Workers(reader, self.slices, self.slice_bytes, self.threads, collected)
         try:
-            while (encoding := workers.order.get()) is not None:
-                encoded, memory = encoding.result()
-                yield _settled(encoded, allocate) if memory else encoded
-                if memory:
-                    workers.idle.put(memory)
+            for encoded, _ in workers.results(allocate):
+                yield encoded
         finally:
             workers.stop()
 
@@ -106,17 +103,28 @@ class _Memory:
         self.ids = np.empty(slice_bytes + PADDING, np.uint32)
 
 
-# The ids of a slice, and the memory that they are in if that is to be used again.
-_Encoding = Future[tuple[EncodedSlice, _Memory | None]]
+class Task:
+    """The work on one slice: its ids, or the error in their place, once they are there.
+
+    is_elsewhere: no thread of `Workers` encodes the slice.
+    memory: which the ids are in, if it is to be used again.
+    allocate: of a slice that is encoded elsewhere, for ids that are written where they are used; it
+        is known once the ids of all earlier slices are used.
+    number: of the slice, from 0.
+    """
+
+    def __init__(self, memory: _Memory | None = None) -> None:
+        self.encoded: Future[EncodedSlice] = Future()
+        self.is_elsewhere = memory is None
+        self.memory = memory
+        self.allocate: Future[Allocate] = Future()
+        self.number = 0
 
 
-class _Workers:
+class Workers:
     """Threads that each read a slice, one at a time, and encode it.
 
     So a slice is encoded where it was just read, while the caller takes the ids of earlier ones.
-
-    order: the slices in their order; None at the end.
-    idle: memory for slices. That of a slice goes back there once its ids are used.
     """
 
     def __init__(
@@ -125,14 +133,15 @@ class _Workers:
         slices: HostSlices,
         slice_bytes: int,
         threads: int,
-        collected: CollectedIds | None,
+        collected: CollectedIds | None = None,
     ) -> None:
-        """Start reading; a thread is started when there is a slice for the one before.
+        """Take slices of up to `slice_bytes` from `reader`, and encode them with `slices`.
 
         collected: where ids are put as soon as it is known how many are before them.
         """
-        self.order: queue.SimpleQueue[_Encoding | None] = queue.SimpleQueue()
-        self.idle: queue.SimpleQueue[_Memory | None] = queue.SimpleQueue()
+        self._order: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        # Memory for slices. That of a slice goes back here once its ids are used.
+        self._idle: queue.SimpleQueue[_Memory | None] = queue.SimpleQueue()
         self._reader, self._slices = reader, slices
         self._slice_bytes = slice_bytes
         self._reading = threading.Lock()
@@ -140,88 +149,132 @@ class _Workers:
         self._ended = False
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
+        self._helper: Callable[[], None] | None = None
+        self._helper_from = self._read_bytes = 0
         self._collected = collected
         self._placing = threading.Lock()
-        self._unplaced: dict[int, tuple[_Encoding, EncodedSlice, _Memory]] = {}
+        self._unplaced: dict[int, tuple[Task, EncodedSlice]] = {}
         self._placed = 0  # slices
         self._place = 0 if collected is None else len(collected)
-        for _ in range(_SPARE_MEMORY):
-            self.idle.put(_Memory(slice_bytes))
-        self._start_thread()
+
+    def expect_help(self, helper: Callable[[], None], nbytes: int) -> None:
+        """Call `helper` in a thread of its own when `nbytes` of text were read.
+
+        It takes slices with `read`.
+        """
+        self._helper, self._helper_from = helper, nbytes
 
     def _start_thread(self) -> None:
-        self.idle.put(_Memory(self._slice_bytes))
+        self._idle.put(_Memory(self._slice_bytes))
         # Daemons: one that waits for a pipe does not keep the process from ending.
         thread = threading.Thread(target=self._run, name="llmgpu-encode", daemon=True)
         self._threads.append(thread)
         thread.start()
 
+    def results(self, allocate: Allocate) -> Iterator[tuple[EncodedSlice, bool]]:
+        """Yield the ids of all slices in order, and whether they were encoded elsewhere.
+
+        A thread is started when there is a slice for the one before.
+
+        allocate: see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
+        """
+        for _ in range(_SPARE_MEMORY):
+            self._idle.put(_Memory(self._slice_bytes))
+        self._start_thread()
+        while (task := self._order.get()) is not None:
+            task.allocate.set_result(allocate)
+            encoded = task.encoded.result()
+            if task.memory is None:
+                yield encoded, task.is_elsewhere
+            else:
+                yield _settled(encoded, allocate), task.is_elsewhere
+                self._idle.put(task.memory)
+
     def stop(self) -> None:
         """Let the threads end, and wait for them unless one waits for text."""
         self._ended = True
         for _ in range(self._most_threads):
-            self.idle.put(None)
+            self._idle.put(None)
         if self._reading.acquire(timeout=_PATIENCE_SECONDS):
             self._reading.release()
             for thread in self._threads:
                 thread.join()
 
     def _run(self) -> None:
-        while (memory := self.idle.get()) and (task := self._read(memory)):
-            number, piece, encoding = task
+        while memory := self._idle.get():
+            task = Task(memory)
+            piece = self.read(memory.text, task)
+            if piece is None:
+                return
             try:
                 encoded, _ = self._slices.encode(piece, 0, memory.ids)
                 if self._collected is None:
-                    encoding.set_result((encoded, memory))
+                    task.encoded.set_result(encoded)
                 else:
-                    self._collect(self._collected, number, (encoding, encoded, memory))
+                    self._collect(self._collected, task, encoded)
             except BaseException as error:
-                encoding.set_exception(error)
+                task.encoded.set_exception(error)
 
-    def _read(self, memory: _Memory) -> tuple[int, Slice, _Encoding] | None:
-        """Return the next slice, its number, and what it becomes; None at the end."""
-        encoding: _Encoding = Future()
+    def read(self, buffer: NDArray[np.uint8], task: Task) -> Slice | None:
+        """Return the next slice, in `buffer` if it fits, whose ids `task` gets; None at the end."""
         with self._reading:
             if self._ended:
                 return None
             try:
-                piece = self._reader.read(memory.text)
+                piece = self._reader.read(buffer)
             except BaseException as error:
-                encoding.set_exception(error)
+                task.encoded.set_exception(error)
+                self._order.put(task)
                 piece = None
             if piece is None:
                 self._ended = True
-                self.order.put(encoding if encoding.done() else None)
+                self._order.put(None)
                 return None
-            self.order.put(encoding)
+            task.number = self._given
             self._given += 1
-            if len(self._threads) < self._most_threads:
-                self._start_thread()
-            return self._given - 1, piece, encoding
+            self._order.put(task)
+            self._read_bytes += piece.main_end
+            self._start_more()
+            return piece
 
-    def _collect(
-        self,
-        collected: CollectedIds,
-        number: int,
-        found: tuple[_Encoding, EncodedSlice, _Memory],
-    ) -> None:
+    def _collect(self, collected: CollectedIds, task: Task, encoded: EncodedSlice) -> None:
         """Put the ids of a slice in their place, and those of later ones that waited for it."""
         ready = []
         with self._placing:
-            self._unplaced[number] = found
+            self._unplaced[task.number] = task, encoded
             while self._placed in self._unplaced:
-                next_found = self._unplaced.pop(self._placed)
-                ready.append((self._place, *next_found))
-                self._place += len(next_found[1].ids)
+                following = self._unplaced.pop(self._placed)
+                ready.append((self._place, *following))
+                self._place += len(following[1].ids)
                 self._placed += 1
-        for begin, encoding, encoded, memory in ready:
-            place = collected.place(begin, len(encoded.ids))
+        for begin, found, its_slice in ready:
+            place = collected.place(begin, len(its_slice.ids))
             if place is None:  # the caller finds another
-                encoding.set_result((encoded, memory))
+                found.encoded.set_result(its_slice)
                 continue
-            place[:] = encoded.ids
-            self.idle.put(memory)
-            encoding.set_result((replace(encoded, ids=place), None))
+            place[:] = its_slice.ids
+            memory, found.memory = found.memory, None
+            self._idle.put(memory)
+            found.encoded.set_result(replace(its_slice, ids=place))
+
+    def end(self) -> Task:
+        """Give no more slices; return the task whose outcome comes after those given."""
+        task = Task()
+        with self._reading:
+            if not self._ended:
+                self._ended = True
+                self._order.put(task)
+                self._order.put(None)
+        return task
+
+    def _start_more(self) -> None:
+        """Start another thread, and the helper if it is time."""
+        if len(self._threads) < self._most_threads:
+            self._start_thread()
+        if self._helper is not None and self._read_bytes >= self._helper_from:
+            # Not a daemon: the process may not end while it is in a driver.
+            threading.Thread(target=self._helper, name="llmgpu-help").start()
+            self._helper = None
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
