@@ -120,29 +120,37 @@ class _DeviceShare:
         self.is_closed = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        """Return the next slice that is not empty, see `SliceSource`; None after `close`, too."""
+        """Return the next slice that is not empty, see `SliceSource`; None after `close`, too.
+
+        It is read into memory of its own first: reading a device's staging memory takes long.
+        """
         with self._lock:
+            memory = self._memory(len(buffer))
             while not self.is_closed:
                 task = Task()
-                piece = self._workers.read(buffer, task)
+                piece = self._workers.read(memory, task)
                 if piece is None:
                     break
-                if piece.main_end or len(piece.document_starts):
-                    self._kept.append((task, self._copy(piece)))
-                    if self.is_closed:  # by `cancel`, which did not see this one
-                        task.allocate.cancel()
+                if not piece.main_end and not len(piece.document_starts):
+                    none = np.empty(0, np.uint32), np.empty(0, np.int64)
+                    task.encoded.set_result(EncodedSlice(*none, 0, piece.closed))
+                    continue
+                self._kept.append((task, piece))
+                if self.is_closed:  # by `cancel`, which did not see this one
+                    task.allocate.cancel()
+                if piece.oversized:
                     return piece
-                none = np.empty(0, np.uint32)
-                task.encoded.set_result(EncodedSlice(none, piece.document_starts, 0, piece.closed))
+                text = buffer[: piece.length]
+                text[:] = piece.text
+                return replace(piece, text=text, buffer=buffer)
             return None
 
-    def _copy(self, piece: Slice) -> Slice:
-        memory = self._spare.pop() if self._spare else np.empty(0, np.uint8)
-        if len(memory) < piece.length + PADDING:
-            memory = np.empty(len(piece.buffer), np.uint8)
-        text = memory[: piece.length]
-        text[:] = piece.text
-        return replace(piece, text=text, buffer=memory)
+    def _memory(self, nbytes: int) -> NDArray[np.uint8]:
+        for k, memory in enumerate(self._spare):
+            if len(memory) == nbytes:
+                return self._spare.pop(k)
+        self._spare.clear()  # of the first slices, which are shorter
+        return np.empty(nbytes, np.uint8)
 
     def allocate(self, count: int) -> NDArray[np.uint32]:
         """Return memory for the ids of the device's next slice, once all before it are used."""
