@@ -20,7 +20,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
