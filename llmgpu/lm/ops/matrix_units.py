@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from llmgpu.lm.ops.subgroup_matrix_source import MatrixTile
@@ -28,7 +27,6 @@ class MatrixUnits:
     tiles: tuple[MatrixTile, ...]
 
 
-@lru_cache(maxsize=8)
 def matrix_units(device: Device) -> MatrixUnits | None:
     """Return what multiplies half-precision matrices with float32 sums; None: nothing does.
 

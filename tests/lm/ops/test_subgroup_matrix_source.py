@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from llmgpu.gpu import Device, load_driver
+from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_source
+from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile
 from llmgpu.lm.ops.matrix_units import MATRIX_TILES, matrix_units
 from llmgpu.lm.ops.recording import dims
 from llmgpu.lm.ops.subgroup_matrix_source import (
@@ -133,6 +136,27 @@ def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile) -> None:
                 made = product_of(*sizes, transposed, tile=tile, **changes)
                 text = subgroup_matrix_source(made)
                 load_driver("dawn").create_shader_module(null_device, text, "product")
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("tile", (*TILES, *SOFTWARE_TILES), ids=str)
+def test_tint_compiles_the_products_of_float32_kernels(
+    null_device: Any, tile: Tile, half: bool
+) -> None:
+    for left, right, added in product((False, True), repeat=3):
+        for vectors, whole in ((True, True), (False, False)):
+            made = MatrixProduct(
+                name="float32_product",
+                tile=tile,
+                left=Factor(left, half, vectors),
+                right=Factor(right, half, vectors),
+                vectors=vectors,
+                whole_inner=whole,
+                accumulate=added,
+                residual=not added,
+            )
+            text = matrix_product_source(made)
+            load_driver("dawn").create_shader_module(null_device, text, "product")
 
 
 @pytest.mark.parametrize("sizes", [(256, 384, 320), (200, 136, 72), (130, 77, 45), (9, 50, 3)])

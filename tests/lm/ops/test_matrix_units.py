@@ -1,0 +1,65 @@
+"""Which of a device's matrix units are used, by what devices of several vendors list."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, MatrixShape
+from llmgpu.lm.ops.matrix_units import MATRIX_TILES, matrix_units
+
+NVIDIA = [(16, 8, 8), (16, 8, 16), (16, 16, 16)]
+
+
+def described(shapes: list[tuple[int, int, int]], lanes: int, **limits: int) -> Any:
+    """What a device says of itself."""
+    names = {"invocations": "max-compute-invocations-per-workgroup"}
+    names |= {"memory": "max-compute-workgroup-storage-size"}
+    given = {names[name]: value for name, value in limits.items()}
+    return SimpleNamespace(
+        matrix_shapes=tuple(
+            MatrixShape(*kinds, *shape)
+            for kinds in (("f16", "f32"), ("f16", "f16"), ("i8", "i32"))
+            for shape in (*shapes, *([(32, 32, 32)] if kinds[0] == "i8" else []))
+        ),
+        subgroup_size=lanes,
+        limits={**WEBGPU_DEFAULT_LIMITS, names["memory"]: 49_152, **given},
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "lanes", "unit"),
+    [
+        (NVIDIA, 32, (16, 16, 16)),
+        ([(16, 16, 16)], 64, (16, 16, 16)),  # AMD
+        ([(8, 16, 16), (8, 8, 16)], 16, (8, 16, 16)),  # Intel
+        ([(8, 8, 8)], 32, (8, 8, 8)),  # Apple
+    ],
+)
+def test_the_largest_product_is_taken(
+    shapes: list[tuple[int, int, int]], lanes: int, unit: tuple[int, int, int]
+) -> None:
+    units = matrix_units(described(shapes, lanes))
+    assert units is not None
+    assert (units.unit, units.lanes) == (unit, lanes)
+    assert set(units.tiles) <= set(MATRIX_TILES) and units.tiles[0].rows == 128
+
+
+def test_a_product_that_no_tile_can_be_made_of_is_passed_over() -> None:
+    units = matrix_units(described([(16, 8, 16), (24, 24, 24)], 32))
+    assert units is not None and units.unit == (16, 8, 16)
+
+
+def test_tiles_keep_to_the_limits_of_the_device() -> None:
+    units = matrix_units(described(NVIDIA, 32, memory=16_384))
+    assert units is not None
+    assert all(tile.memory(units.unit) <= 16_384 for tile in units.tiles)
+    assert len(units.tiles) < len(MATRIX_TILES)
+    assert matrix_units(described(NVIDIA, 128, invocations=256)) is None
+
+
+def test_without_units_or_ordered_subgroups_there_are_none() -> None:
+    assert matrix_units(described([], 32)) is None
+    assert matrix_units(described(NVIDIA, 0)) is None
