@@ -72,8 +72,9 @@ def train(
     select = partial(select_backend, device, note=report.note)
     halves = settings["precision"] == "f16"
     new_backend = None if resume else select(matrices=halves)
-    inputs = (source.path for source in resolve_sources(corpus).files)
-    check_outputs(_written(output, force), [*vocabulary_files.inputs, *inputs])
+    inputs = [source.path for source in resolve_sources(corpus).files]
+    inputs += [*vocabulary_files.inputs, *filter(None, [config])]
+    check_outputs(_written(output, force), inputs)
     with open_run_folder(output, resume=resume, force=force) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:

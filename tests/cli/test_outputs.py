@@ -26,14 +26,21 @@ INPUTS = {
     ("bpe-train", "corpus"): ["{} --device cpu"],
     ("bpe-train", "seed_vocab"): ["corpus.txt --seed-vocab {} --vocab-size 400 --device cpu"],
     ("bpe-train", "from_counts"): ["--from-counts {} --device cpu"],
+    ("compare-vocabs", "first"): [],  # nothing is written
+    ("compare-vocabs", "second"): [],
+    ("compare-vocabs", "texts"): [],
+    ("count", "paths"): [],
+    ("count", "vocabs"): [],
     ("export", "vocab"): ["{}"],
     ("export", "chat_template"): [],  # for gguf alone: see tests/cli/test_interchange.py
     ("generate", "run"): [],  # nothing is written
     ("import", "source"): ["{} --pattern gpt2", "{} merges.txt"],
     ("import", "merges"): ["vocab.json {}"],
-    ("info", "vocab"): [],  # nothing is written
+    ("info", "file"): ["{}"],
+    ("info", "texts"): ["v.bin --on {}"],
     ("tokenize", "files"): ["--vocab v.bin --device cpu {}", "--vocab v.bin --decode {}"],
     ("tokenize", "vocab"): ["--vocab {} --device cpu corpus.txt"],
+    ("train", "config"): ["--vocab v.bin --device cpu corpus.txt --config {}"],
     ("train", "corpus"): ["--vocab v.bin --device cpu {}"],
     ("train", "vocab"): ["--vocab {} --device cpu corpus.txt"],
 }
@@ -58,6 +65,7 @@ OUTPUTS = {
         ("folder/merges.txt", "--to gpt2 -o folder"),
     ],
     ("import", "output"): [("out", "-o out")],
+    ("info", "report"): [("out", "--report out")],
     ("tokenize", "output"): [
         ("out", "-o out"),
         ("out", "--format jsonl -o out"),
@@ -132,6 +140,7 @@ def make_inputs(llmgpu: Run, vocab: Path) -> dict[str, bytes]:
         "{} merges.txt": (folder / "vocab.json").read_bytes(),
         "vocab.json {}": (folder / "merges.txt").read_bytes(),
         "--vocab v.bin --decode {}": b"1 2 3\n",
+        "--vocab v.bin --device cpu corpus.txt --config {}": b"steps = 1\n",
     }
 
 

@@ -20,6 +20,7 @@ from llmgpu.cpu import build, library
 from tests.bpe.encoding.test_long_words import WORDS, by_ranks, trained
 from tests.bpe.encoding.test_matching import merge_vocabularies
 from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
+from tests.conftest import examples
 from tests.reference import encoding as reference
 
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
@@ -46,7 +47,7 @@ def encode(vocabulary: Vocabulary, word: bytes) -> list[int]:
     return ids.tolist()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(trained() | by_ranks() | merge_vocabularies() | any_order(), WORDS, st.integers(2, 9))
 def test_windows_of_words(vocabulary: Vocabulary, word: bytes, times: int) -> None:
     word *= times

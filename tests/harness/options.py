@@ -52,7 +52,10 @@ NUMBERS = (
 EXPRESSIONS = (r"\w+|\W", "(", "(?:a|a)*$", "a*b|.", "\\p{L}+", "", "x{99999999999}")
 # Options whose names say where results go; the others name what is read.
 WRITTEN = frozenset({"output", "counts_output", "checkpoint", "report", "write_corpus"})
-READ = frozenset({"vocab", "seed_vocab", "from_counts", "record_path", "compare", "corpus"})
+READ = frozenset(
+    {"vocab", "vocabs", "seed_vocab", "from_counts", "record_path", "compare", "corpus"}
+)
+READ |= {"texts", "config", "chat_template"}
 
 # What each command gets in any case, so that a run takes little time.
 BASES: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -67,6 +70,10 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "count": (
         ("in/corpus.txt", "--vocab", "in/v.bin", "--device", "cpu"),
         ("in", "--vocab", "in/v.bin", "--vocab", "in/t.json", "--per", "folder", "--device", "cpu"),
+    ),
+    "compare-vocabs": (
+        ("in/v.bin", "in/t.json", "--device", "cpu"),
+        ("in/v.bin", "in/v.bin", "--on", "in/corpus.txt", "--device", "cpu"),
     ),
     "export": (("in/v.bin", "--to", "tiktoken", "-o", "out/x"), ("in/v.bin",)),
     "import": (("in/t.json", "-o", "out/v.bin"), ("in/ranks", "-o", "out/v.bin")),

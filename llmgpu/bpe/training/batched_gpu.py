@@ -110,7 +110,8 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     positions = _positions(words)
     most = device.max_binding_bytes // LINK_BYTES
     if positions > most:
-        return f"on {device.name} the distinct pre-tokens take {positions} positions, the most are {most}"
+        words_take = f"on {device.name} the distinct pre-tokens take {positions} positions"
+        return f"{words_take}, the most are {most}"
     if words.total > NONE and _highest_count(words) > NONE:
         return f"on {device.name} a pair occurs more than {NONE} times"
     return None

@@ -14,6 +14,7 @@ from llmgpu.bpe.pretokens import blocks, long_pretokens
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
+from tests.conftest import examples
 from tests.cpu.texts import CHARACTERS
 from tests.reference.bpe import pre_token_starts
 
@@ -34,7 +35,7 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.sampled_from(RULES), st.lists(TEXTS, min_size=1, max_size=3))
 def test_starts_of_documents(name: str, documents: list[bytes]) -> None:
     text = np.frombuffer(b"".join(documents), np.uint8)
@@ -43,7 +44,7 @@ def test_starts_of_documents(name: str, documents: list[bytes]) -> None:
     assert mask.tolist() == pre_token_starts(documents, name)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.sampled_from(RULES), TEXTS, PARTS)
 def test_the_last_start_does_not_depend_on_what_follows(
     name: str, text: bytes, more: bytes

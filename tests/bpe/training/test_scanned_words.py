@@ -16,6 +16,7 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import InputError
 from tests.bpe.word_lists import as_words
+from tests.conftest import examples
 
 PARTS = st.lists(st.sampled_from(b"aaabcde"), min_size=1, max_size=4).map(bytes)
 WORDS = st.lists(st.tuples(PARTS, st.integers(1, 12)), min_size=1, max_size=4).map(
@@ -24,7 +25,7 @@ WORDS = st.lists(st.tuples(PARTS, st.integers(1, 12)), min_size=1, max_size=4).m
 COUNTS = st.dictionaries(WORDS, st.sampled_from([1, 2, 5, 1000]), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(
     COUNTS,
     st.sampled_from([1, 4, 40, 300]),
