@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import click
 from click.core import ParameterSource
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,7 +19,7 @@ from llmgpu.bench import suite
 from llmgpu.bench.engines import ALL
 from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, Change, Comparison, compare_records
 from llmgpu.bench.report.page import draw_report
-from llmgpu.bench.report.tables import NARROW, columns_of, facts_of, time_lines
+from llmgpu.bench.report.tables import columns_of, facts_of, headlines, time_lines
 from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
 from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
 from llmgpu.bench.units import seconds_text
@@ -40,8 +41,8 @@ from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
 ALL_PARTS = "all"
-NARROWEST = 100  # columns; less would break the tables' cells
-_NAME_WIDTH = 20
+NARROWEST = 80  # columns; less would break the tables' cells
+_NAME_WIDTH = 16
 # Options that say what to do with a record, measured or read; all others say what to measure.
 _FOR_RECORDS = ("record_path", "output", "report", "compare", "threshold", "force")
 
@@ -309,7 +310,7 @@ def _first(given: int | None, quick: bool, quick_value: int, default: int) -> in
 def print_results(record: Record, console: Console) -> None:
     """Print what was measured on, a table for each job, and where the time goes."""
     console.width = max(console.width, NARROWEST)
-    for name, text in facts_of(record):
+    for name, text in (*headlines(record), *facts_of(record)):
         console.print(f"{name}: {text}", markup=False, soft_wrap=True)
     for table in record.tables():
         console.print()
@@ -327,7 +328,8 @@ def print_comparison(comparison: Comparison, path: str, console: Console) -> Non
     for line in comparison.notes:
         console.print(f"since {path}: {line}", markup=False, soft_wrap=True)
     if comparison.changes:
-        table = Table(title=f"compared with {path}", title_justify="left")
+        title = escape(f"compared with {path}")
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name in ("part", "job", "engine"):
             table.add_column(name)
         for name in ("then", "now", "change"):
@@ -342,7 +344,8 @@ def print_comparison(comparison: Comparison, path: str, console: Console) -> Non
 
 
 def _table(results: ResultTable) -> Table:
-    table = Table(title=escape(f"{results.what}: {results.title}"), title_justify="left")
+    title = escape(f"{results.what}: {results.title}")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = columns_of(results, narrow=True)
     for column in columns:
         is_number = column.kind == "number"
@@ -368,7 +371,7 @@ def _change_row(change: Change, comparison: Comparison) -> list[str]:
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
     """Yield lines on what answers were, on notes, and on where the time goes."""
-    if table.what in NARROW and table.answers:
+    if table.answers:
         yield f"answers: {table.answers}"
     if table.what == KERNELS:
         return

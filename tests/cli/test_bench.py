@@ -33,8 +33,19 @@ def test_records_of_other_versions_are_printed() -> None:
     assert records
     for path in records:
         file = io.StringIO()
-        print_results(load_record(str(path)), Console(file=file))
+        print_results(load_record(str(path)), Console(file=file, width=40))
         assert "NumPy" in file.getvalue()
+        tables = [line for line in file.getvalue().splitlines() if not line.startswith("  ")]
+        facts = (
+            "machine: ",
+            "adapter: ",
+            "software: ",
+            "text: ",
+            "bpe-train: ",
+            "tokenize: ",
+            "train: ",
+        )
+        assert all(len(line) <= 80 for line in tables if not line.startswith(facts))
 
 
 def test_ratio_to_the_fastest_peer() -> None:

@@ -9,7 +9,7 @@ which is the lower of bandwidth times operations a byte and the arithmetic's rat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ from llmgpu.bench.report.tables import (
     columns_of,
     common_rate,
     facts_of,
+    headlines,
     time_lines,
 )
 from llmgpu.bench.results import (
@@ -48,6 +49,7 @@ from llmgpu.charts.page import (
 )
 
 MOST_KERNELS = 12  # in a chart; the others are added up
+_SOFTWARE = "software adapter"  # kind of an adapter
 HEIGHT = 380
 _TOP, _BOTTOM = 14, 330
 _LEFT = 58  # pixels for numbers
@@ -102,6 +104,8 @@ def _head(record: Record) -> Iterator[str]:
         yield '<p class="warning">Interrupted: these are the results up to then.</p>'
     if not record.is_correct:
         yield '<p class="warning">An engine gave a wrong answer; see the results.</p>'
+    for what, text in headlines(record):
+        yield f'<p class="headline"><b>{_about(what)[0]}</b>: {escape_text(text)}.</p>'
     facts = [("measured", record.measured)] if record.measured is not None else []
     facts += facts_of(record)
     for name, limits in record.limits.items():
@@ -123,15 +127,25 @@ def _part(what: str, tables: Sequence[ResultTable], record: Record) -> list[str]
     lines += [f"<p>{text}</p>" for text in introduction]
     if what == KERNELS:
         lines += _next_to_peers(tables, record)
+    software = {a.name for a in record.machine.adapters if a.kind == _SOFTWARE}
     for table in tables:
         lines.append(f"<h3>{escape_text(table.title)}</h3>")
-        lines += _engine_charts(table, record) if what == KERNELS else result_bars(table, record)
-        wrong = [result.correct is False for result in table.results]
-        lines += draw_table(columns_of(table), wrong)
-        if table.answers:
-            lines.append(f'<p class="small">answers: {escape_text(table.answers)}</p>')
-        for result in table.results:
-            lines += _details(result)
+        drawn = _table(table, record, software)
+        is_folded = what == KERNELS and table.title in software
+        lines += folded("Of a software adapter", drawn) if is_folded else drawn
+    return lines
+
+
+def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
+    """Return charts, a table and details; software: the names of software adapters."""
+    is_kernels = table.what == KERNELS
+    lines = _engine_charts(table, record) if is_kernels else result_bars(table, record)
+    lines += draw_table(columns_of(table), [result.correct is False for result in table.results])
+    if table.answers:
+        lines.append(f'<p class="small">answers: {escape_text(table.answers)}</p>')
+    for result in table.results:
+        is_software = result.engine.removeprefix("recount on ") in software
+        lines += _details(result, is_open=not (is_kernels or is_software))
     return lines
 
 
@@ -168,15 +182,15 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
     return [*roofline, *folded("What the numbers are", draw_table(columns)), *share_bars(table)]
 
 
-def _details(result: Result) -> list[str]:
-    """Return the time in kernels as a chart, and start-up and phases."""
+def _details(result: Result, *, is_open: bool) -> list[str]:
+    """Return the time in kernels as a chart, and start-up and phases; is_open: with a chart."""
     kernels, chart = result.kernels, []
     if kernels is not None and len(kernels.seconds) > 1:
         of = f"the first {kernels.merges:,} merges" if kernels.merges else "one run"
         caption = f"time per kernel: {seconds_text(kernels.total)} for {of}"
         chart = kernel_bars(kernels.seconds, caption)
     times = [f"<p>{escape_text(f'{name}: {text}')}</p>" for name, text in time_lines(result)]
-    is_open = bool(chart) and result.what != KERNELS
+    is_open = bool(chart) and is_open
     return folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
 
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llmgpu.bench.results import EMBEDDING, KERNELS, TOKENIZE, TRAIN, Record, Result, ResultTable
+from llmgpu.bench.results import (
+    BPE_TRAIN,
+    EMBEDDING,
+    KERNELS,
+    TOKENIZE,
+    TRAIN,
+    Record,
+    Result,
+    ResultTable,
+)
 from llmgpu.bench.units import quantity, seconds_text, spread_text, three_digits
 from llmgpu.charts.page import NOTHING, Column
 
@@ -60,6 +69,9 @@ MEASURES = (
     SPEED_UP := Measure("speed_up", "vs NumPy", "x"),
     SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
+NUMPY = "NumPy"  # the engine by that name
+_LEAST_SECONDS = 1e-9  # of a ratio: no clock is finer
+HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # what results are best told apart by
 # Of parts with more numbers than fit a terminal: those that it shows.
 NARROW = {
@@ -80,20 +92,43 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
             "kernel" if table.what == KERNELS else "engine", "name", [*map(table.row_name, results)]
         ),
         Column("median", "number", [seconds_text(t.median) if t else NOTHING for t in times]),
-        Column("min-max", "number", spreads),
+        *([] if narrow and table.what in NARROW else [Column("min-max", "number", spreads)]),
         *(Column(m.title, "number", [m.text(result) for result in results]) for m in measures),
     ]
     if table.what == TOKENIZE:
         tokens = [f"{result.tokens:,}" if result.tokens else NOTHING for result in results]
-        columns.append(Column("tokens", "number", tokens))
+        columns += [] if narrow else [Column("tokens", "number", tokens)]
         rates = [result.mb_per_second or 0 for result in results]
         fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
         ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
         columns.append(Column("vs peers", "number", ratios))
-    # Wide tables say only once, below them, what answers were compared with.
-    is_short = not narrow or table.what in NARROW
-    answers = [result.verdict if is_short else result.reason for result in results]
-    return [*columns, Column("answer", "", answers)]
+    # What answers were compared with is said once, below the table.
+    return [*columns, Column("answer", "", [result.verdict for result in results])]
+
+
+def headlines(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield, for each part, how many times as fast llmgpu is as the fastest other program.
+
+    It is that of the last job that another program did, too, which is the largest; without one,
+    that of an adapter against NumPy. Greedy matching, which no other program does, is left out.
+    """
+    told: dict[str, tuple[bool, str]] = {}
+    for table in record.tables():
+        timed = [r for r in table.results if r.seconds and r.correct is not False]
+        timed = [r for r in timed if "greedy" not in r.variant]
+        own = [r for r in timed if not record.is_peer(r)]
+        peers = [r for r in timed if record.is_peer(r)]
+        others = peers or [r for r in own if r.engine == NUMPY]
+        if table.what not in HEADLINED or not (own and others):
+            continue
+        best, other = (min(each, key=lambda r: r.median) for each in (own, others))
+        if best is other or (told.get(table.what, (False, ""))[0] and not peers):
+            continue
+        role = ", the fastest other program" if peers else ""
+        ratio = three_digits(other.median / max(best.median, _LEAST_SECONDS))
+        line = f"{best.engine} is {ratio} times as fast as {other.engine}{role}"
+        told[table.what] = bool(peers), line
+    yield from ((what, line) for what, (_, line) in told.items())
 
 
 def common_rate(results: Sequence[Result]) -> Measure | None:

@@ -337,3 +337,29 @@ def test_browser_shows_long_names_without_overflow(tmp_path: Path) -> None:
     for frame in seen(draw(nasty()), tmp_path, 1):
         assert frame["needed"] <= frame["width"]
         assert "alert('1')" in frame["text"]
+
+
+def test_the_page_opens_with_headlines_and_folds_software_adapters() -> None:
+    adapters = [
+        {"name": "lavapipe", "kind": "software adapter", "driver": "Mesa"},
+        {"name": "a GPU", "kind": "discrete GPU", "driver": "1"},
+    ]
+    times = {"seconds": {"one": 1.0, "two": 2.0}, "total": 3.0}
+    rows = [
+        result("tokenize", "lavapipe", kernels=times),
+        result("tokenize", "a GPU", 0.5, kernels=times),
+        result("tokenize", "other", peer=True),
+        kernel(engine="lavapipe"),
+        kernel(engine="a GPU"),
+    ]
+    plain = record(*rows)
+    plain["machine"]["adapters"] = adapters
+    page = Page(draw(plain))
+    headline = page.all("p", "headline")[0]
+    assert "".join(headline.itertext()) == (
+        "Tokenizing: a GPU is 2 times as fast as other, the fastest other program."
+    )
+    folds = {str(node[0].text): node.get("open") for node in page.all("details")}
+    assert folds["Where the time of lavapipe goes"] is None
+    assert folds["Where the time of a GPU goes"] == "open"
+    assert "Of a software adapter" in folds

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from llmgpu.bench.report.tables import MEASURES, SHARE_OF_FLOOR, SPEED_UP, TEXT_RATE, TOKEN_RATE
-from llmgpu.bench.results import Result
+from pathlib import Path
+
+from llmgpu.bench.report.tables import (
+    MEASURES,
+    SHARE_OF_FLOOR,
+    SPEED_UP,
+    TEXT_RATE,
+    TOKEN_RATE,
+    columns_of,
+    headlines,
+)
+from llmgpu.bench.results import Result, load_record, read_record
+from tests.bench.report.test_compare import record, result
+
+RECORDED = Path(__file__).parents[3] / "docs" / "recorded"
 
 
 def test_measures_of_a_result() -> None:
@@ -14,3 +27,35 @@ def test_measures_of_a_result() -> None:
     assert SHARE_OF_FLOOR.text(result) == "50 %"
     assert SPEED_UP.text(result) == "-"
     assert len({measure.key for measure in MEASURES}) == len(MEASURES)
+
+
+def test_headlines_compare_with_the_fastest_other_program() -> None:
+    rows = [
+        result("tokenize", "NumPy", 4.0, job="small"),
+        result("tokenize", "peer", 1.0, job="small", peer=True),
+        result("tokenize", "NumPy", 4.0, job="large"),
+        result("tokenize", "a GPU", 1.0, job="large"),
+        result("tokenize", "a GPU", 0.1, job="large", variant="greedy"),
+        result("tokenize", "wrong", 0.1, job="large", peer=True, correct=False),
+        result("tokenize", "slow", 9.0, job="large", peer=True),
+        result("tokenize", "fast", 2.5, job="large", peer=True),
+        result("train", "NumPy", 3.0),
+        result("train", "a GPU", 2.0),
+        result("bpe-train", "NumPy", 3.0),
+        result("kernels", "NumPy", 3.0),
+        result("kernels", "fast", 1.0, peer=True),
+    ]
+    assert dict(headlines(read_record(record(*rows)))) == {
+        "tokenize": "a GPU is 2.5 times as fast as fast, the fastest other program",
+        "train": "a GPU is 1.5 times as fast as NumPy",
+    }
+
+
+def test_tables_of_records_fit_a_terminal() -> None:
+    for path in sorted(RECORDED.glob("*.json")):
+        for table in load_record(str(path)).tables():
+            columns = columns_of(table, narrow=True)
+            numbers = [column for column in columns if column.kind == "number"]
+            widths = [max(map(len, (column.title, *column.cells))) for column in numbers]
+            names_and_answers = 16 + 6  # these are broken into lines
+            assert names_and_answers + sum(widths) + 2 * len(columns) <= 80, table.title
