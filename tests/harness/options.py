@@ -75,7 +75,11 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("in/v.bin", "in/t.json", "--device", "cpu"),
         ("in/v.bin", "in/v.bin", "--on", "in/corpus.txt", "--device", "cpu"),
     ),
-    "export": (("in/v.bin", "--to", "tiktoken", "-o", "out/x"), ("in/v.bin",)),
+    "export": (
+        ("in/v.bin", "--to", "tiktoken", "-o", "out/x"),
+        ("in/v.bin", "--to", "gguf", "-o", "out/x"),
+        ("in/v.bin",),
+    ),
     "import": (("in/t.json", "-o", "out/v.bin"), ("in/ranks", "-o", "out/v.bin")),
     "generate": (("out", "--max-new-tokens", "2", "--device", "cpu"),),
     "info": (("in/v.bin",), ("in/v.bin", "--tokens")),
