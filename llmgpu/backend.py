@@ -7,6 +7,7 @@ installed and lists them, or else wgpu.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,9 @@ from llmgpu.errors import DeviceError
 
 if TYPE_CHECKING:
     from llmgpu.gpu import AdapterInfo, Device
+
+
+_log = logging.getLogger("llmgpu")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ def select_backend(
     auto: a hardware adapter, or else NumPy, which is faster than a software adapter.
     matrices: take Dawn for its matrix units, if it is installed and lists them. driver: that of a
         run to be resumed, unless LLMGPU_DRIVER names one. note: is told where Dawn can't be used
-        although it was to be; wgpu takes its place, except for a run to be resumed.
+        although it was to be, by default the log; wgpu takes its place, except for a run to be
+        resumed.
 
     DeviceError if nothing matches (the message lists the adapters), or it can't be opened.
     """
@@ -82,8 +87,7 @@ def select_backend(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
                     "llmgpu[dawn], or use --device cpu or LLMGPU_DRIVER=wgpu, which round otherwise"
                 ) from error
-            if note is not None:
-                note(f"Dawn can't be used, so wgpu takes its place: {error}")
+            (note or _log.warning)(f"Dawn can't be used, so wgpu takes its place: {error}")
         else:
             if backend is not None:
                 return backend

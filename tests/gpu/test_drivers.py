@@ -5,8 +5,11 @@ The tests of kernels run on either: on Dawn with LLMGPU_DRIVER=dawn.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -91,6 +94,33 @@ def test_submissions_that_nobody_waits_for_are_forgotten(dawn_device: Device) ->
     assert device.read(buffer, 64, np.uint32).tolist() == [200 * k for k in range(64)]
 
 
+def test_a_signal_during_a_wait_is_not_lost(dawn_device: Device) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise StopError
+
+    device = dawn_device
+    buffer = device.upload("counts", np.zeros(64, np.uint32))
+    kernel = device.generated(COUNT).bind(counts=buffer)
+    before = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(StopError):
+            while True:
+                commands = device.record()
+                for _ in range(200):
+                    commands.dispatch(kernel, 1)
+                device.wait(device.submit(commands))
+                device.read(buffer, 64, np.uint32)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert device.read(buffer, 64, np.uint32)[0] == 0
+
+
 def test_dawn_raises_what_wgpu_ends_the_process_for(dawn_device: Device) -> None:
     with pytest.raises(DeviceError, match="does not compile at generated text, line 2"):
         dawn_device.generated("@compute @workgroup_size(1) fn f() {\n    nowhere = 1;\n}")
@@ -116,7 +146,7 @@ def refuse(driver: str) -> NoReturn:
 
 
 def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
     monkeypatch.setattr(drivers, "has_dawn", lambda: True)
@@ -129,6 +159,8 @@ def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
     notes: list[str] = []
     assert backend.select_backend("gpu", note=notes.append).driver == "wgpu"
     assert notes == ["Dawn can't be used, so wgpu takes its place: no such luck"]
+    assert backend.start_selecting("gpu")().driver == "wgpu"
+    assert caplog.messages == notes
 
 
 def test_a_run_that_began_on_dawn_is_resumed_on_dawn_only(
