@@ -67,7 +67,7 @@ def listed(texts: Sequence[str]) -> str:
     return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
-def quote(value: str | bytes | int) -> str:
+def quote(value: object) -> str:
     """Return a value for a message, cut short if it is long."""
     shown = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
     return shown if len(shown) <= 2 * _SHOWN else f"{shown[: 2 * _SHOWN]}..."

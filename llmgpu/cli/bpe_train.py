@@ -35,6 +35,7 @@ from llmgpu.cli.console import (
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.input_files import quote
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
@@ -227,13 +228,15 @@ def _check_counted_alike(
     ):
         if counted != wanted:
             raise InputError(
-                f"{loaded.source}: the words were cut by {what} {counted!r}, not by {wanted!r}: "
+                f"{loaded.source}: the words were cut by {what} {quote(counted)}, not by "
+                f"{quote(wanted)}: "
                 "count the corpus again"
             )
     for text in special_tokens:
         if text.encode() not in loaded.separators:
             raise InputError(
-                f"{loaded.source}: special token {text!r} was not left out of the words: count the "
+                f"{loaded.source}: special token {quote(text)} was not left out of the words: "
+                "count the "
                 "corpus again with it"
             )
 

@@ -13,6 +13,7 @@ from typing import Any
 from llmgpu.errors import CapacityError, DeviceError
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, MatrixShape
 from llmgpu.gpu.drivers import default_driver
+from llmgpu.input_files import quote
 
 _KINDS = {
     "DiscreteGPU": "discrete GPU",
@@ -96,7 +97,7 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
         if wanted.lower() in info.name.lower():
             return info
     names = ", ".join(repr(info.name) for info in adapters)
-    raise DeviceError(f"no adapter's name contains {wanted!r}; use one of {names}, or cpu")
+    raise DeviceError(f"no adapter's name contains {quote(wanted)}; use one of {names}, or cpu")
 
 
 ALIGNMENT = 256  # bytes; every size is rounded up to a multiple of it, and none is 0

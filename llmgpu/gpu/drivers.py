@@ -8,6 +8,7 @@ from functools import cache
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.driver import Driver
+from llmgpu.input_files import quote
 
 DRIVERS = ("wgpu", "dawn")
 DRIVER_VARIABLE = "LLMGPU_DRIVER"
@@ -21,7 +22,7 @@ def chosen_driver() -> str | None:
     """
     name = os.environ.get(DRIVER_VARIABLE) or None
     if name is not None and name not in DRIVERS:
-        raise DeviceError(f"{DRIVER_VARIABLE} is {name!r}; use one of {', '.join(DRIVERS)}")
+        raise DeviceError(f"{DRIVER_VARIABLE} is {quote(name)}; use one of {', '.join(DRIVERS)}")
     if name == "dawn" and not has_dawn():
         raise DeviceError(
             f"{DRIVER_VARIABLE} is dawn, and the package wgpudawn is not installed; run "

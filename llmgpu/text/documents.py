@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -113,7 +114,9 @@ class Utf8Policy:
         """Take one of ENCODING_POLICIES; InputError otherwise."""
         if policy not in ENCODING_POLICIES:
             known = ", ".join(ENCODING_POLICIES)
-            raise InputError(f"unknown policy for encoding errors {policy!r}: use one of {known}")
+            raise InputError(
+                f"unknown policy for encoding errors {quote(policy)}: use one of {known}"
+            )
         self.policy = policy
         self.invalid_sequences = 0
         self.begin("")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 from llmgpu.text.documents import REPLACEMENT, Utf8Policy
 from llmgpu.text.streams import ByteStream, Source
 
@@ -93,11 +94,11 @@ def _field(line: str, where: str, text_field: str) -> str:
         if not isinstance(value, dict) or name not in value:
             fields = value if isinstance(value, dict) else {}
             present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
-            raise InputError(f"{where}: no field {text_field!r}; the fields are: {present}")
+            raise InputError(f"{where}: no field {quote(text_field)}; the fields are: {present}")
         value = value[name]
     if not isinstance(value, str):
         kind = _KINDS.get(type(value), "null")
-        raise InputError(f"{where}: field {text_field!r} is not a string but {kind}")
+        raise InputError(f"{where}: field {quote(text_field)} is not a string but {kind}")
     return value
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 from llmgpu.text.documents import Utf8Policy
 from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, FileContent, Source
 
@@ -112,10 +113,10 @@ class ParquetFile:
             found = fields.get_all_field_indices(name) if is_row else []
             if len(found) != 1:
                 there = f"{len(found)} columns" if found else "no column"
-                raise InputError(f"{self._path}: {there} {column!r}; {columns}")
+                raise InputError(f"{self._path}: {there} {quote(column)}; {columns}")
             fields = fields.field(found[0]).type
         if not self._is_text(fields):
-            raise InputError(f"{self._path}: column {column!r} is not text; {columns}")
+            raise InputError(f"{self._path}: column {quote(column)} is not text; {columns}")
 
     def _is_text(self, kind: Any) -> bool:
         types = self._arrow.types

@@ -16,6 +16,7 @@ from llmgpu.bpe.interchange.objects import END_OF_TEXT, to_tiktoken, to_transfor
 from llmgpu.bpe.vocabulary.spelling import character_spans, decode_stream
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.input_files import quote
 from llmgpu.python_words import speaks_python
 from llmgpu.tokenizer.arguments import to_bytes
 
@@ -101,7 +102,9 @@ class Decoder:
         """
         format = ALIASES.get(format, format)
         if format not in WRITERS:
-            raise VocabularyError(f"unknown format {format!r}: use one of {', '.join(WRITERS)}")
+            raise VocabularyError(
+                f"unknown format {quote(format)}: use one of {', '.join(WRITERS)}"
+            )
         WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
 
     def as_tiktoken(self, name: str = "llmgpu") -> Any:

@@ -26,7 +26,7 @@ from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output
 from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
@@ -106,16 +106,16 @@ def read_side_file(path: str | Path) -> dict[str, object]:
         raise InputError(f"{name}: not a side file of token ids (its format: {SIDE_FORMAT!r})")
     version = side.get("version")
     if version != SIDE_VERSION:
-        raise InputError(f"{name}: version {version!r}, but this llmgpu reads {SIDE_VERSION}")
+        raise InputError(f"{name}: version {quote(version)}, but this llmgpu reads {SIDE_VERSION}")
     for field, kind in (_SIDE_FIELDS | (_SAMPLED_FIELDS if _is_sampled(side) else {})).items():
         value = side.get(field)
         if type(value) is not kind or (type(value) is int and value < 0):
             raise InputError(f"{name}: field {field!r} is missing or not of type {kind.__name__}")
     if side["dtype"] not in ("uint16", "uint32"):
-        raise InputError(f"{name}: dtype {side['dtype']!r} is neither uint16 nor uint32")
+        raise InputError(f"{name}: dtype {quote(side['dtype'])} is neither uint16 nor uint32")
     layout = side.setdefault("layout", "raw")
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InputError(f"{name}: layout {layout!r} is not one of {', '.join(LAYOUTS)}")
+        raise InputError(f"{name}: layout {quote(layout)} is not one of {', '.join(LAYOUTS)}")
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
     return side
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 from llmgpu.outputs import (
     DECIMAL_IDS,
     JSONL_IDS,
@@ -102,7 +103,7 @@ def recognize_format(path: str | Path) -> str:
 
 def _get_format(name: str) -> TokenFormat:
     if name not in FORMATS:
-        raise InputError(f"unknown format {name!r}: use one of {', '.join(FORMATS)}")
+        raise InputError(f"unknown format {quote(name)}: use one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 

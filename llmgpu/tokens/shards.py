@@ -382,7 +382,9 @@ def _read_json(path: str | Path, format: str, failure: str) -> tuple[dict[str, A
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} {failure} ({error})") from error
     if found != (format, VERSION):
-        raise InputError(f"{path}: {found[0]!r} version {found[1]!r}, not {format} {VERSION}")
+        raise InputError(
+            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {VERSION}"
+        )
     return content, shards
 
 

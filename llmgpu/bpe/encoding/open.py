@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,12 @@ from llmgpu.bpe.encoding.special_encoding import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import default_threads, library
+from llmgpu.errors import CapacityError
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
+
+_log = logging.getLogger("llmgpu")
 
 
 def open_encoder(
@@ -54,6 +58,11 @@ def open_matching_encoder(
         return _open_shared_encoder(vocabulary, backend, slice_bytes, threads)
     if backend.joining is not None:
         backend = backend.joining()
+        try:
+            return open_matching_encoder(vocabulary, backend, slice_bytes, threads=threads)
+        except CapacityError as error:
+            _log.warning("%s; the CPU does it", error)
+            return open_host_encoder(vocabulary, slice_bytes, threads)
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
     # What needs a GPU package is imported only where there is a device.

@@ -29,6 +29,7 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoToken
 from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, TextError, VocabularyError
+from llmgpu.input_files import quote
 from llmgpu.text.composition import normalize
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
@@ -166,10 +167,12 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
     ids = [i for i, text in enumerate(vocabulary.tokens) if text == spelled and i not in special]
     if not spelled or not ids:
         raise VocabularyError(
-            f"{token!r} is not one token of the vocabulary; {_known_tokens(vocabulary)}"
+            f"{quote(token)} is not one token of the vocabulary; {_known_tokens(vocabulary)}"
         )
     if len(ids) > 1:
-        raise VocabularyError(f"{token!r} is the text of {len(ids)} ids, {ids[:3]}: give the id")
+        raise VocabularyError(
+            f"{quote(token)} is the text of {len(ids)} ids, {ids[:3]}: give the id"
+        )
     return ids[0]
 
 
@@ -181,7 +184,8 @@ def _chosen(
     for text in texts:
         if text != ALL and text not in vocabulary.special_tokens:
             raise VocabularyError(
-                f"{text!r} is not a special token of the vocabulary; {_known_tokens(vocabulary)}"
+                f"{quote(text)} is not a special token of the vocabulary; "
+                f"{_known_tokens(vocabulary)}"
             )
     return every if ALL in texts else texts
 
@@ -460,7 +464,7 @@ class _Guard:
         if found:
             begin, end = found
             error = TextError(
-                f"special token {data[begin:end].decode()!r}",
+                f"special token {quote(data[begin:end].decode())}",
                 self._offset + begin,
                 "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
                 "to get those of its text",

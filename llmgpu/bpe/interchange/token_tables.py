@@ -277,5 +277,5 @@ def name_of_huggingface(expression: str) -> str:
 def expression_of(pattern: str, engine: dict[str, str]) -> str:
     """Return how an engine, TIKTOKEN or HUGGINGFACE, spells a pattern; VocabularyError if none."""
     if pattern not in engine:
-        raise VocabularyError(f"the pattern {pattern!r} has no spelling for other tools")
+        raise VocabularyError(f"the pattern {quote(pattern)} has no spelling for other tools")
     return engine[pattern]

@@ -24,7 +24,7 @@ from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import DeviceError
+from llmgpu.errors import CapacityError
 from llmgpu.gpu import (
     Buffer,
     Device,
@@ -68,7 +68,7 @@ class GpuGreedyEncoder:
         slice_bytes, chunk_bytes: upper limits on the parts of text; the ids depend on neither.
 
         Raises:
-            DeviceError: the adapter's limits are too small for the vocabulary.
+            CapacityError: the adapter's limits are too small for the vocabulary.
             ValueError: chunk_bytes is out of range.
         """
         if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES:
@@ -277,7 +277,7 @@ def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
     longest = max(1, vocabulary.trie.longest)
     positions = device.max_loop_iterations // (STEPS_PER_BYTE * longest + 2)
     if positions < 1:
-        raise DeviceError(
+        raise CapacityError(
             f"the vocabulary's longest token has {longest} bytes, but {device.name} matches at "
             f"most {device.max_loop_iterations // STEPS_PER_BYTE}; use --device cpu"
         )

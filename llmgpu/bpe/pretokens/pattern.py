@@ -40,6 +40,7 @@ from llmgpu.bpe.pretokens.custom_regex import (
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.errors import LlmgpuError
+from llmgpu.input_files import quote
 
 _WINDOW = 1 << 12  # bytes after a part that are looked at first to decide it
 
@@ -68,7 +69,7 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])
-        raise LlmgpuError(f"unknown pattern {name!r}: use one of {known}")
+        raise LlmgpuError(f"unknown pattern {quote(name)}: use one of {known}")
     found = PATTERNS[name]
     return found if found.unicode in (None, unicode) else replace(found, unicode=unicode)
 

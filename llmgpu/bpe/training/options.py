@@ -17,6 +17,7 @@ from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import LlmgpuError
+from llmgpu.input_files import quote
 
 MAX_VOCABULARY = 1 << 20
 UNICODE_FACT = "Unicode version"
@@ -69,12 +70,16 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", get_pattern(self.pattern, self.unicode).name)
         if self.tie not in TIE_RULES:
-            raise LlmgpuError(f"unknown tie rule {self.tie!r}: use one of {', '.join(TIE_RULES)}")
+            raise LlmgpuError(
+                f"unknown tie rule {quote(self.tie)}: use one of {', '.join(TIE_RULES)}"
+            )
         if self.engine not in ENGINES:
-            raise LlmgpuError(f"unknown engine {self.engine!r}: use one of {', '.join(ENGINES)}")
+            raise LlmgpuError(
+                f"unknown engine {quote(self.engine)}: use one of {', '.join(ENGINES)}"
+            )
         if self.match not in (None, *MATCH_RULES):
             known = ", ".join(MATCH_RULES)
-            raise LlmgpuError(f"unknown match rule {self.match!r}: use one of {known}")
+            raise LlmgpuError(f"unknown match rule {quote(self.match)}: use one of {known}")
         for size in self.sizes:
             self._check_size(size)
         if self.min_frequency < 0:
@@ -166,14 +171,15 @@ class TrainingOptions:
         ):
             if own != given:
                 raise LlmgpuError(
-                    f"the seed vocabulary has {what} {own!r}, which training has to keep: "
-                    f"{given!r} is not possible"
+                    f"the seed vocabulary has {what} {quote(own)}, which training has to keep: "
+                    f"{quote(given)} is not possible"
                 )
         ordinary = [seed.tokens[i] for i in seed.ordinary_ids.tolist()]
         for text in self.special_tokens:
             spelled = text.encode(errors="replace")
             if text in seed.special_tokens or any(spelled in token for token in ordinary):
                 raise LlmgpuError(
-                    f"special token {text!r} is in the seed vocabulary already, as a token or as a "
+                    f"special token {quote(text)} is in the seed vocabulary already, as a "
+                    "token or as a "
                     "part of one: choose another text"
                 )

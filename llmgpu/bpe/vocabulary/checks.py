@@ -13,6 +13,7 @@ from llmgpu.bpe.vocabulary.file import (
     UNICODE,
 )
 from llmgpu.errors import VocabularyError
+from llmgpu.input_files import quote
 
 
 def check_pattern(name: str, expression: str) -> None:
@@ -24,7 +25,9 @@ def check_pattern(name: str, expression: str) -> None:
     for pattern in PATTERNS.values():
         fits = fits and (pattern.name == name) == (pattern.expression == expression)
     if not fits:
-        raise VocabularyError(f"pattern {name!r} does not go with expression {expression!r}")
+        raise VocabularyError(
+            f"pattern {quote(name)} does not go with expression {quote(expression)}"
+        )
 
 
 def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) -> None:
@@ -38,16 +41,16 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         )
     for rule in (UNICODE, NORMALIZED_TOKENS):
         if rule in training:
-            raise VocabularyError(f"training data {rule!r}: this is a rule, give it by itself")
+            raise VocabularyError(f"training data {quote(rule)}: this is a rule, give it by itself")
     _check_text("the list of normalized_tokens", recorded.get(NORMALIZED_TOKENS, ""))
     for key, value in training.items():
         _check_text("a key of the training data", key)
         if isinstance(value, str):
-            _check_text(f"training data {key!r}", value)
+            _check_text(f"training data {quote(key)}", value)
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise VocabularyError(f"training data {key!r} is neither a number nor a text")
+            raise VocabularyError(f"training data {quote(key)} is neither a number nor a text")
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise VocabularyError(f"training data {key!r} does not fit in 64 bits: {value}")
+            raise VocabularyError(f"training data {quote(key)} does not fit in 64 bits: {value}")
 
 
 def _check_text(what: str, text: object) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.trie import Trie
 from llmgpu.errors import VocabularyError
+from llmgpu.input_files import quote
 
 FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
@@ -152,7 +153,8 @@ def check_header(data: bytes) -> None:
         newer = isinstance(version, int) and version > FORMAT_VERSION
         hint = "; use a newer llmgpu" if newer else ""
         raise VocabularyError(
-            f"file format version {version!r}, this llmgpu reads version {FORMAT_VERSION}{hint}"
+            f"file format version {quote(version)}, this llmgpu reads version "
+            f"{FORMAT_VERSION}{hint}"
         )
 
 

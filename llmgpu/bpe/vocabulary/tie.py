@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.errors import LlmgpuError
+from llmgpu.input_files import quote
 
 
 def _make_alphabet() -> tuple[str, ...]:
@@ -35,7 +36,7 @@ def byte_ranks(tie: str) -> NDArray[np.uint32]:
     Raises LlmgpuError for an unknown rule.
     """
     if tie not in TIE_RULES:
-        raise LlmgpuError(f"unknown tie rule {tie!r}: use one of {', '.join(TIE_RULES)}")
+        raise LlmgpuError(f"unknown tie rule {quote(tie)}: use one of {', '.join(TIE_RULES)}")
     ranks = np.arange(256, dtype=np.uint32)
     if tie == "hf":
         ranks[np.argsort(ALPHABET)] = np.arange(256, dtype=np.uint32)

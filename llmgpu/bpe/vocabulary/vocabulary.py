@@ -367,9 +367,11 @@ def _check_rules(vocabulary: Vocabulary) -> None:
 def _check_special_tokens(vocabulary: Vocabulary) -> None:
     for text, token in vocabulary.special_tokens.items():
         if not 0 <= token < vocabulary.size:
-            raise VocabularyError(f"special token {text!r} has id {token} of {vocabulary.size}")
+            raise VocabularyError(
+                f"special token {quote(text)} has id {token} of {vocabulary.size}"
+            )
         if not text or vocabulary.tokens[token] != text.encode(errors="replace"):
-            raise VocabularyError(f"special token {text!r} is not what id {token} spells")
+            raise VocabularyError(f"special token {quote(text)} is not what id {token} spells")
     late = vocabulary.normalized_tokens
     if len(set(late)) < len(late) or not set(late) <= set(vocabulary.special_tokens.values()):
         raise VocabularyError("normalized_tokens are not different ids of special tokens")
@@ -462,10 +464,10 @@ def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dic
         try:
             spelled = text.encode()
         except UnicodeEncodeError as error:
-            raise VocabularyError(f"special token {text!r} is not valid Unicode") from error
+            raise VocabularyError(f"special token {quote(text)} is not valid Unicode") from error
         if not spelled or spelled in taken:
             reason = "is already a token" if spelled else "is empty"
-            raise VocabularyError(f"special token {text!r} {reason}: choose another text")
+            raise VocabularyError(f"special token {quote(text)} {reason}: choose another text")
         taken.add(spelled)
         numbered[text] = len(tokens) + len(numbered)
     return numbered

@@ -33,6 +33,7 @@ from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, WordC
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
+from llmgpu.input_files import quote
 
 FORMAT_NAME = "llmgpu word counts"
 FORMAT_VERSION = 2
@@ -146,8 +147,8 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
         ):
             if one != other:
                 raise InputError(
-                    f"{first.source} and {part.source} can't be added up: {what} {one!r} and "
-                    f"{other!r}; count one of the corpora again"
+                    f"{first.source} and {part.source} can't be added up: {what} {quote(one)} and "
+                    f"{quote(other)}; count one of the corpora again"
                 )
         accumulator.add(part.words)
     return replace(
@@ -192,7 +193,8 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         raise _UnfitError(f"not a file of {FORMAT_NAME}")
     if header.get("version") not in _FIELDS_BY_VERSION:
         raise _UnfitError(
-            f"version {header.get('version')!r} of the format, but this llmgpu reads versions up "
+            f"version {quote(header.get('version'))} of the format, but this llmgpu reads "
+            "versions up "
             f"to {FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
     length = unpacker.tell()
@@ -225,7 +227,8 @@ def _check_header(header: dict[str, Any]) -> None:
         pattern = None
     if pattern is None or pattern.expression != expression:
         raise _UnfitError(
-            f"its words were cut by pattern {name!r}, {expression!r}, of Unicode {unicode}, which "
+            f"its words were cut by pattern {quote(name)}, {quote(expression)}, of Unicode "
+            f"{unicode}, which "
             "this llmgpu does not know: count the corpus again"
         )
     if ("unicode" in header) != bool(_recorded(pattern)):

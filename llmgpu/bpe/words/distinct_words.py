@@ -18,6 +18,7 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 
 MAX_TEXT_BYTES = (1 << 63) - 1  # of all occurrences; so no count and no sum of counts overflows
 
@@ -102,7 +103,8 @@ def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
     for word, count in counts.items():
         if not word or not 1 <= count <= MAX_TEXT_BYTES:
             raise InputError(
-                f"word {word!r} has the count {count}: words have 1 byte or more, counts are 1 or "
+                f"word {quote(word)} has the count {count}: words have 1 byte or more, counts "
+                "are 1 or "
                 f"more, up to {MAX_TEXT_BYTES:,}"
             )
     data = np.frombuffer(b"".join(counts), np.uint8)

@@ -1,0 +1,40 @@
+"""Messages quote a little of what is wrong, however long it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary
+from llmgpu.errors import LlmgpuError
+from llmgpu.text.documents import Utf8Policy
+from llmgpu.tokens.formats import open_writer
+
+MOST = 300  # characters of the input
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda text: TrainingOptions(300, tie=text),
+        lambda text: TrainingOptions(300, engine=text),
+        lambda text: TrainingOptions(300, match=text),
+        lambda text: TrainingOptions(300, unicode=text),
+        get_pattern,
+        lambda text: get_pattern("regex:(" + text),
+        byte_ranks,
+        lambda text: token_id(byte_vocabulary("gpt2", "hf"), text),
+        Utf8Policy,
+        lambda text: open_writer("-", text, vocabulary_size=300, fingerprint=""),
+    ],
+)
+@pytest.mark.parametrize("length", [350, 10_000])
+def test_a_long_input_is_quoted_in_part(use: Callable[[str], object], length: int) -> None:
+    with pytest.raises(LlmgpuError) as caught:
+        use("x" * length)
+    assert 0 < str(caught.value).count("x") <= MOST
