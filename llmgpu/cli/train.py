@@ -98,8 +98,7 @@ def train(
                 vocabulary,
                 vocab,
                 folder.tokens,
-                # Text is encoded by wgpu, no matter what trains.
-                backend=backend if backend.driver == "wgpu" else select_backend(device),
+                backend=_encoding_backend(backend, device),
                 reading=make_corpus_options(**reading),
                 separator=separator,
                 resume=resume,
@@ -117,14 +116,24 @@ def train(
             checkpoint,
             needed_bytes,
             eos_id=separator,
-            on_record=partial(_print_record, report, asked.options.steps),
-            note=report.line,
-            on_first_step=partial(_print_first_step, report, asked.options.steps),
+            **_callbacks(report, asked.options.steps),
         )
         summary = run.run() | {"estimated_memory_bytes": host_bytes}
-    _print_summary(report, summary)
-    if as_json:
-        print_json(summary, to_stderr=False)
+    _print_summary(report, summary, as_json=as_json)
+
+
+def _encoding_backend(training: Backend, device: str) -> Backend:
+    """Return where text is encoded: by wgpu, no matter what trains."""
+    return training if training.driver == "wgpu" else select_backend(device)
+
+
+def _callbacks(report: Reporter, steps: int) -> dict[str, Any]:
+    """Return what a run of this many steps calls to say how it is doing."""
+    return {
+        "on_record": partial(_print_record, report, steps),
+        "on_first_step": partial(_print_first_step, report, steps),
+        "note": report.line,
+    }
 
 
 def _piped_corpus(report: Reporter) -> tuple[str, ...]:
@@ -237,8 +246,10 @@ def _print_record(report: Reporter, steps: int, record: StepRecord, left: float)
     report.line(f"{text}, {human_time(left)} left" if left else text, **facts)
 
 
-def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
+def _print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
     text = f"{human_count(summary['tokens'])} tokens in {human_time(summary['seconds'])}"
     if summary["perplexity"] is not None:
         text += f"; perplexity {summary['perplexity']:.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")
+    if as_json:
+        print_json(summary, to_stderr=False)
