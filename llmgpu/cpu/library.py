@@ -70,7 +70,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "counter_size": (c_int64, c_void_p, POINTER(c_int64), POINTER(c_int64)),
     "counter_take": (None, c_void_p, c_void_p, c_void_p, c_void_p),
     "trainer_new": (
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+        *(c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int64, c_void_p),
         *(c_int64, c_int64, c_int64, c_int64, c_int64),
     ),
     "trainer_free": (None, c_void_p),

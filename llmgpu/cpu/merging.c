@@ -408,7 +408,13 @@ static int merge(Trainer *trainer, uint32_t pair, uint32_t merged)
 
 /* ---- The start ---- */
 
-static int lay_out(Trainer *trainer, const uint32_t *symbols, const int64_t *offsets)
+/* Return a symbol of the words as they are given, in `width` bytes. */
+static uint32_t given_symbol(const void *symbols, int64_t at, int width)
+{
+    return width == 1 ? ((const uint8_t *)symbols)[at] : ((const uint32_t *)symbols)[at];
+}
+
+static int lay_out(Trainer *trainer, const void *symbols, int width, const int64_t *offsets)
 {
     int64_t at = 1, word = 0;
 
@@ -418,7 +424,7 @@ static int lay_out(Trainer *trainer, const uint32_t *symbols, const int64_t *off
     for (word = 0; word < trainer->words; word++) {
         trainer->starts[word] = at;
         for (int64_t k = offsets[word]; k < offsets[word + 1]; k++)
-            at += trainer->lengths[symbols[k]];
+            at += trainer->lengths[given_symbol(symbols, k, width)];
         at++;
     }
     trainer->starts[word] = at;
@@ -431,10 +437,10 @@ static int lay_out(Trainer *trainer, const uint32_t *symbols, const int64_t *off
     trainer->symbols[0] = SEPARATOR;
     for (word = 0, at = 1; word < trainer->words; word++) {
         for (int64_t k = offsets[word]; k < offsets[word + 1]; k++) {
-            uint32_t length = trainer->lengths[symbols[k]];
+            uint32_t symbol = given_symbol(symbols, k, width), length = trainer->lengths[symbol];
             for (uint32_t inside = 1; inside + 1 < length; inside++)
                 trainer->symbols[at + inside] = COVERED;
-            trainer->symbols[at] = trainer->symbols[at + length - 1] = symbols[k];
+            trainer->symbols[at] = trainer->symbols[at + length - 1] = symbol;
             at += length;
         }
         trainer->symbols[at++] = SEPARATOR;
@@ -529,14 +535,14 @@ API void llmgpu_trainer_free(Trainer *trainer)
 
 /* Make a trainer.
  *
- * symbols, offsets: the words end to end, and where each starts in them. counts: how often each
- *     word occurs; kept alive by the caller.
+ * symbols, offsets: the words end to end, in `width` bytes each, 1 or 4, and where each starts in
+ *     them. counts: how often each word occurs; kept alive by the caller.
  * lengths: of the first `known` symbols in bytes. most: symbols there may be, up to 2^20.
  * total: symbols of the whole text.
  * least, longest: pairs that occur less often, or have more bytes, are not merged.
  * Words and symbols may have up to 2^32 - 3 bytes and separators in all. NULL without memory.
  */
-API Trainer *llmgpu_trainer_new(const uint32_t *symbols, const int64_t *offsets,
+API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *offsets,
                                 const int64_t *counts, int64_t words, const uint32_t *lengths,
                                 int64_t known, int64_t most, int64_t total, int64_t least,
                                 int64_t longest)
@@ -562,7 +568,7 @@ API Trainer *llmgpu_trainer_new(const uint32_t *symbols, const int64_t *offsets,
     }
     if (!failed) {
         memcpy(trainer->lengths, lengths, (size_t)known * sizeof *lengths);
-        failed = lay_out(trainer, symbols, offsets) != 0 || index_pairs(trainer) != 0;
+        failed = lay_out(trainer, symbols, width, offsets) != 0 || index_pairs(trainer) != 0;
     }
     if (failed) {
         llmgpu_trainer_free(trainer);

@@ -22,7 +22,7 @@ class CTrainer(EngineObject):
 
     def __init__(
         self,
-        symbols: NDArray[np.uint32],
+        symbols: NDArray[np.uint8] | NDArray[np.uint32],
         offsets: NDArray[np.int64],
         counts: NDArray[np.int64],
         lengths: NDArray[np.uint32],
@@ -36,7 +36,7 @@ class CTrainer(EngineObject):
         self._words = len(counts)
         self._most = most
         longest = 1 << 40 if longest is None else longest
-        arrays = symbols, offsets, counts, self._words, lengths, len(lengths)
+        arrays = symbols, symbols.itemsize, offsets, counts, self._words, lengths, len(lengths)
         super().__init__("trainer", *arrays, most, total, least, longest)
 
     def best(self) -> tuple[int, int, int] | None:

@@ -1,8 +1,8 @@
 """Merging on the host: by the CPU engine, one merge after the other, or on NumPy, many at a time.
 
-Words that are very long, or too many for the memory that is free, are merged by NumPy in little
-memory, which takes longer: see `scanned_words`. All of them make the same merges; how the engine
-does it is in llmgpu/cpu/merging.c.
+Words that are too many for the memory that is free, and without the engine those that are very
+long, are merged by NumPy in little memory, which takes longer: see `scanned_words`. All of them
+make the same merges; how the engine does it is in llmgpu/cpu/merging.c.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from llmgpu.errors import InputError
 from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
 
-ENGINE_COSTS = Costs(fixed=10 << 20, per_byte=36, per_word=40)
-LONG_WORD = (
-    256  # bytes of a word on average; of longer ones the lists would take most of the memory
-)
+ENGINE_COSTS = Costs(fixed=10 << 20, per_byte=32, per_word=40)
+LONG_WORD = 256  # bytes on average; NumPy's lists of longer ones would take most of the memory
 SLICE_MERGES = 256  # between two reports
 SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
 
@@ -35,7 +33,8 @@ def memory_costs(words: float, nbytes: float) -> Costs:
     costs = batched_numpy.COSTS if library() is None else ENGINE_COSTS
     free = free_memory()
     is_too_much = free is not None and costs.of(words, nbytes) > free
-    return scanned_words.COSTS if is_too_much or nbytes > LONG_WORD * words else costs
+    is_long = library() is None and nbytes > LONG_WORD * words
+    return scanned_words.COSTS if is_too_much or is_long else costs
 
 
 def require_free(words: SymbolWords) -> None:
@@ -128,7 +127,7 @@ def _open(
 ) -> CTrainer:
     linked_words.check_limits(words, new_symbols)
     return CTrainer(
-        words.symbols.astype(np.uint32, copy=False),
+        words.symbols,
         words.offsets,
         words.counts,
         words.lengths,

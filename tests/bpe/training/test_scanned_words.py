@@ -14,6 +14,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import SymbolWords, byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.cpu import library
 from llmgpu.errors import InputError
 from tests.bpe.word_lists import as_words
 from tests.conftest import examples
@@ -80,7 +81,9 @@ def test_memory_is_a_small_multiple_of_the_words(
 def test_what_is_long_or_too_much_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = merge_host.memory_costs(1000, 8000)
     assert usual is not scanned_words.COSTS
+    monkeypatch.setenv(library.VARIABLE, "numpy")
     assert merge_host.memory_costs(1, 8000) is scanned_words.COSTS
+    monkeypatch.delenv(library.VARIABLE)
     monkeypatch.setattr(merge_host, "free_memory", lambda: 1 << 20)
     assert merge_host.memory_costs(1000, 8000) is scanned_words.COSTS
     monkeypatch.setattr(merge_host, "free_memory", lambda: None)
@@ -88,7 +91,7 @@ def test_what_is_long_or_too_much_is_scanned(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_too_little_memory_is_said_before_merging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_host, "free_memory", lambda: 50_000_000)
+    monkeypatch.setattr(merge_host, "free_memory", lambda: 5_000_000)
     words = one_word(b"ab", 1000)
-    with pytest.raises(InputError, match=r"^merging 1 distinct .* up to 168 MB .* 50 MB are free"):
+    with pytest.raises(InputError, match=r"^merging 1 distinct .* up to 168 MB .* 5 MB are free"):
         merge_host.train(words, TrainingOptions(300), merges=3)
