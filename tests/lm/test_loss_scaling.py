@@ -97,6 +97,7 @@ def test_the_scale_does_not_change_the_gradient_norm(operations: Operations) -> 
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
+@pytest.mark.slow
 @np.errstate(all="ignore")
 def test_a_resumed_trainer_takes_the_same_steps(
     operations: Operations, monkeypatch: pytest.MonkeyPatch
