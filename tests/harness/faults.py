@@ -59,6 +59,14 @@ JOBS = {
             Job(name, ("tokenize", "in/corpus.txt", *_V, "--format", name, "-o", f"out/ids.{name}"))
             for name in ("ids", "jsonl", "npy", "bin")
         ),
+        Job(
+            "megatron",
+            ("tokenize", "in/corpus.txt", *_V, "--layout", "megatron", "-o", "out/ids.bin"),
+        ),
+        Job(
+            "split",
+            ("tokenize", "in/c.jsonl", *_V, "--split", "val=0.2", "-o", "out/ids.bin"),
+        ),
         Job("shards", (*SHARDED, "-o", "out/s.bin"), ("--resume",)),
         *(
             Job(name, ("export", "in/v.bin", "--to", name, "-o", f"out/{name}"))

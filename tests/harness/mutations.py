@@ -80,7 +80,16 @@ def _targets() -> list[Target]:
     for name in ("c.jsonl", "c.parquet", "c.txt.gz", "c.txt.bz2", "c.txt.xz", "c.txt.zst"):
         found.append(Target(f"in/{name}", ("tokenize", f"in/{name}", *V, "-o", "out/ids")))
         found.append(Target(f"in/{name}", ("bpe-train", f"in/{name}", "-o", "out/v.bin", *CPU)))
-    return found + _unfinished()
+    compare = ("compare-vocabs", "in/v.bin", "in/t.json", "--on", "in/corpus.txt", *CPU)
+    return [
+        *found,
+        *_unfinished(),
+        *(Target(f"in/{name}", compare) for name in ("v.bin", "t.json")),
+        Target("in/v.bin", ("count", "in/corpus.txt", *V, "--per", "total")),
+        Target("in/v.bin", ("export", "in/v.bin", "--to", "gguf", "-o", "out/t")),
+        Target("in/counts", ("info", "in/counts")),
+        Target("in/ids.bin", ("info", "in/ids.bin", "--json")),
+    ]
 
 
 GPT2 = ("in/gpt2/vocab.json", "in/gpt2/merges.txt")
@@ -284,9 +293,11 @@ def prepare(samples: Path, folder: Path, target: Target, rng: random.Random) -> 
         training.write_text(json.dumps(content | {"sha256": _hash_json(content)}))
 
 
-def mutation(samples: Path, folder: Path, number: int) -> tuple[object, str]:
-    """Run one case; return it and what is wrong, or ""."""
-    target = TARGETS[number % len(TARGETS)]
+def mutation(
+    samples: Path, folder: Path, number: int, target: Target | None = None
+) -> tuple[Target, str]:
+    """Run one case, of a target or of each in turn; return it and what is wrong, or ""."""
+    target = target or TARGETS[number % len(TARGETS)]
     fresh_copy(samples, folder)
     prepare(samples, folder, target, random.Random(number))
     done, wrong = run_checked(folder, target.command)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from llmgpu.cli import COMMANDS
 from tests.cli.conftest import COMMAND, environment, fails
 from tests.harness.faults import run_all
 from tests.harness.mutations import TARGETS, mutation
-from tests.harness.options import option_case
+from tests.harness.options import BASES, option_case
 from tests.harness.samples import fresh_copy, make_samples
 
 OPTION_CASES = 80
@@ -40,13 +41,26 @@ def test_mutations(samples: Path, tmp_path: Path) -> None:
 
 
 # A run key that is a number, a layout that is a list, an option that is one, a lone surrogate.
-FAILED_ONCE = (11061, 11149, 11303, 12495)
+FAILED_ONCE = (
+    ("kept/shards.progress.json", "tokenize", 11061),
+    ("in/ids.bin.json", "tokenize", 11149),
+    ("kept/model/step-00000001/training.json", "train", 11303),
+    ("in/record.json", "bench", 12495),
+)
 
 
-@pytest.mark.parametrize("number", FAILED_ONCE)
-def test_mutations_that_once_failed(samples: Path, tmp_path: Path, number: int) -> None:
-    target, wrong = mutation(samples, tmp_path / "case", number)
-    assert not wrong, (target, wrong)
+@pytest.mark.parametrize(("file", "command", "number"), FAILED_ONCE)
+def test_mutations_that_once_failed(
+    samples: Path, tmp_path: Path, file: str, command: str, number: int
+) -> None:
+    found = [each for each in TARGETS if (each.file, each.command[0]) == (file, command)]
+    for k, each in enumerate(found):
+        target, wrong = mutation(samples, tmp_path / str(k), number, each)
+        assert not wrong, (target, wrong)
+
+
+def test_every_command_is_run() -> None:
+    assert set(BASES) == set(COMMANDS)
 
 
 def test_options_of_all_commands(samples: Path, tmp_path: Path) -> None:

@@ -191,11 +191,11 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         ) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
         raise _UnfitError(f"not a file of {FORMAT_NAME}")
-    if header.get("version") not in _FIELDS_BY_VERSION:
+    version = header.get("version")
+    if not isinstance(version, int) or version not in _FIELDS_BY_VERSION:
         raise _UnfitError(
-            f"version {quote(header.get('version'))} of the format, but this llmgpu reads "
-            "versions up "
-            f"to {FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
+            f"version {quote(version)} of the format, but this llmgpu reads versions up to "
+            f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
     length = unpacker.tell()
     _check_header(header)

@@ -28,6 +28,7 @@ from llmgpu.text.jsonl import parse_json_object
 FORMAT = "llmgpu-training-log"
 VERSION = 1
 
+_TOO_LARGE = 1 << 63
 _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
 _OPTIONAL = frozenset(
     {
@@ -223,11 +224,11 @@ def _read_record(line: bytes, path: str | Path, index: int) -> StepRecord:
 
 def _number(name: str, value: object, where: str) -> Any:
     """Return a field's number, nan for null; InputError if it is not a number."""
-    if name in _WHOLE_NUMBERS:
-        if type(value) is int:
-            return value
-    elif value is None:
-        return math.nan
-    elif type(value) in (int, float):
+    if type(value) is int and -_TOO_LARGE < value < _TOO_LARGE:
         return value
+    if name not in _WHOLE_NUMBERS:
+        if value is None:
+            return math.nan
+        if type(value) is float:
+            return value
     raise InputError(f"{where}: {name} is missing or not a number")

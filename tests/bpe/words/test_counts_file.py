@@ -183,6 +183,8 @@ def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
 HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"format": "other"}, "not a file of llmgpu word counts"),
     ({"version": 3}, "version 3 of the format, but this llmgpu reads versions up to 2"),
+    ({"version": [2]}, r"version \[2\] of the format"),
+    ({"version": "x" * 5000}, "version 'xxxxxxx"),
     ({"version": True, "unicode": ...}, "damaged: version is a bool"),
     ({"version": 1}, "damaged: its header has other entries"),
     ({"unicode": "17.0"}, "of Unicode 17.0, which this llmgpu does not know: count the corpus"),

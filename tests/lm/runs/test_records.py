@@ -132,6 +132,8 @@ def test_what_is_no_log(tmp_path: Path, content: bytes, message: str) -> None:
         (b"{}", r"line 3: step is missing or not a number"),
         (b'{"step": 2.5}', r"line 3: step is missing or not a number"),
         (b'{"step": true}', r"line 3: step is missing or not a number"),
+        (b'{"step": 2%s}' % (b"0" * 400), r"step is missing or not a number"),
+        (b'{"step": 2, "loss": 9%s}' % (b"9" * 400), r"line 3: loss is missing or not a number"),
         (b'{"step": 2, "loss": "3"}', r"line 3: loss is missing or not a number"),
         (b'{"step": 2, "loss": 3}', r"line 3: learning_rate is missing or not a number"),
     ],
