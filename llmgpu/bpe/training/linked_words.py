@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -322,8 +322,7 @@ def apply_merges(
 ) -> SymbolWords:
     """Merge given pairs everywhere, one after the other, and return the resulting words.
 
-    This is training without the ranking: only pairs that will be merged get slots, and consecutive
-    merges that share no symbols, as `batched_numpy` requires, are one pass.
+    This is training without the ranking: only pairs that will be merged get slots.
 
     merges: uint32 (S, 3), the left symbol, the right one and the result, first merge first. Pairs
         may be absent; results may be symbols that exist already.
@@ -348,48 +347,16 @@ def apply_merges(
     count_pairs(symbols, pairs)
     slots_of: dict[int, list[int]] = {}
     known = 1  # slots below are in slots_of
-    for first, last in _independent_groups(merges):
-        # A pair has a slot for each batch that made occurrences of it, so it may have several.
+    for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
+        # A pair has a slot for each merge that made occurrences of it, so it may have several.
         for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
             slots_of.setdefault(key, []).append(slot)
         known = len(pairs.keys)
-        progress("replaying merges", last, len(merges))
-        slots = [slots_of.get(key, []) for key in keys[first:last].tolist()]
-        counted = np.fromiter(map(len, slots), np.int64, last - first)
-        if counted.any():
-            together = np.array([slot for some in slots for slot in some], np.int64)
-            merge_batch(symbols, pairs, together, np.repeat(results[first:last], counted))
+        progress("replaying merges", done, len(merges))
+        if slots := slots_of.get(merged):
+            merge_batch(symbols, pairs, np.array(slots), np.full(len(slots), result))
     # Results may be symbols that exist, so lengths follow from the merges in their order.
     lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
     for left, right, result in merges.tolist():
         lengths[result] = lengths[left] + lengths[right]
     return replace(symbols.words(), lengths=np.array(lengths, np.uint32))
-
-
-def _independent_groups(merges: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
-    """Cut merges into ranges [first, last), each of which can be merged in one pass.
-
-    In a group no left symbol is a right one, no result is a part, and no pair comes twice; a pair
-    of equal symbols is alone.
-    """
-    first = 0
-    lefts: set[int] = set()
-    rights: set[int] = set()
-    results: set[int] = set()
-    pairs: set[tuple[int, int]] = set()
-    for index, (left, right, result) in enumerate(merges.tolist()):
-        # Lefts and rights are the same only if a pair of equal symbols is in the group.
-        runs = left == right or lefts == rights
-        chains = left in rights or right in lefts or (left, right) in pairs
-        touches = {left, right} & results or result in lefts or result in rights
-        if index > first and (runs or chains or touches):
-            yield first, index
-            first = index
-            for some in (lefts, rights, results, pairs):
-                some.clear()
-        lefts.add(left)
-        rights.add(right)
-        results.add(result)
-        pairs.add((left, right))
-    if first < len(merges):
-        yield first, len(merges)
