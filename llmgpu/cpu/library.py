@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
@@ -274,15 +275,25 @@ class CVocabulary(EngineObject):
         nodes, edges = trie or (None, None)
         count = 0 if merges is None else len(merges)
         self._tokens = padded, offsets, tokens, len(tokens)
+        self._finding_cuts = threading.Lock()
+        self.has_cuts = False
         super().__init__(
             "vocabulary", *self._tokens, merges, count, takes_whole, unknown, nodes, edges
         )
 
     def find_cuts(self) -> None:
-        """Find where words may be cut; for one thread at a time."""
-        plain = map(_plain, self._tokens)
-        if self._library.llmgpu_vocabulary_find_cuts(self.address, *plain):
-            raise out_of_memory()
+        """Find where words may be cut, unless that is known; `has_cuts` says so."""
+        with self._finding_cuts:
+            if self.has_cuts:
+                return
+            plain = map(_plain, self._tokens)
+            if self._library.llmgpu_vocabulary_find_cuts(self.address, *plain):
+                raise out_of_memory()
+            self.has_cuts = True
+
+    def is_of(self, loaded: ctypes.CDLL | None) -> bool:
+        """Whether it was made by this library."""
+        return self._library is loaded
 
     def pairs(self) -> NDArray[np.uint32]:
         """Return every way to cut a token into two tokens, uint32 (n, 3): left, right, token.

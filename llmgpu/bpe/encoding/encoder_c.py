@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ SLICE_BYTES = 1 << 20
 MAX_TABLE_BYTES = 384 << 20  # of the words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
+_SAMPLE = 1 << 16  # bytes of a slice that are looked at for that
 _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
 
 
@@ -70,9 +72,10 @@ class CSliceEncoder:
         self._idle: list[CEncoder] = []
         self._is_complete = vocabulary.unknown_token is not None or not vocabulary.missing_bytes()
         self._cuts_from = cuts_from
-        self._finding_cuts = threading.Lock()
         # The bytes of an unknown token are not those of the text, nor are those of its merges.
-        self._has_cuts = vocabulary.unknown_token is not None and bool(vocabulary.missing_bytes())
+        self._has_no_cuts = vocabulary.unknown_token is not None and bool(
+            vocabulary.missing_bytes()
+        )
 
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
@@ -126,14 +129,12 @@ class CSliceEncoder:
 
     def _find_cuts(self, text: NDArray[np.uint8]) -> None:
         """Let words be cut once a text with much beyond ASCII makes up for the time that takes."""
-        if self._has_cuts or len(text) < self._cuts_from:
+        if self._has_no_cuts or self._matching.has_cuts or len(text) < self._cuts_from:
             return
-        if self._cuts_from and _LEAST_SHARE * np.count_nonzero(text >= _FIRST_LEAD) < len(text):
+        sample = text[:_SAMPLE]
+        if self._cuts_from and _LEAST_SHARE * np.count_nonzero(sample >= _FIRST_LEAD) < len(sample):
             return
-        with self._finding_cuts:
-            if not self._has_cuts:
-                self._matching.find_cuts()
-                self._has_cuts = True
+        self._matching.find_cuts()
 
 
 def host_slices(vocabulary: Vocabulary, make_matcher: Callable[[], Matcher]) -> HostSlices:
@@ -145,8 +146,20 @@ def host_slices(vocabulary: Vocabulary, make_matcher: Callable[[], Matcher]) -> 
     return SliceEncoder(vocabulary, make_matcher())
 
 
+_made: WeakKeyDictionary[Vocabulary, CVocabulary] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
 def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
-    """Return what the CPU engine matches words with."""
+    """Return what the CPU engine matches words with, the same each time."""
+    with _making:
+        made = _made.get(vocabulary)
+        if made is None or not made.is_of(library()):
+            made = _made[vocabulary] = _make_c_vocabulary(vocabulary)
+    return made
+
+
+def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
     unknown = NO_TOKEN if vocabulary.unknown_token is None else vocabulary.unknown_token
     trie = None
     if vocabulary.match == "greedy":
