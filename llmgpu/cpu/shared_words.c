@@ -137,7 +137,10 @@ static void copy_slots(const SharedSlots *from, SharedSlots *to)
         uint64_t at = high >= LONG_TAG ? slot->low : mix_words(slot->low, high);
         while (to->slots[at & to->mask].high != 0)
             at++;
-        to->slots[at & to->mask] = *slot;
+        Slot *copy = to->slots + (at & to->mask);
+        copy->low = slot->low;
+        copy->high = high;
+        memcpy(copy->value, slot->value, sizeof copy->value);
     }
 }
 
@@ -233,9 +236,9 @@ void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, in
     }
     for (uint64_t at = word->hash;; at++) {
         Slot *slot = table->slots + (at & table->mask);
-        uint64_t high = 0;
-        if (__atomic_compare_exchange_n(&slot->high, &high, CLAIMED, 0, __ATOMIC_ACQUIRE,
-                                        __ATOMIC_ACQUIRE)) {
+        uint64_t high = load_high(slot);
+        if (high == 0 && __atomic_compare_exchange_n(&slot->high, &high, CLAIMED, 0,
+                                                     __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)) {
             slot->low = filled.low;
             memcpy(slot->value, filled.value, sizeof slot->value);
             __atomic_store_n(&slot->high, filled.high, __ATOMIC_RELEASE);

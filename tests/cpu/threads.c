@@ -1,0 +1,115 @@
+/* Threads that share one table of words, under ThreadSanitizer: each encodes texts of random words, and
+ * compares what its ids spell with the text. The table grows, or is full, or has hardly any room. */
+#include <pthread.h>
+#include <stdio.h>
+
+#include "engine.h"
+
+#define THREADS 4
+#define TEXT_BYTES 300000
+#define PAIRS 26 /* tokens of a space and a letter, after those of single bytes */
+
+typedef struct Encoder Encoder;
+Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes);
+Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offsets,
+                                  const int64_t *tokens, int64_t count, const uint32_t *merges,
+                                  int64_t num_merges, int takes_whole, uint32_t unknown,
+                                  const uint32_t *nodes, const uint32_t *edges);
+SharedWords *llmgpu_shared_words_new(int64_t most_bytes);
+void llmgpu_shared_words_free(SharedWords *words);
+Encoder *llmgpu_encoder_new(const Pattern *pattern, const Vocabulary *vocabulary);
+int64_t llmgpu_encode_document(Encoder *encoder, SharedWords *words, const uint8_t *text,
+                               int64_t length, uint32_t *ids);
+
+static uint8_t classes[0x110000], text[TEXT_BYTES + 1];
+static Pattern *pattern;
+static Vocabulary *vocabulary;
+static SharedWords *words;
+static int mistakes;
+
+static int spells(const uint32_t *ids, int64_t count, const uint8_t *from)
+{
+    const uint8_t *at = from;
+
+    for (int64_t k = 0; k < count; k++) {
+        if (ids[k] < 256) {
+            if (*at++ != ids[k])
+                return 0;
+        } else {
+            if (*at++ != ' ' || *at++ != 'a' + (ids[k] - 256))
+                return 0;
+        }
+    }
+    return at == text + TEXT_BYTES;
+}
+
+static void *encode(void *number)
+{
+    Encoder *encoder = llmgpu_encoder_new(pattern, vocabulary);
+    uint32_t *ids = malloc((TEXT_BYTES + 3) * sizeof *ids);
+
+    for (int64_t times = 1; times <= 3; times++) {
+        const uint8_t *from = text + (int64_t)(intptr_t)number * 7919 * times;
+        int64_t length = text + TEXT_BYTES - from;
+        int64_t count = llmgpu_encode_document(encoder, words, from, length, ids);
+        if (!spells(ids, count, from))
+            __atomic_fetch_add(&mistakes, 1, __ATOMIC_RELAXED);
+    }
+    free(ids);
+    return NULL;
+}
+
+static void make_vocabulary(void)
+{
+    static uint8_t data[256 + 2 * PAIRS + TEXT_PADDING];
+    static int64_t offsets[256 + PAIRS + 1], tokens[256 + PAIRS];
+
+    for (int k = 0; k < 256 + PAIRS; k++) {
+        tokens[k] = k;
+        offsets[k] = k < 256 ? k : 256 + 2 * (k - 256);
+        data[offsets[k]] = k < 256 ? (uint8_t)k : ' ';
+        if (k >= 256)
+            data[offsets[k] + 1] = (uint8_t)('a' + k - 256);
+    }
+    offsets[256 + PAIRS] = 256 + 2 * PAIRS;
+    for (int byte = 'a'; byte <= 'z'; byte++)
+        classes[byte] = 2; /* a small letter */
+    classes[' '] = 6;
+    pattern = llmgpu_pattern_new(RULE_CL100K, 3, 1, classes);
+    vocabulary = llmgpu_vocabulary_new(data, offsets, tokens, 256 + PAIRS, NULL, 0, 1, NO_ID, NULL,
+                                       NULL);
+}
+
+static void make_text(void)
+{
+    uint64_t random = 88172645463325252u;
+    int left = 0;
+
+    for (int64_t k = 0; k < TEXT_BYTES; k++, left--) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        text[k] = left == 0 ? ' ' : (uint8_t)('a' + random % 5);
+        if (left == 0)
+            left = (int)(random >> 40) % 23 + 2;
+    }
+}
+
+int main(void)
+{
+    int64_t rooms[] = {INT64_C(384) << 20, INT64_C(3) << 20, 100000};
+
+    make_vocabulary();
+    make_text();
+    for (int k = 0; k < 3; k++) {
+        pthread_t threads[THREADS];
+        words = llmgpu_shared_words_new(rooms[k]);
+        for (intptr_t n = 0; n < THREADS; n++)
+            pthread_create(threads + n, NULL, encode, (void *)(n + 1));
+        for (int n = 0; n < THREADS; n++)
+            pthread_join(threads[n], NULL);
+        llmgpu_shared_words_free(words);
+    }
+    printf("%d mistakes\n", mistakes);
+    return mistakes != 0;
+}
