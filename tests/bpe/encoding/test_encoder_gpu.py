@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -98,6 +99,7 @@ def test_ids_by_ranks(device: Device, vocabulary: Vocabulary, text: bytes) -> No
     assert encode(encoder, [text]) == [expected]
 
 
+@cache
 def train(text: bytes) -> Vocabulary:
     from tests.bpe.encoding.test_encoder_numpy import train as train_vocabulary
 
