@@ -56,7 +56,7 @@ from llmgpu.tokens.parts import (
     part_name,
     spans_without,
 )
-from llmgpu.tokens.shards import ShardNames, ShardWriter
+from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.shown import ShownTokens, Style
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import (
@@ -222,16 +222,37 @@ def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
     check_outputs(written, read, force=output.force)
 
 
+def _key(source: _Text, output: _Output) -> Run:
+    """Return the resume key of ids; none of those that can't be resumed."""
+    if not output.shard_tokens:
+        return {}
+    if output.resume:
+        require_rereadable(source.files)
+    return {
+        **encoding_key(source.files, source.options, source.special),
+        **({"max tokens": source.max_tokens} if source.max_tokens else {}),
+        **({"split": output.split, "seed": output.seed} if output.split else {}),
+        **({"order": output.seed} if output.shuffle else {}),
+    }
+
+
+def _finished(output: _Output, vocabulary: Vocabulary, key: Run) -> dict[str, Any] | None:
+    """Return the sums of all shards if none is left to write."""
+    assert output.shard_tokens is not None
+    job = vocabulary, output.shard_tokens, output.layout, key
+    manifests = [manifest for name in output.names if (manifest := finished_job(name, *job))]
+    if len(manifests) < len(output.names):
+        return None
+    sums = {"tokens": "count", "text_bytes": "bytes", "documents": "documents"}
+    return {name: sum(manifest[fact] for manifest in manifests) for name, fact in sums.items()}
+
+
 def _open_sinks(
     output: _Output, vocabulary: Vocabulary, added: Collection[int], key: Run, report: Reporter
 ) -> TokenSink:
     """Open what ids go to; added: ids that stand for no text. key: resume key of the ids."""
     if output.format == SHOWN:
         return ShownTokens(output.name, vocabulary, _style(output.name))
-    if output.split:
-        key |= {"split": output.split, "seed": output.seed}
-    if output.shuffle:
-        key |= {"order": output.seed}
     with ExitStack() as opened:  # aborts the first if the second can't be opened
         sinks = []
         for name in output.names:
@@ -307,16 +328,12 @@ def _tokenize(
     if most:
         encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
 
-    def open_sink(output: _Output) -> TokenSink:
-        if output.resume:
-            require_rereadable(source.files)
-        key: Run = {"max tokens": most} if most else {}
-        if output.shard_tokens:
-            key |= encoding_key(source.files, source.options, special)
-        return _open_sinks(output, vocabulary, added, key, report)
-
+    key = _key(source, output) if output else {}
+    if output and output.resume and (finished := _finished(output, vocabulary, key)):
+        report.line(f"nothing is left to do: all shards of {output.name} are finished")
+        return finished | {"fingerprint": vocabulary.fingerprint}
     with Corpus(source.files, source.options) as text:
-        opened = partial(open_sink, output) if output else None
+        opened = partial(_open_sinks, output, vocabulary, added, key, report) if output else None
         summary = _encode(text, encoder, opened, report, growth)
     summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
     if backend.shares:

@@ -17,6 +17,7 @@ A document start at the border of two shards belongs to the second one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -161,13 +162,7 @@ class ShardWriter(TokenSink):
         self._vocabulary = vocabulary
         self._spans = spans_without(vocabulary, added)
         self._shard_tokens = shard_tokens
-        own: Run = {
-            "shard tokens": shard_tokens,
-            "layout": layout,
-            "match": vocabulary.match,
-            "vocabulary": vocabulary.fingerprint,
-        }
-        self._run = own | (run or {})
+        self._run = _job_key(vocabulary, shard_tokens, layout, run)
         self._force = force
         self._lock = FileLock(self._names.lock, self._names.output)
         try:
@@ -288,9 +283,42 @@ class ShardWriter(TokenSink):
             "vocabulary_size": self._vocabulary.size,
             "fingerprint": self._vocabulary.fingerprint,
             **self._vocabulary.match_facts,
+            "run_sha256": _digest(self._run),
             "shards": shards,
         }
         _write_json(self._names.manifest, MANIFEST_FORMAT, content)
+
+
+def finished_job(
+    output: str | Path, vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run
+) -> dict[str, Any] | None:
+    """Return the manifest of a job that has all its shards; None if there is something left to do.
+
+    The job is the one that a `ShardWriter` with these arguments would carry out.
+    """
+    names = ShardNames(str(output))
+    if os.path.lexists(names.progress) or not os.path.exists(names.manifest):
+        return None
+    content, shards = _read_json(names.manifest, MANIFEST_FORMAT, "is not a list of token shards")
+    if content.get("run_sha256") != _digest(_job_key(vocabulary, shard_tokens, layout, run)):
+        return None
+    whole = all(_is_whole(names.shard(index), shard) for index, shard in enumerate(shards))
+    return content if whole else None
+
+
+def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | None) -> Run:
+    """Return the resume key of shards; run: that of the ids in them."""
+    own: Run = {
+        "shard tokens": shard_tokens,
+        "layout": layout,
+        "match": vocabulary.match,
+        "vocabulary": vocabulary.fingerprint,
+    }
+    return own | (run or {})
+
+
+def _digest(run: Run) -> str:
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
 class _KeptShard(TokenSink):

@@ -96,6 +96,14 @@ def test_nothing_to_resume(llmgpu: Run, vocab: Path, corpus: Path) -> None:
     done = llmgpu(*arguments, "--resume")
     assert done.returncode == 0
     assert b"no finished shard in made/out.progress.json to resume from" in done.stderr
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = llmgpu(*arguments, "--resume", "--json")
+    assert again.returncode == 0 and b"nothing is left to do" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    manifest = json.loads((folder / "out.json").read_bytes())
+    assert json.loads(again.stdout)["tokens"] == manifest["count"]
+    other = llmgpu(*arguments, "--resume", "--eos", "65")
+    assert other.returncode == 0 and b"starting from scratch" in other.stderr
     assert set(files_of(folder)) == {"out-000000.bin", "out-000000.bin.json", "out.json"}
 
 

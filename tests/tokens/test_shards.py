@@ -22,7 +22,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import open_writer, read_tokens
 from llmgpu.tokens.layouts import LAYOUTS
-from llmgpu.tokens.shards import ShardWriter
+from llmgpu.tokens.shards import ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from tests.conftest import examples
 from tests.tokens.test_formats import (
@@ -123,12 +123,33 @@ def test_the_manifest(tmp_path: Path) -> None:
         "bytes_per_token": 1.0,
         "vocabulary_size": 256,
         "fingerprint": SMALL.fingerprint,
+        "run_sha256": manifest["run_sha256"],  # the next test takes others
         "shards": [
             {"file": "out-000000.bin", "count": 4, "bytes": 4, "documents": 3, "continues": False},
             {"file": "out-000001.bin", "count": 4, "bytes": 4, "documents": 0, "continues": True},
             {"file": "out-000002.bin", "count": 3, "bytes": 3, "documents": 2, "continues": False},
         ],
     }
+
+
+def test_a_finished_job_is_known_by_its_key_and_its_shards(tmp_path: Path) -> None:
+    job = tmp_path / "out.bin", SMALL, 4, "llmc"
+    assert finished_job(*job, RUN) is None
+    with shards_in(tmp_path, layout="llmc") as writer:
+        write_documents(writer, DOCUMENTS, [])
+    manifest = json.loads((tmp_path / "out.json").read_bytes())
+    assert finished_job(*job, RUN) == manifest
+    assert finished_job(*job, RUN | {"limit": 3}) is None
+    assert finished_job(tmp_path / "out.bin", SMALL, 5, "llmc", RUN) is None
+    assert finished_job(tmp_path / "out.bin", SMALL, 4, "raw", RUN) is None
+    shard = tmp_path / "out-000001.bin"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + b"x")
+    assert finished_job(*job, RUN) is None
+    shard.write_bytes(data)
+    del manifest["run_sha256"]  # as earlier versions wrote it
+    (tmp_path / "out.json").write_text(json.dumps(manifest))
+    assert finished_job(*job, RUN) is None
 
 
 @pytest.mark.parametrize(
