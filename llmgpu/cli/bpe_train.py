@@ -30,6 +30,7 @@ from llmgpu.cli.console import (
     Reporter,
     human_bytes,
     left_out_of,
+    number_of,
     print_json,
 )
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
@@ -356,7 +357,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
     if summary.get("stop_reason"):
         report.line(f"note: {summary['stop_reason']}")
     report.note_left_out(summary)
-    text = f"{human_bytes(summary['text_bytes'])} in {summary['documents']:,} documents"
+    text = f"{human_bytes(summary['text_bytes'])} in {number_of(summary['documents'], 'document')}"
     if "vocab_size" not in summary:
         report.line(f"{summary['output']}: word counts of {text}")
     else:

@@ -218,6 +218,11 @@ def human_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def number_of(count: int, noun: str) -> str:
+    """Format a count with what is counted, by its regular plural: 1 document, 2 documents."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def human_time(seconds: float) -> str:
     """Format a duration: 42 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 60:

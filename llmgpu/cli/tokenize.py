@@ -23,6 +23,7 @@ from llmgpu.cli.console import (
     Reporter,
     human_bytes,
     left_out_of,
+    number_of,
     print_json,
     print_result,
     shows_colours,
@@ -394,11 +395,14 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
     if summary["tokens"]:
         report.line(
             f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "
-            f"{summary['documents']:,} documents, {summary['bytes_per_token']:.2f} bytes a token; "
+            f"{number_of(summary['documents'], 'document')}, "
+            f"{summary['bytes_per_token']:.2f} bytes a token; "
             f"{summary['seconds']:.2f} s, {summary['mb_per_second']:.1f} MB/s"
         )
     for name, part in zip(names, summary.get("parts", ()), strict=False):
-        report.line(f"{name}: {part['tokens']:,} tokens in {part['documents']:,} documents")
+        report.line(
+            f"{name}: {part['tokens']:,} tokens in {number_of(part['documents'], 'document')}"
+        )
         if not part["documents"]:
             report.note(f"no document fell to {name}: give a larger share, or --line-documents")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, human_time, progress_text
+from llmgpu.cli.console import Reporter, human_time, number_of, progress_text
 from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu")
@@ -160,6 +160,11 @@ def test_progress_as_text(
 )
 def test_times_for_people(seconds: float, text: str) -> None:
     assert human_time(seconds) == text
+
+
+def test_what_is_counted() -> None:
+    counts = [number_of(count, "document") for count in (0, 1, 2000)]
+    assert counts == ["0 documents", "1 document", "2,000 documents"]
 
 
 def test_plain_lines_now_and_then(
