@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_RESIDENT = Path("/proc/self/statm")
+_RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
 _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT, _GROUP_USE = (
@@ -54,17 +55,30 @@ def resident_memory() -> int | None:
         return None
 
 
+def peak_memory() -> int | None:
+    """Return the most bytes of memory that this process has had; None where nothing tells."""
+    try:
+        [peak] = re.findall(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+        return int(peak) << 10
+    except (OSError, ValueError):
+        return None
+
+
 class Growth:
     """What a job will need that keeps tables of what a text repeats, by what it has taken so far.
 
     The tables grow with the text, slower and slower, and in steps of half their size; buffers are
-    all there after the first part of the text.
+    all there after the first part of the text. What is taken between two estimates counts, too.
     """
 
-    def __init__(self, resident: Callable[[], int | None] = resident_memory) -> None:
+    def __init__(
+        self,
+        resident: Callable[[], int | None] = resident_memory,
+        peak: Callable[[], int | None] = peak_memory,
+    ) -> None:
         """Begin before the job takes anything."""
-        self._resident = resident
-        self._begin = resident()
+        self._resident, self._peak = resident, peak
+        self._begin, self._first_peak = resident(), peak() or 0
         self._fixed: int | None = None
         self._most = 0
 
@@ -76,6 +90,9 @@ class Growth:
         now = self._resident()
         if now is None or self._begin is None:
             return None
+        peak = self._peak() or 0
+        if peak > self._first_peak:  # an earlier one is not of this job
+            now = max(now, peak)
         self._most = max(self._most, now - self._begin)
         if self._fixed is None:
             self._fixed = self._most

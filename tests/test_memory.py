@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmgpu.memory import Growth, resident_memory
+from llmgpu.memory import Growth, peak_memory, resident_memory
 
 
 def test_growth_is_extrapolated_and_bounds_what_comes() -> None:
@@ -32,3 +32,14 @@ def test_resident_memory_grows() -> None:
         held = np.ones(64 << 20, np.uint8)  # more than is kept from earlier arrays
         after = resident_memory()
         assert after is not None and len(held) <= after - before + (1 << 20)
+
+
+def test_a_peak_between_two_estimates_counts() -> None:
+    peak = [300 << 20]  # before the job
+    growth = Growth(lambda: 100 << 20, lambda: peak[0])
+    before = growth.estimate(1.0)
+    assert before is not None and before.host < 10 << 20
+    peak[0] = 400 << 20
+    after = growth.estimate(1.0)
+    assert after is not None and 300 << 20 <= after.host < 500 << 20
+    assert (peak_memory() or 1 << 60) >= (resident_memory() or 0)

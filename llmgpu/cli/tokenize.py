@@ -354,11 +354,14 @@ def _encode(
     start = time.perf_counter()
     tokens, parts = 0, {}
 
-    def progress(phase: str, done: int, total: int | None) -> None:
-        report(phase, done, total)
+    def estimate() -> None:
         memory = growth.estimate(text.left)
         if memory is not None:
             report.need_memory(memory)
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        report(phase, done, total)
+        estimate()
 
     try:
         if open_sink is None:
@@ -373,6 +376,7 @@ def _encode(
             if isinstance(split, SplitSink):
                 sizes = ({"tokens": part.ids, "documents": part.documents} for part in split.sinks)
                 parts = {"parts": [*sizes]}
+        estimate()  # a single long pre-token is there all at once
     finally:
         report.close()
     seconds = time.perf_counter() - start

@@ -98,8 +98,9 @@ class SharedEncoder:
     def _encode_on_host(self, task: Task, piece: Slice) -> None:
         try:
             encoded, _ = self._host.slices.encode(piece, 0)
-            # The ids may be a part of a larger array, which need not be kept.
-            task.encoded.set_result(replace(encoded, ids=encoded.ids.copy()))
+            if encoded.ids.base is not None:  # a part of a larger array, which need not be kept
+                encoded = replace(encoded, ids=encoded.ids.copy())
+            task.encoded.set_result(encoded)
         except BaseException as error:
             task.encoded.set_exception(error)
 
