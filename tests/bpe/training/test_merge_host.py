@@ -175,3 +175,13 @@ def test_numpy_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     without = merge_host.train(words, REPEATED, merges=50)
     assert_same(trained, without)
     assert without.batches is not None and without.batches < 50
+
+
+def test_pairs_that_two_merges_make_are_merged_from_the_left() -> None:
+    """The second adds to the list of a pair what lies before the positions of the first."""
+    symbols = byte_symbols(distinct({b"cdababab": 1, b"abcdabcdcd": 2}), byte_ranks("bytes"))
+    a, b, c, d = b"abcd"
+    merges = np.array([[a, b, 256], [c, d, 256], [256, 256, 257]], np.uint32)
+    expected = linked_words.apply_merges(symbols, merges)
+    assert sorted(expected.symbols.tolist()) == [256, 257, 257, 257, 257]
+    assert_same_words(merge_host.apply_merges(symbols, merges), expected)
