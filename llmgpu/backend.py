@@ -103,6 +103,8 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
     from llmgpu.gpu import Device, list_adapters, load_driver, select_adapter
 
     webgpu = load_driver(driver)
+    if wanted == "auto" and not webgpu.is_usable():  # forked: without adapters
+        return None
     if only_matrices and not any(info.matrix_shapes for info in list_adapters(webgpu)):
         return None
     if wanted == "auto":
