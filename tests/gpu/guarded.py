@@ -23,7 +23,10 @@ MOST_UNCHECKED = 256  # buffers kept alive until they are checked
 # Bindings from whose size kernels take the number of elements.
 SIZED = {"pairs", "old_table", "values"}
 # Labels of buffers whose padding is used: as room for more, or as elements of a binding above.
-PADDING_IN_USE = {"documents", "values", "busy", "multiply-add values"}
+PADDING_IN_USE = {
+    *("documents", "values", "busy", "multiply-add values"),
+    *("pairs", "pair counts", "position list"),
+}
 
 
 class GuardedBuffer(Buffer):

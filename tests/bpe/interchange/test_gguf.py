@@ -128,6 +128,7 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("pattern", ["gpt2", "llama3", "qwen2"])
 def test_llama_cpp_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
+    pytest.importorskip("gguf")
     gguf.write(cut_by(pattern), tmp_path / "v.gguf")
     theirs = LlamaCpp(tmp_path / "v.gguf", vocabulary_only=True)
     assert (theirs.fact("eos"), theirs.fact("get_add_bos")) == (399, 0)
@@ -151,6 +152,7 @@ def test_llama_cpp_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
 def test_llama_cpp_differs_only_where_the_note_says(
     tmp_path: Path, pattern: str, expected: Any
 ) -> None:
+    pytest.importorskip("gguf")
     gguf.write(cut_by(pattern), tmp_path / "v.gguf")
     theirs = LlamaCpp(tmp_path / "v.gguf", vocabulary_only=True)
     ours = Tokenizer(cut_by(pattern), "cpu")
@@ -160,6 +162,7 @@ def test_llama_cpp_differs_only_where_the_note_says(
 
 
 def test_llama_cpp_takes_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
     vocabulary = rank_vocabulary(random_ranks(2), "rustbpe", {END: 600})
     gguf.write(vocabulary, tmp_path / "v.gguf")
     theirs = LlamaCpp(tmp_path / "v.gguf", vocabulary_only=True)

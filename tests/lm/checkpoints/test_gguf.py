@@ -67,6 +67,7 @@ def test_models_that_it_can_not_hold(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_llama_cpp_gives_the_same_logits(tmp_path: Path, tied: bool) -> None:
+    pytest.importorskip("gguf")
     checkpoint, weights = make_checkpoint(tmp_path, tied=tied)
     ids = list(range(100, 116))
     wanted = Llama(checkpoint.config, weights).forward(np.array([ids]))[0][:, :400]
