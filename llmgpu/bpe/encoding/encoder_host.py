@@ -168,8 +168,8 @@ class Workers:
         self._idle.put(_Memory(self._slice_bytes))
         # Daemons: one that waits for a pipe does not keep the process from ending.
         thread = threading.Thread(target=self._run, name="llmgpu-encode", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # only now: an interrupt may come in between
 
     def results(self, allocate: Allocate) -> Iterator[tuple[EncodedSlice, bool]]:
         """Yield the ids of all slices in order, and whether they were encoded elsewhere.
@@ -180,7 +180,8 @@ class Workers:
         """
         for _ in range(_SPARE_MEMORY):
             self._idle.put(_Memory(self._slice_bytes))
-        self._start_thread()
+        with self._reading:  # so that the thread is listed before it starts another
+            self._start_thread()
         while (task := self._order.get()) is not None:
             task.allocate.set_result(allocate)
             encoded = task.encoded.result()

@@ -104,3 +104,14 @@ def test_ids_are_collected_in_order(
                 collected.append(piece.ids)
             assert len(collected) == times * len(text)
         assert bytes(collected.take().tolist()) == text * 2
+
+
+def test_an_interrupt_while_a_thread_starts_is_raised_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(HOST_ENCODERS[0](VOCABULARY, 64, 2).encode(corpus_from_bytes(b"letters " * 20)))
