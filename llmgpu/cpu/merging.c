@@ -332,7 +332,7 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
     }
 }
 
-/* Let the pairs that are left behind lose what changes. On the left of a symbol that the same merge
+/* Let the pairs that remain lose what changes. On the left of a symbol that the same merge
  * has just made, it was the second part of that; the new pair is then of two merged symbols. */
 static void lose_changes(Trainer *trainer, uint32_t left, uint32_t right, uint32_t merged)
 {

@@ -3,7 +3,7 @@
  * - A word is never changed or taken out. Its slot is claimed by setting `high` to CLAIMED, filled, and
  *   published by setting `high` to what identifies the word; readers load that first. Who meets a
  *   claimed slot takes the word for a new one and does not keep it.
- * - One thread at a time makes a larger table and copies the slots, while others go on with the one
+ * - One thread at a time makes a larger table and copies the slots, while others keep using the one
  *   there is. A word put there too late is not copied: it is new once more, and the ids are the same.
  *   Tables that were replaced stay until the end, as threads may still read them.
  * - Bytes and ids that a slot has no room for are in chunks, of which parts are taken by adding to
