@@ -115,6 +115,7 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
         "trie nodes": len(vocabulary.trie.nodes),
         "fingerprint": vocabulary.fingerprint,
         "special tokens": vocabulary.special_tokens or "none",
+        **({"chat template": vocabulary.chat.source} if vocabulary.chat else {}),
         "training": vocabulary.training or "unknown",
     }
 

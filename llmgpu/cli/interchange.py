@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +11,9 @@ from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
+from llmgpu.bpe.interchange.huggingface import name_tokens
 from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import chosen_pattern
@@ -79,27 +82,32 @@ def export_vocabulary(
     checkpoint = _open_checkpoint(vocab) if format_name == "gguf" else None
     if checkpoint is None and weights is not None:
         raise click.UsageError("--weights is for models that are exported to gguf")
-    if format_name != "gguf" and chat_template is not None:
-        raise click.UsageError("--chat-template is for gguf")
-    if chat_template is not None:
-        with naming(chat_template):
-            options["chat_template"] = decode_text(read_limited(chat_template))
+    if format_name not in ("gguf", "huggingface") and chat_template is not None:
+        raise click.UsageError("--chat-template is for gguf and huggingface")
     named = [chat_template] if chat_template is not None else []
     if checkpoint is not None:
         inputs = [*named, *map(str, checkpoint.folder.iterdir())]
+        vocabulary = with_chat_template(checkpoint.vocabulary, chat_template)
         check_outputs(writer.outputs(output), inputs, force=force)
-        vocabulary = checkpoint.vocabulary
+        checkpoint = replace(checkpoint, vocabulary=vocabulary)
         _write_model(checkpoint, output, weights=weights or "f32", **options)
     else:
         files = find_vocabulary(vocab)
+        vocabulary = with_chat_template(files.read(report.note), chat_template)
         check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
-        vocabulary = files.read(report.note)
-        if format_name == "gguf":
-            options.setdefault("chat_template", files.chat_template)
         writer.write(vocabulary, output, **options)
     report.line(f"{vocabulary.size:,} ids to {output}")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
+
+
+def with_chat_template(vocabulary: Vocabulary, path: str | None) -> Vocabulary:
+    """Return a vocabulary with the chat template in a file; None: with its own."""
+    if path is None:
+        return vocabulary
+    with naming(path):
+        source = decode_text(read_limited(path))
+        return replace(vocabulary, chat=ChatTemplate(source, name_tokens(vocabulary)))
 
 
 def _open_checkpoint(path: str) -> Checkpoint | None:

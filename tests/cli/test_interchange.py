@@ -157,8 +157,8 @@ def test_a_model_to_gguf(llmgpu: Run, tmp_path: Path) -> None:
 def test_options_of_gguf(llmgpu: Run, v_bin: Path) -> None:
     to_gguf = ("export", "v.bin", "--to", "gguf", "-o", "m.gguf")
     fails(llmgpu(*to_gguf, "--weights", "f16"), 2, "--weights is for models")
-    others = ("export", "v.bin", "--to", "huggingface", "-o", "t.json", "--chat-template", "v.bin")
-    fails(llmgpu(*others), 2, "--chat-template is for gguf")
+    others = ("export", "v.bin", "--to", "tiktoken", "-o", "t.ranks", "--chat-template", "v.bin")
+    fails(llmgpu(*others), 2, "--chat-template is for gguf and huggingface")
     fails(llmgpu(*to_gguf, "--chat-template", "missing"), 1, "missing")
     (v_bin.parent / "m.gguf").write_text("{{ messages }}")
     fails(llmgpu(*to_gguf, "--chat-template", "m.gguf", "--force"), 1, "m.gguf is an input")

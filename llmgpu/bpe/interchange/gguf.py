@@ -72,13 +72,9 @@ def write(
     *,
     note: Note = no_notes,
     force: bool = False,
-    chat_template: str | None = None,
 ) -> None:
-    """Write a file without weights; see `llmgpu.bpe.interchange.formats.Writer.write`.
-
-    chat_template: how messages become text, in Jinja.
-    """
-    described = describe(vocabulary, note, chat_template=chat_template)
+    """Write a file without weights; see `llmgpu.bpe.interchange.formats.Writer.write`."""
+    described = describe(vocabulary, note)
     with new_file(path, described, force=force) as writer:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -126,7 +122,6 @@ def describe(
     *,
     bos_id: int | None = None,
     eos_id: int | None = None,
-    chat_template: str | None = None,
 ) -> dict[str, Any]:
     """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
 
@@ -162,7 +157,7 @@ def describe(
         "eos_token_id": eos_id,
         "add_bos_token": False,
         "add_eos_token": False,
-        "chat_template": chat_template,
+        "chat_template": vocabulary.chat and vocabulary.chat.source,
     }
     return {name: value for name, value in described.items() if value is not None}
 

@@ -8,6 +8,7 @@
   text are left to the caller as well. A note says so in both cases.
 - A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
   the same ids; see `llmgpu.bpe.vocabulary.recovery`.
+- The chat template beside a tokenizer.json is kept, and a folder gets it again.
 - The library ignores the id in the file of an added token that is not among the model's tokens, and
   numbers it itself. So special tokens are written in both places, as in GPT-2's file, and a file
   that the library would number differently is refused.
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.chat_files import read_chat_template
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
@@ -119,6 +121,7 @@ def read(
             cut,
             normalizer=normalizer,
             normalized_tokens=normalized,
+            chat=read_chat_template(Path(path).parent, note),
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary
@@ -144,8 +147,8 @@ def write(
     """
     content = describe(vocabulary)
     ids = content["model"]["vocab"]
-    end = find_end_of_text(vocabulary.special_tokens)
-    contents = [content, describe_config(eos_token=end), {"eos_token": end} if end else {}]
+    tokens = name_tokens(vocabulary)
+    contents = [content, describe_config(vocabulary, tokens), tokens]
     files = outputs(path)
     check_outputs(files, force=force)
     if len(files) > 1:
@@ -156,20 +159,32 @@ def write(
             data = json.dumps(described, ensure_ascii=False, indent=1)
             stack.enter_context(atomic_output(file.path)).write(data.encode() + b"\n")
     note_unicode(vocabulary, note)
+    if vocabulary.chat and len(files) == 1:
+        note("the chat template is not in a tokenizer.json: export to a folder")
     if len(ids) < vocabulary.size:
         note(f"{len(ids):,} ids of {vocabulary.size:,} are tokens: the library counts only those")
 
 
-def describe_config(max_length: int | None = None, **tokens: str | None) -> dict[str, Any]:
+def name_tokens(vocabulary: Vocabulary) -> dict[str, str]:
+    """Return the texts of special tokens by what they are for: ``eos_token`` and the like."""
+    end = find_end_of_text(vocabulary.special_tokens)
+    named = vocabulary.chat.tokens if vocabulary.chat else {}
+    return ({"eos_token": end} if end else {}) | dict(named)
+
+
+def describe_config(
+    vocabulary: Vocabulary, tokens: Mapping[str, str], max_length: int | None = None
+) -> dict[str, Any]:
     """Return the content of a tokenizer_config.json.
 
-    max_length: most ids that a model takes. tokens: texts by what they are for, None for none.
+    tokens: texts of special tokens by what they are for. max_length: most ids that a model takes.
     """
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
         **tokens,
+        "chat_template": vocabulary.chat and vocabulary.chat.source,
     }
     return {key: value for key, value in content.items() if value is not None}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, decode_text, naming, no_notes, parse_json, read_limited
+from llmgpu.input_files import Note, no_notes
 from llmgpu.outputs import (
     MERGES_TXT,
     RANKS,
@@ -25,7 +25,6 @@ from llmgpu.outputs import (
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 _TEKKEN = "tekken.json"
 _SINGLE = {VOCABULARY: None, RANKS: "tiktoken", TEKKEN: "tekken"}  # formats by kind
-_CONFIG, _TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 
 
 @dataclass(frozen=True)
@@ -45,27 +44,6 @@ class VocabularyFiles:
         """The files that may be read."""
         side = [f"{self.path}.json"] if self.format == "tiktoken" else []
         return [self.path, *filter(None, [self.merges]), *side]
-
-    @property
-    def chat_template(self) -> str | None:
-        """How messages become text, by the files beside a tokenizer.json; None if they don't say.
-
-        Raises VocabularyError for files that can't be read.
-        """
-        if self.format != "huggingface":
-            return None
-        folder = Path(self.path).parent
-        if (folder / _TEMPLATE).is_file():
-            with naming(folder / _TEMPLATE):
-                return decode_text(read_limited(folder / _TEMPLATE))
-        if not (folder / _CONFIG).is_file():
-            return None
-        with naming(folder / _CONFIG):
-            content = parse_json(read_limited(folder / _CONFIG))
-            found = content.get("chat_template") if isinstance(content, dict) else None
-        if isinstance(found, list):  # several by name
-            found = next((t.get("template") for t in found if t.get("name") == "default"), None)
-        return found if isinstance(found, str) else None
 
     def read(self, note: Note = no_notes) -> Vocabulary:
         """Read the vocabulary; see `open_vocabulary`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary import chat
 from llmgpu.bpe.vocabulary.file import (
     MAX_TEXT_BYTES,
     MAX_TRAINING_ENTRIES,
@@ -39,7 +40,7 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         raise VocabularyError(
             f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
         )
-    for rule in (UNICODE, NORMALIZED_TOKENS):
+    for rule in (UNICODE, NORMALIZED_TOKENS, chat.SOURCE, chat.TOKENS):
         if rule in training:
             raise VocabularyError(f"training data {quote(rule)}: this is a rule, give it by itself")
     _check_text("the list of normalized_tokens", recorded.get(NORMALIZED_TOKENS, ""))

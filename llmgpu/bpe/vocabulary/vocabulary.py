@@ -32,6 +32,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
+from llmgpu.bpe.vocabulary.chat import ChatTemplate, take_chat_template
 from llmgpu.bpe.vocabulary.checks import check_pattern, check_training
 from llmgpu.bpe.vocabulary.file import (
     NORMALIZED_TOKENS,
@@ -74,6 +75,7 @@ class Vocabulary:
     training: how it was made, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`; it
         says nothing about a pattern that has none.
+    chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
     """
 
     tokens: tuple[bytes, ...]
@@ -89,6 +91,7 @@ class Vocabulary:
     normalized_tokens: tuple[int, ...] = ()
     training: dict[str, int | float | str] = field(default_factory=dict)
     unicode: str = DEFAULT_VERSION
+    chat: ChatTemplate | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -224,7 +227,8 @@ class Vocabulary:
     def to_bytes(self) -> bytes:
         """Return the bytes of the vocabulary file: the same for the same vocabulary."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        entries["training"] = self.training | self._recorded
+        chat = self.chat.entries() if self.chat else {}
+        entries["training"] = self.training | self._recorded | chat
         return pack(FileContent(entries, self.trie, self.fingerprint))
 
     @classmethod
@@ -240,7 +244,8 @@ class Vocabulary:
             absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
             unicode = content.fields["training"].pop(UNICODE, absent)
             late = _parse_ids(content.fields["training"].pop(NORMALIZED_TOKENS, None))
-            vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode)
+            chat = take_chat_template(content.fields["training"])
+            vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode, chat=chat)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
             if not _spells_each_token_once(content.trie, vocabulary):

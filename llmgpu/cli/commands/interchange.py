@@ -101,8 +101,8 @@ def import_vocabulary(**options: Any) -> None:
 @click.option(
     "--chat-template",
     metavar="FILE",
-    show_default="that of a folder of Hugging Face",
-    help="gguf: how messages become text, in Jinja.",
+    show_default="that of the vocabulary",
+    help="gguf, a folder of huggingface: how messages become text, in Jinja.",
 )
 @force_option
 @output_options

@@ -32,14 +32,12 @@ def write_model(
     path: str | Path,
     *,
     weights: str = "f32",
-    chat_template: str | None = None,
     note: Note = no_notes,
     force: bool = False,
 ) -> None:
     """Write a model and its vocabulary; force: replace even a file of another kind.
 
-    weights: a name in `formats.WEIGHT_TYPES`. chat_template: how messages become text, in Jinja.
-    note: is told which texts get other ids in llama.cpp.
+    weights: a name in `formats.WEIGHT_TYPES`. note: is told which texts get other ids in llama.cpp.
 
     Raises CheckpointError for a model that is not a Llama and weights too large for their type,
     VocabularyError where llama.cpp can't give the same ids, OutputError for a file that can't be
@@ -49,11 +47,7 @@ def write_model(
     if not is_llama(config):
         raise CheckpointError("a model without gate is not a Llama: llama.cpp can't run it")
     described = gguf.describe(
-        checkpoint.vocabulary,
-        note,
-        bos_id=checkpoint.bos_id,
-        eos_id=checkpoint.eos_id,
-        chat_template=chat_template,
+        checkpoint.vocabulary, note, bos_id=checkpoint.bos_id, eos_id=checkpoint.eos_id
     )
     package = gguf.load_package()
     names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, config.layers)

@@ -185,4 +185,6 @@ def describe_tokenizer(
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     named = {"bos_token": texts.get(bos_id), "eos_token": texts.get(eos_id)}  # type: ignore[arg-type]
-    return describe_config(config.seq_len, **named)
+    chosen = {name: text for name, text in named.items() if text is not None}
+    tokens = vocabulary.chat.tokens if vocabulary.chat else {}
+    return describe_config(vocabulary, {**tokens, **chosen}, config.seq_len)

@@ -13,6 +13,7 @@ import pytest
 
 from llmgpu.bpe.interchange import gguf
 from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.tokenizer import Tokenizer
@@ -48,7 +49,8 @@ def mixed_texts(count: int) -> Iterator[str]:
 
 def test_what_it_holds(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    gguf.write(cut_by("qwen2"), tmp_path / "v.gguf", chat_template="{{ messages }}")
+    chat = ChatTemplate("{{ messages }}")
+    gguf.write(dataclasses.replace(cut_by("qwen2"), chat=chat), tmp_path / "v.gguf")
     found = read_metadata(tmp_path / "v.gguf")
     assert found["chat_template"] == "{{ messages }}"
     assert (found["ggml.model"], found["ggml.pre"]) == ("gpt2", "qwen2")

@@ -31,6 +31,7 @@ from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, name_of_huggingface, to_text
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import recovery
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
@@ -616,6 +617,51 @@ class TestFolder:
         assert described["tokenizer_class"] == "PreTrainedTokenizerFast"
         huggingface.write(dataclasses.replace(trained(), special_tokens={}), tmp_path)
         assert json.loads((tmp_path / "special_tokens_map.json").read_bytes()) == {}
+
+    def test_the_chat_template_is_kept(self, tmp_path: Path) -> None:
+        chat = ChatTemplate("{{ bos_token }}{{ messages }}", {"bos_token": "<s>", "eos_token": "|"})
+        before = dataclasses.replace(trained(), chat=chat)
+        notes: list[str] = []
+        huggingface.write(before, tmp_path / "tokenizer.json", note=notes.append)
+        assert notes == ["the chat template is not in a tokenizer.json: export to a folder"]
+        huggingface.write(before, tmp_path)
+        kept = huggingface.read(tmp_path / "tokenizer.json")
+        assert kept.chat == chat and kept.fingerprint == before.fingerprint
+        kept.save(tmp_path / "v.bin")
+        assert Vocabulary.load(tmp_path / "v.bin").chat == chat
+        assert Vocabulary.load(tmp_path / "v.bin").training == {"imported_from": "huggingface"}
+
+    @pytest.mark.parametrize(
+        ("name", "content", "reason"),
+        [
+            ("tokenizer_config.json", "[1]", "tokenizer_config.json: not a JSON object"),
+            ("tokenizer_config.json", "{", "tokenizer_config.json: not valid JSON"),
+            ("tokenizer_config.json", '{"chat_template": "\\ud800"}', "not valid Unicode"),
+            ("chat_template.jinja", "x" * 65537, "has 65537 bytes, the limit is 65536"),
+            ("chat_template.jinja", "\udcff", "chat_template.jinja: not UTF-8 at byte 0"),
+        ],
+    )
+    def test_a_chat_template_that_can_not_be_kept_is_noted(
+        self, tmp_path: Path, name: str, content: str, reason: str
+    ) -> None:
+        huggingface.write(trained(), tmp_path)
+        (tmp_path / name).write_text(content, errors="surrogateescape")
+        notes: list[str] = []
+        read = huggingface.read(tmp_path / "tokenizer.json", note=notes.append)
+        assert read.chat is None and len(notes) == 1
+        assert notes[0].startswith("the chat template is left out: ") and reason in notes[0]
+
+    def test_transformers_renders_the_exported_template(self, tmp_path: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        chat = ChatTemplate(
+            "{% for m in messages %}{{ bos_token }}{{ m.content }}{{ eos_token }}{% endfor %}",
+            {"bos_token": "<s>", "eos_token": "<|endoftext|>"},
+        )
+        huggingface.write(dataclasses.replace(trained(), chat=chat), tmp_path)
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        text = theirs.apply_chat_template(messages, tokenize=False)
+        assert text == "<s>a<|endoftext|><s>b<|endoftext|>"
 
     @pytest.mark.parametrize(
         "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]

@@ -175,7 +175,7 @@ def test_other_versions_are_refused(version: object) -> None:
         ({"training": {"normalized_tokens": "5"}}, "not different ids of special tokens"),
         ({"training": {"normalized_tokens": "262,262"}}, "not different ids of special tokens"),
         ({"training": {"normalized_tokens": "262"}}, "fingerprint"),
-        ({"training": {str(k): k for k in range(67)}}, "max_map_len"),
+        ({"training": {str(k): k for k in range(69)}}, "max_map_len"),
         ({"expression": "x" * 70000}, "max_str_len"),
     ],
 )
@@ -190,6 +190,23 @@ def test_two_special_tokens_with_the_same_text() -> None:
     assert [vocabulary.tokens[i] for i in ids] == [b"ab", b"ab"]
     with pytest.raises(VocabularyError, match="same text"):
         Vocabulary.from_bytes(changed(imported_vocabulary, special_ids=words(*ids)))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"chat_template": 1},
+        {"chat_tokens": "{}", "chat_template": 1.5},
+        {"chat_tokens": '{"eos_token": "a"}'},
+        *(
+            {"chat_template": "", "chat_tokens": text}
+            for text in ("", "[]", '{"a": 1}', "[" * 9999)
+        ),
+    ],
+)
+def test_a_damaged_chat_template_is_refused(entries: dict[str, Any]) -> None:
+    with pytest.raises(VocabularyError, match="damaged: the chat template"):
+        Vocabulary.from_bytes(changed(training=entries))
 
 
 def test_repeated_keys_are_refused() -> None:

@@ -1,0 +1,59 @@
+"""The chat template of a vocabulary: how the messages of a conversation become one text.
+
+It is kept among a vocabulary file's training data, for which older files have no field: its source
+as ``chat_template``, and the special tokens that it names as JSON, ``chat_tokens``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmgpu.bpe.vocabulary.file import MAX_TEXT_BYTES
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import quote
+
+SOURCE, TOKENS = "chat_template", "chat_tokens"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template in the language Jinja; VocabularyError if a vocabulary file can't hold it.
+
+    tokens: what the template calls special tokens, such as ``eos_token``, and their texts.
+    """
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the length of both parts."""
+        for name, text in self.entries().items():
+            try:
+                size = len(text.encode())
+            except UnicodeEncodeError as error:
+                raise VocabularyError(f"the {name} is not valid Unicode") from error
+            if size > MAX_TEXT_BYTES:
+                raise VocabularyError(f"the {name} has {size} bytes, the limit is {MAX_TEXT_BYTES}")
+
+    def entries(self) -> dict[str, str]:
+        """Return what a file holds."""
+        tokens = json.dumps(dict(sorted(self.tokens.items())), ensure_ascii=False)
+        return {SOURCE: self.source} | ({TOKENS: tokens} if self.tokens else {})
+
+
+def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
+    """Take the entries of a template out of a file's training data; None if there are none.
+
+    Raises VocabularyError for entries that are not as `ChatTemplate.entries` gives them.
+    """
+    source, packed = training.pop(SOURCE, None), training.pop(TOKENS, "{}")
+    try:
+        tokens = json.loads(str(packed))
+    except (ValueError, RecursionError):
+        tokens = None
+    is_map = isinstance(tokens, dict) and all(isinstance(text, str) for text in tokens.values())
+    if not is_map or not isinstance(source, str | None) or (tokens and source is None):
+        raise VocabularyError(f"damaged: the chat template's tokens are {quote(packed)}")
+    return None if source is None else ChatTemplate(source, tokens)
