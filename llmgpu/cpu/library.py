@@ -51,6 +51,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32),
+    "format_ids": (
+        *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
+        *(c_char_p, c_int64, c_void_p),
+    ),
     "shared_words_new": (c_void_p, c_int64),
     "shared_words_free": (None, c_void_p),
     "shared_words_spent": (c_int, c_void_p),

@@ -21,7 +21,6 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
@@ -33,7 +32,7 @@ from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
 from llmgpu.tokens.npy import NumbersWriter, read_numbers
-from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
+from llmgpu.tokens.sinks import BLOCK_BYTES, PreparedSlice, id_dtype, open_stream
 
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
@@ -315,7 +314,7 @@ class BinWriter(NumbersWriter):
     def _header(self, count: int) -> bytes:
         return self._layout.make_header(self._dtype.name, count)
 
-    def _write(self, piece: EncodedSlice) -> None:
+    def _write(self, piece: PreparedSlice) -> None:
         most = self._layout.max_tokens
         if most is not None and self.ids + len(piece.ids) > most:
             raise OutputError(

@@ -10,18 +10,29 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.cpu.library import library
+from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
 from llmgpu.text.streams import read_blocks
-from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, not_an_id, open_stream
+from llmgpu.tokens.sinks import (
+    BLOCK_BYTES,
+    MAX_ID,
+    PreparedSlice,
+    TokenWriter,
+    not_an_id,
+    open_stream,
+)
 
-_BLOCK_IDS = 1 << 20  # ids formatted at a time
+_BLOCK_IDS = 1 << 20  # ids formatted at a time by NumPy
+_LEAST_IDS = 1 << 12  # of a slice that pay for the table of how ids are spelled
 _MAX_DIGITS = 10
 _IS_SPACE = np.zeros(256, np.bool_)
 _IS_SPACE[list(b" \t\r\n")] = True
@@ -89,8 +100,8 @@ def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
 class TextWriter(TokenWriter):
     """Writes ids as decimal text, with a table of how each id is spelled.
 
-    An entry is a cell of fixed width: the separator before an id, its digits, and zero bytes, which
-    are removed last. What is before and after a document are cells between those of the ids.
+    The text of a slice is made as if it continued a document that has ids; what is wrong at its
+    front is left out when it is written.
     """
 
     SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"  # of ids, and around those of a document
@@ -100,63 +111,61 @@ class TextWriter(TokenWriter):
     ) -> None:
         """Open `path` for ids below `vocabulary_size`."""
         super().__init__(path, vocabulary_size)
-        longest = max(1 + len(str(vocabulary_size)), len(self.BEFORE), len(self.AFTER))
-        self._width = -(-longest // 8) * 8
-        self._table: NDArray[np.bytes_] | None = None  # the cell of each id, once that pays
-        self._written = 0
         self._is_open = False  # a document has started and its end is not written
         self._is_empty = True  # none of its ids is written
 
-    def _write(self, piece: EncodedSlice) -> None:
-        ids, document_starts = piece.ids, piece.document_starts
-        for begin in range(0, max(len(ids), 1), _BLOCK_IDS):
-            block = ids[begin : begin + _BLOCK_IDS]
-            end = begin + len(block)
-            # A start between two blocks goes with the second.
-            low = np.searchsorted(document_starts, begin)
-            is_last = end == len(ids)
-            high = len(document_starts) if is_last else np.searchsorted(document_starts, end)
-            starts = document_starts[low:high] - begin
-            self._output.stream.write(self._format(block, starts))
-        if piece.closed and not self._is_empty:
-            self._finish()
+    @cached_property
+    def _cells(self) -> NDArray[np.uint64]:
+        return spell_cells(self._vocabulary_size, self.SEPARATOR)
 
-    def _format(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> bytes:
-        cells = self._cells_of(ids)
-        firsts = starts[starts < len(ids)]
-        if self._is_empty and len(ids):
-            firsts = np.concatenate([np.zeros(1, np.int64), firsts])
-        cells.view(np.uint8).reshape(-1, self._width)[firsts, 0] = 0  # no separator there
+    def _content(self, piece: EncodedSlice) -> bytes | memoryview:
+        ids, starts, border = piece.ids, piece.document_starts, self.AFTER + self.BEFORE
+        if self._vocabulary_size <= CELL_IDS and len(ids) >= _LEAST_IDS and library() is not None:
+            return format_ids(self._cells, ids, starts, border)
+        # A start between two blocks goes with the second.
+        parts = []
+        for begin in range(0, max(len(ids), 1), _BLOCK_IDS):
+            end = min(begin + _BLOCK_IDS, len(ids))
+            low = np.searchsorted(starts, begin)
+            high = len(starts) if end == len(ids) else np.searchsorted(starts, end)
+            parts.append(_format(ids[begin:end], starts[low:high] - begin, self.SEPARATOR, border))
+        return b"".join(parts)
+
+    def _write(self, piece: PreparedSlice) -> None:
+        ids, starts = piece.ids, piece.document_starts
+        left_out = 0
+        if len(starts) and starts[0] == 0:
+            left_out = 0 if self._is_open else len(self.AFTER)
+        elif len(ids) and self._is_empty:
+            left_out = len(self.SEPARATOR)
+        self._output.stream.write(memoryview(piece.content)[left_out:])
         if len(starts):
-            # Before each start goes the end of the document before, unless there is none.
-            borders = np.array([self.AFTER, self.BEFORE], cells.dtype)
-            borders = np.tile(borders, len(starts))[0 if self._is_open else 1 :]
-            positions = np.repeat(starts, 2)[-len(borders) :]
-            cells = np.insert(cells, positions, borders)
             self._is_open = True
             self._is_empty = bool(starts[-1] == len(ids))
         elif len(ids):
             self._is_empty = False
-        return cells.tobytes().translate(None, b"\0")
-
-    def _cells_of(self, ids: NDArray[np.uint32]) -> NDArray[np.bytes_]:
-        """Return the cell of each of `ids`: from a table, if there are more than it has entries."""
-        self._written += len(ids)
-        if self._table is None and self._written <= self._vocabulary_size:
-            return self._spell(ids)
-        if self._table is None:
-            self._table = self._spell(np.arange(self._vocabulary_size))
-        return np.take(self._table, ids)
-
-    def _spell(self, ids: NDArray[np.integer]) -> NDArray[np.bytes_]:
-        digits = ids.astype(f"S{self._width - 1}")
-        return np.char.add(self.SEPARATOR, digits).astype(f"S{self._width}")
+        if piece.closed and not self._is_empty:
+            self._finish()
 
     def _finish(self) -> None:
         if self._is_open:
             self._output.stream.write(self.AFTER)
         self._is_open = False
         self._is_empty = True
+
+
+def _format(
+    ids: NDArray[np.uint32], starts: NDArray[np.int64], separator: bytes, border: bytes
+) -> bytes:
+    """Return ids as text: each after the separator, but documents after the border.
+
+    Ids are spelled in cells of fixed width, with zero bytes, which are removed last.
+    """
+    width = max(len(border), 1 + _MAX_DIGITS)
+    cells = np.char.add(separator, ids.astype(f"S{_MAX_DIGITS}")).astype(f"S{width}")
+    cells.view(np.uint8).reshape(-1, width)[starts[starts < len(ids)], 0] = 0
+    cells = np.insert(cells, starts, np.array(border, cells.dtype))
+    return cells.tobytes().translate(None, b"\0")
 
 
 _BLOCK_IDS_READ = 1 << 18  # of JSON lines

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError
-from llmgpu.tokens.sinks import BLOCK_BYTES, MAX_ID, TokenWriter, id_dtype, not_an_id, open_stream
+from llmgpu.tokens.sinks import (
+    BLOCK_BYTES,
+    MAX_ID,
+    PreparedSlice,
+    TokenWriter,
+    id_dtype,
+    not_an_id,
+    open_stream,
+)
 
 _MAX_HEADER_BYTES = 1 << 16
 
@@ -88,8 +96,11 @@ class NumbersWriter(TokenWriter):
     def _header(self, count: int) -> bytes:
         """Return the bytes before `count` numbers; their length does not depend on it."""
 
-    def _write(self, piece: EncodedSlice) -> None:
-        self._numbers.write(np.ascontiguousarray(piece.ids, self._dtype).data.cast("B"))
+    def _content(self, piece: EncodedSlice) -> memoryview:
+        return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
+
+    def _write(self, piece: PreparedSlice) -> None:
+        self._numbers.write(piece.content)
 
     def _finish(self) -> None:
         stream, header = self._output.stream, self._header(self.ids)

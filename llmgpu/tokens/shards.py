@@ -48,7 +48,7 @@ from llmgpu.tokens.bin import (
 )
 from llmgpu.tokens.layouts import Layout, get_layout
 from llmgpu.tokens.parts import spans_without
-from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
+from llmgpu.tokens.sinks import PreparedSlice, TokenSink, id_dtype, require_ids
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
@@ -126,6 +126,14 @@ class Shard:
     continues: bool
 
 
+@dataclass(frozen=True)
+class _Numbers:
+    """Ids as they are stored, and how many bytes of text they stand for."""
+
+    numbers: NDArray[np.unsignedinteger]
+    text_bytes: int
+
+
 class ShardWriter(TokenSink):
     """Writes ids into shards.
 
@@ -178,12 +186,19 @@ class ShardWriter(TokenSink):
         self._continues = False
         self._held = 0  # documents that start at the next id, or are empty and last
 
+    def prepare(self, piece: EncodedSlice) -> PreparedSlice:
+        """Check ids, count the bytes of text and convert; see `TokenSink.prepare`."""
+        require_ids(piece.ids, self._vocabulary.size)
+        numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
+        return PreparedSlice.of(piece, _Numbers(numbers, self._count_bytes(piece.ids)))
+
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`; bytes of text are counted by the ids.
 
         Raises InputError if they differ from those of a finished shard.
         """
-        ids = piece.ids
+        prepared = piece if isinstance(piece, PreparedSlice) else self.prepare(piece)
+        ids, content = prepared.ids, prepared.content
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
         while begin < len(ids):
@@ -192,7 +207,10 @@ class ShardWriter(TokenSink):
             done = self._current.ids if self._current else 0
             end = min(len(ids), begin + self._shard_tokens - done)
             high = int(np.searchsorted(starts, end, side="left"))
-            self._put(ids[begin:end], starts[low:high] - begin)
+            is_whole = end - begin == len(ids)
+            text_bytes = content.text_bytes if is_whole else self._count_bytes(ids[begin:end])
+            part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes)
+            self._put(PreparedSlice.of(part, content.numbers[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
         self.ids += len(ids)
@@ -202,7 +220,8 @@ class ShardWriter(TokenSink):
         """Finish the last shard, write the manifest and remove files that are no longer needed."""
         try:
             if self._held or self._current is None:
-                self._put(_NO_IDS, np.zeros(self._held, np.int64))
+                rest = EncodedSlice(_NO_IDS, np.zeros(self._held, np.int64))
+                self._put(PreparedSlice.of(rest, b""))
             self._finish_shard()
             _remove_from(self._names, len(self._shards), self._layout)
             self._write_manifest()
@@ -221,18 +240,20 @@ class ShardWriter(TokenSink):
         finally:
             self._lock.remove()
 
-    def _put(self, ids: NDArray[np.uint32], starts: NDArray[np.int64]) -> None:
-        """Write ids that fit into the current shard."""
+    def _count_bytes(self, ids: NDArray[np.uint32]) -> int:
+        """Return how many bytes of text ids stand for."""
+        blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
+        return sum(int(self._spans[block].sum()) for block in blocks)
+
+    def _put(self, piece: PreparedSlice) -> None:
+        """Write ids that fit into the current shard; content: their bytes."""
         if self._current is None:
-            index = len(self._shards)
+            index, starts = len(self._shards), piece.document_starts
             self._continues = index > 0 and not (len(starts) and starts[0] == 0)
             self._current = self._open(index)
             self._current_bytes = 0
-        require_ids(ids, self._vocabulary.size)
-        blocks = (ids[k : k + _BLOCK_IDS] for k in range(0, len(ids), _BLOCK_IDS))
-        text_bytes = sum(int(self._spans[block].sum()) for block in blocks)
-        self._current.write(EncodedSlice(ids, starts, text_bytes))
-        self._current_bytes += text_bytes
+        self._current.write(piece)
+        self._current_bytes += piece.text_bytes
 
     def _open(self, index: int) -> TokenSink:
         path = self._names.shard(index)

@@ -11,10 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.spelling import readable
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.tokens.sinks import TokenWriter
+from llmgpu.tokens.sinks import PreparedSlice, TokenWriter
 
 Style = Literal["lines", "colours", "borders"]
 
@@ -46,7 +45,7 @@ class ShownTokens(TokenWriter):
     def _special(self) -> frozenset[int]:
         return frozenset(self._vocabulary.special_tokens.values())
 
-    def _write(self, piece: EncodedSlice) -> None:
+    def _write(self, piece: PreparedSlice) -> None:
         bounds = [0, *piece.document_starts.tolist(), len(piece.ids)]
         text = []
         for number, (begin, end) in enumerate(pairwise(bounds)):

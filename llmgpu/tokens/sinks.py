@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +47,18 @@ def open_stream(name: str) -> ByteStream:
     return ByteStream(Source(name, None))
 
 
+@dataclass(frozen=True)
+class PreparedSlice(EncodedSlice):
+    """A slice with what its sink made of it; content: for that sink."""
+
+    content: Any = None
+
+    @classmethod
+    def of(cls, piece: EncodedSlice, content: Any) -> PreparedSlice:
+        """Return a slice with its content."""
+        return cls(piece.ids, piece.document_starts, piece.text_bytes, piece.closed, content)
+
+
 class TokenSink(Closing):
     """Takes ids slice by slice; a context manager that removes the output on an exception.
 
@@ -65,9 +79,16 @@ class TokenSink(Closing):
         else:
             self.abort()
 
+    def prepare(self, piece: EncodedSlice) -> EncodedSlice:
+        """Return a slice for `write`, with the work done that depends on nothing but its ids.
+
+        Any number of threads may do that at a time. Raises OutputError as `write` does.
+        """
+        return piece
+
     @abstractmethod
     def write(self, piece: EncodedSlice) -> None:
-        """Take the next ids.
+        """Take the next ids, prepared or not.
 
         piece: the first one of a text has a document start at 0. If it is closed, the line of its
             last document ends now, not when the next one starts (a document without ids stays
@@ -104,11 +125,16 @@ class TokenWriter(TokenSink):
         self._output = OutputFile(path)
         self.is_direct = self._output.is_direct
 
+    def prepare(self, piece: EncodedSlice) -> PreparedSlice:
+        """Check ids, and make the bytes of them; see `TokenSink.prepare`."""
+        require_ids(piece.ids, self._vocabulary_size)
+        return PreparedSlice.of(piece, self._content(piece))
+
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`."""
-        require_ids(piece.ids, self._vocabulary_size)
+        prepared = piece if isinstance(piece, PreparedSlice) else self.prepare(piece)
         with output_errors(self._output.path):
-            self._write(piece)
+            self._write(prepared)
             if self.is_direct:
                 self._output.stream.flush()
         self.ids += len(piece.ids)
@@ -128,8 +154,12 @@ class TokenWriter(TokenSink):
         """Remove what was written, if possible."""
         self._output.discard()
 
+    def _content(self, piece: EncodedSlice) -> Any:
+        """Return what `_write` needs of a slice that can be made in any thread."""
+        return None
+
     @abstractmethod
-    def _write(self, piece: EncodedSlice) -> None: ...
+    def _write(self, piece: PreparedSlice) -> None: ...
 
     @abstractmethod
     def _finish(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,9 @@ from llmgpu.tokens.sinks import TokenSink
 
 # Bytes of text that the processors take as long for as opening a GPU does.
 GPU_FROM = 64_000_000 * usable_processors()
+
+_WRITERS = 3  # threads: one writes, others prepare what is written next
+_WAITING_IDS = 1 << 21  # that are to be written, unless a slice alone has more
 
 
 def encode_corpus(
@@ -39,39 +43,54 @@ def encode_corpus(
 def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progress) -> None:
     """Write the ids of a whole corpus to a sink, each slice as soon as it is encoded.
 
-    Unless a reader may be waiting for the output, a slice is written while the next is encoded.
+    Unless a reader may be waiting for the output, slices are written while others are encoded.
 
     progress: called with the bytes read from the sources, phase "tokenizing".
 
     Raises what the encoder, the corpus and the sink raise.
     """
-    memory = ReusedMemory(2)  # for the slice being written and the one being encoded
-    with nullcontext(sink.write) if sink.is_direct else _in_background(sink.write) as write:
+    memory = ReusedMemory()
+    with nullcontext(sink.write) if sink.is_direct else _in_background(sink) as write:
         for piece in encode_corpus(encoder, text, memory.allocate):
             write(piece)
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
 
 @contextmanager
-def _in_background(
-    function: Callable[[EncodedSlice], None],
-) -> Iterator[Callable[[EncodedSlice], None]]:
-    """Yield a function that calls `function` in another thread, one call at a time.
+def _in_background(sink: TokenSink) -> Iterator[Callable[[EncodedSlice], None]]:
+    """Yield a function that writes slices to a sink in other threads, which prepare several.
 
-    An exception of a call is raised by the next one, or at the end of the block.
+    What the sink raises for a slice is raised by a later call, or at the end of the block.
     """
-    last: Future[None] | None = None
+    waiting: deque[tuple[Future[None], int]] = deque()
+    waiting_ids = 0
 
-    def call(piece: EncodedSlice) -> None:
-        nonlocal last
-        if last is not None:
-            last.result()
-        last = thread.submit(function, piece)
+    def finish() -> int:
+        written, ids = waiting.popleft()
+        written.result()
+        return ids
 
-    with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-write") as thread:
-        yield call
-        if last is not None:
-            last.result()
+    def step(piece: EncodedSlice, before: Future[None] | None) -> None:
+        prepared = sink.prepare(piece)
+        if before is not None:
+            before.result()
+        sink.write(prepared)
+
+    def write(piece: EncodedSlice) -> None:
+        nonlocal waiting_ids
+        while waiting and (waiting_ids + len(piece.ids) > _WAITING_IDS or waiting[0][0].done()):
+            waiting_ids -= finish()
+        before = waiting[-1][0] if waiting else None
+        waiting.append((threads.submit(step, piece, before), len(piece.ids)))
+        waiting_ids += len(piece.ids)
+
+    threads = ThreadPoolExecutor(_WRITERS, thread_name_prefix="llmgpu-write")
+    try:
+        yield write
+        while waiting:
+            finish()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def encoding_key(

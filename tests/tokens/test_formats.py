@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.cpu.library import library
+from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
 from llmgpu.tokens import ids as decimal_text
@@ -520,3 +522,24 @@ def test_a_bin_stream_needs_the_size_of_the_vocabulary(monkeypatch: pytest.Monke
 def test_a_missing_file(tmp_path: Path, format: str) -> None:
     with pytest.raises(InputError, match=r"no such file: '.*gone'"):
         read_tokens(tmp_path / "gone", format)
+
+
+@pytest.mark.parametrize("format", ["ids", "jsonl"])
+@pytest.mark.parametrize("least", [0, 1 << 30])  # ids of a slice from which on C spells them
+@settings(same_folder, max_examples=examples(50))
+@given(documents_strategy, cuts_strategy)
+def test_c_and_numpy_spell_ids(
+    tmp_path: Path, format: str, least: int, documents: list[list[int]], cuts: list[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decimal_text, "_LEAST_IDS", least)
+        with opened(tmp_path / "ids", format) as writer:
+            write_documents(writer, documents, cuts)
+    assert (tmp_path / "ids").read_bytes() == expected_text(documents, format)
+
+
+@pytest.mark.skipif(library() is None, reason="there is no CPU engine")
+def test_every_id_is_spelled() -> None:
+    cells = spell_cells(CELL_IDS, b",")
+    text = bytes(format_ids(cells, np.arange(CELL_IDS, dtype=np.uint32), starts_of(0), b"["))
+    assert text == b"[" + ",".join(map(str, range(CELL_IDS))).encode()

@@ -5,8 +5,10 @@ Memory is reused or reserved, because new pages cost as much time as encoding on
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,19 +76,24 @@ RESERVED_FROM = 1 << 22  # ids: fewer are quick to copy, and reserving would was
 
 
 class ReusedMemory:
-    """Reuses memory: each allocation overwrites the one made `slices` allocations earlier."""
+    """Gives memory that is used again once no array refers to it; any thread may ask for some."""
 
-    def __init__(self, slices: int = 1) -> None:
-        """Start with no memory; slices: how many have valid ids at a time."""
-        self._idle = deque([new_ids(0)] * slices)
+    def __init__(self) -> None:
+        """Start with no memory."""
+        self._idle: deque[NDArray[np.uint32]] = deque()
 
     def allocate(self, count: int) -> NDArray[np.uint32]:
         """Return memory for `count` ids, with undefined contents."""
-        memory = self._idle.popleft()
-        if count > len(memory):
-            memory = new_ids(count + count // 4)
-        self._idle.append(memory)
-        return memory[:count]
+        memory = new_ids(0)
+        with suppress(IndexError):  # what is too small is not kept
+            while len(memory) <= count:
+                memory = self._idle.popleft()
+        if len(memory) <= count:
+            memory = new_ids(1 + count + count // 4)
+        # Arrays made from this one refer to it, and not to the memory, since its base is no array.
+        ids = np.frombuffer(memory.data, np.uint32)[:count]
+        weakref.finalize(ids.base, self._idle.append, memory)
+        return ids
 
 
 class CollectedIds:

@@ -63,14 +63,18 @@ assert CollectedIds(RESERVED_FROM).allocate(1).base is None
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_memory_is_given_again() -> None:
+def test_memory_is_given_again_once_nothing_refers_to_it() -> None:
     memory = ReusedMemory()
-    first = memory.allocate(1000)
-    assert len(first) == 1000
-    assert memory.allocate(10).ctypes.data == first.ctypes.data
-    assert len(memory.allocate(100_000)) == 100_000
-    alternating = ReusedMemory(2)
-    first, second = alternating.allocate(1000), alternating.allocate(1000)
+    ids = memory.allocate(1000)
+    assert len(ids) == 1000
+    place = ids.ctypes.data
+    part = ids[:600][100:].view(np.uint8)
+    del ids
+    assert memory.allocate(900).ctypes.data != place
+    part[:] = 1
+    del part
+    assert place in [memory.allocate(900).ctypes.data for _ in range(2)]
+    first, second = memory.allocate(900), memory.allocate(900)
     assert first.ctypes.data != second.ctypes.data
-    for ids in (first, second):
-        assert alternating.allocate(900).ctypes.data == ids.ctypes.data
+    assert len(memory.allocate(100_000)) == 100_000
+    assert len(memory.allocate(0)) == 0

@@ -1,0 +1,41 @@
+/* Ids as decimal text.
+ *
+ * How an id is spelled is looked up: its cell is a number of which the lowest byte is the separator
+ * before an id, those after it are the digits, and the highest byte is how many of these bytes there
+ * are.
+ */
+#include "engine.h"
+
+#define SIZE_SHIFT 56
+
+/* Write ids to `out` and return how many bytes that took.
+ *
+ * starts: int64_t (num_starts,), where documents start in the ids, ascending. The first id of a
+ *     document has no separator; `border` is written before each document.
+ * out: room for 7 bytes an id, a border a start, and 8 bytes more. */
+API int64_t llmgpu_format_ids(const uint64_t *cells, const uint32_t *ids, int64_t count,
+                              const int64_t *starts, int64_t num_starts, const uint8_t *border,
+                              int64_t border_length, uint8_t *out)
+{
+    uint8_t *at = out;
+    int64_t k = 0, next = 0;
+
+    for (;;) {
+        int64_t stop = next < num_starts ? starts[next] : count;
+        for (; k < stop; k++) {
+            uint64_t cell = cells[ids[k]];
+            memcpy(at, &cell, sizeof cell);
+            at += cell >> SIZE_SHIFT;
+        }
+        if (next == num_starts)
+            return at - out;
+        memcpy(at, border, (size_t)border_length);
+        at += border_length;
+        if (k < (++next < num_starts ? starts[next] : count)) {
+            uint64_t cell = cells[ids[k++]];
+            uint64_t digits = cell >> 8;
+            memcpy(at, &digits, sizeof digits);
+            at += (cell >> SIZE_SHIFT) - 1;
+        }
+    }
+}
