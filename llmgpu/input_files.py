@@ -67,6 +67,12 @@ def listed(texts: Sequence[str]) -> str:
     return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
+def number_of(count: int, noun: str) -> str:
+    """Format a count with what is counted, by its regular plural: 1 document, 2 documents."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def quote(value: object) -> str:
     """Return a value for a message, cut short if it is long."""
     shown = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)

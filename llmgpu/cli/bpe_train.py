@@ -30,19 +30,20 @@ from llmgpu.cli.console import (
     Reporter,
     human_bytes,
     left_out_of,
-    number_of,
     print_json,
 )
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
-from llmgpu.input_files import quote
+from llmgpu.input_files import number_of, quote
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.sources import resolve_sources
 
 GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
+_MAIN_PHASES = ("total", "count words", "read", "merge")
+_TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
@@ -368,11 +369,14 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
                 f"{made['bytes_per_token']:.2f} bytes a token{how}"
             )
     if summary["distinct_words"] is not None:
-        line = f"{summary['distinct_words']:,} distinct pre-tokens"
+        line = number_of(summary["distinct_words"], "distinct pre-token")
         if summary.get("batches") is not None:
-            line += f", {summary['new_merges']:,} merges in {summary['batches']:,} batches"
+            made = number_of(summary["new_merges"], "merge")
+            line += f", {made} in {number_of(summary['batches'], 'batch')}"
         report.line(line)
-    report.line(", ".join(_describe_phase(name, summary) for name in summary["seconds"]))
+    taken = summary["seconds"]
+    phases = [name for name in taken if name in _MAIN_PHASES or taken[name] >= _TOLD_SECONDS]
+    report.line(", ".join(_describe_phase(name, summary) for name in phases))
 
 
 def _describe_phase(name: str, summary: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """What people see while a command runs: progress and notes on stderr.
 
-A terminal shows a bar for each phase. Elsewhere a plain line is printed now and then, so that log
-files stay readable. With --log-format json every line is a JSON object. With --quiet there is
-nothing.
+A terminal shows a bar for each phase, unless it shows data, too. Elsewhere a plain line is printed
+now and then, so that log files stay readable. With --log-format json every line is a JSON object.
+With --quiet there is nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
 LINE_SECONDS = 5.0  # between plain progress lines
+_WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
+_LEAST_BAR, _MOST_BAR = 8, 40
 LEFT_OUT = {
     "invalid_sequences": "invalid UTF-8 sequences",
     "left_out_files": "hidden or special files left out",
@@ -41,18 +43,21 @@ BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})  # others c
 class Reporter:
     """Prints lines and progress on stderr; calling it is a `llmgpu.progress.Progress`."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        """Start with no progress; `quiet` reports nothing."""
+    def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
+        """Start with no progress; `quiet` reports nothing.
+
+        prints_data: standard output gets data meanwhile. On a terminal that is progress enough, and
+        what redraws a bar would erase it.
+        """
         self._quiet = quiet
+        self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
         # rich is loaded for a terminal only, and a dumb one can't redraw a bar.
-        is_terminal = bool(os.environ.get("FORCE_COLOR")) or (
-            sys.stderr is not None and sys.stderr.isatty()
-        )
+        has_terminal = bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stderr)
         self._as_json = log_format() == "json"
-        self._has_bars = is_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
+        self._has_bars = has_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, float] = {}  # when each phase was first reported
+        self._started: dict[str, tuple[float, int]] = {}  # when each phase was first seen, and at
         self._printed = 0.0
         self._said = 0  # bytes that were said to be needed
         self.needed_bytes = 0  # what is known now
@@ -92,21 +97,26 @@ class Reporter:
                 self.line(f"note: {summary[name]:,} {what}")
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
-        """Show the progress of a phase, its speed and the time left."""
-        if self._quiet:
+        """Show the progress of a phase, its speed and the time left.
+
+        The speed is that since the phase was first seen: a job that is resumed begins in its midst.
+        """
+        if not self._shows_progress:
             return
         now = time.monotonic()
         if phase not in self._started:
-            self._started[phase] = self._printed = now
-        seconds = now - self._started[phase]
+            self._started[phase] = now, done
+            self._printed = now
+        started, first = self._started[phase]
+        seconds = now - started
+        rate = (done - first) / seconds if seconds > 0 else 0.0
         if self._has_bars:
-            self._update_bar(phase, done, total, seconds)
+            self._update_bar(phase, done, total, rate)
         elif now - self._printed >= LINE_SECONDS:
             self._printed = now
-            rate = done / seconds if seconds > 0 else None
             facts = {"phase": phase, "done": done, "total": total, "seconds": round(seconds, 3)}
-            text = f"{phase} {progress_text(phase, done, total, seconds)}"
-            self.line(text, **facts, per_second=rate and round(rate, 3))
+            text = f"{phase} {progress_text(phase, done, total, rate)}"
+            self.line(text, **facts, per_second=round(rate, 3) or None)
 
     def close(self) -> None:
         """Remove the bars."""
@@ -116,7 +126,7 @@ class Reporter:
                 self._bars = None
                 self._tasks.clear()
 
-    def _update_bar(self, phase: str, done: int, total: int | None, seconds: float) -> None:
+    def _update_bar(self, phase: str, done: int, total: int | None, rate: float) -> None:
         if self._bars is None:
             bars = _make_bars()
             with held_back():  # bars that are half started can't be stopped
@@ -124,26 +134,36 @@ class Reporter:
                 self._bars = bars
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, total=total, text="")
-        text = progress_text(phase, done, total, seconds)
+        is_narrow = self._bars.console.width < _WIDEST_TEXT
+        text = progress_text(phase, done, total, rate, is_narrow=is_narrow)
         self._bars.update(self._tasks[phase], completed=done, total=total, text=text)
 
 
 def _make_bars() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
-    name, text = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
-    return Progress(name, BarColumn(), text, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    room = console.width - _WIDEST_TEXT
+    columns: list[ProgressColumn] = [TextColumn("{task.description}")]
+    if room >= _LEAST_BAR:
+        columns.append(BarColumn(min(room, _MOST_BAR)))
+    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True)
 
 
-def progress_text(phase: str, done: int, total: int | None, seconds: float) -> str:
-    """Describe a phase after `seconds`: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left"."""
+def progress_text(
+    phase: str, done: int, total: int | None, rate: float, *, is_narrow: bool = False
+) -> str:
+    """Describe a phase at a rate per second: "1.2 GB of 3.4 GB, 410.0 MB/s, 5 s left".
+
+    is_narrow: leave out what 40 columns have no room for: "35 %, 5 s left".
+    """
     show = human_bytes if phase in BYTE_PHASES else human_count
+    left = f", {human_time((total - done) / rate)} left" if total and rate > 0 else ""
+    if total and is_narrow:
+        return f"{done / total:.0%}{left}"
     text = show(done) if total is None else f"{show(done)} of {show(total)}"
-    if seconds <= 0 or done <= 0:
-        return text
-    text += f", {show(done / seconds)}/s"
-    return text if total is None else f"{text}, {human_time(seconds * (total - done) / done)} left"
+    return text if rate <= 0 else f"{text}, {show(rate)}/s{left}"
 
 
 def log_format() -> str:
@@ -152,10 +172,18 @@ def log_format() -> str:
     return str(context.meta.get(LOG_FORMAT, "text")) if context else "text"
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream, None if it is closed, is a terminal."""
+    return stream is not None and stream.isatty()
+
+
 def shows_colours() -> bool:
     """Whether standard output is a terminal that should be sent colours."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        is_terminal(sys.stdout)
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 def left_out_of(text: Corpus | None) -> dict[str, int]:
@@ -188,15 +216,15 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[int | str]]) -> No
 
     A terminal gets separators of thousands, and the ends of names that are too long for it.
     """
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    number = "{:,}" if is_terminal else "{}"
+    is_shown = is_terminal(sys.stdout)
+    number = "{:,}" if is_shown else "{}"
     lines = [
         [number.format(cell) if isinstance(cell, int) else printable(cell) for cell in row]
         for row in (heads, *rows)
     ]
     widths = [max(_LEAST_COLUMN, *map(len, column)) for column in zip(*lines, strict=True)][:-1]
     room = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
-    most = max(room, _LEAST_NAME) if is_terminal else sys.maxsize
+    most = max(room, _LEAST_NAME) if is_shown else sys.maxsize
     for *numbers, name in lines:
         if len(name) > most:
             name = f"…{name[1 - most :]}"
@@ -216,11 +244,6 @@ def human_bytes(count: float) -> str:
 def human_count(count: float) -> str:
     """Format a count with thousands separators."""
     return f"{count:,.0f}"
-
-
-def number_of(count: int, noun: str) -> str:
-    """Format a count with what is counted, by its regular plural: 1 document, 2 documents."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def human_time(seconds: float) -> str:

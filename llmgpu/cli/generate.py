@@ -10,9 +10,9 @@ from typing import Any
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, print_json, print_result
+from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.errors import InputError
-from llmgpu.input_files import printable
+from llmgpu.input_files import number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
@@ -43,16 +43,18 @@ def generate(
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
     model = Model(open_operations(backend.device, fixed_products=True), checkpoint.config)
     model.load(checkpoint.weights.__getitem__)
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_shown = is_terminal(sys.stdout)
     start = time.perf_counter()
     new: list[int] = []
     stop = None if ignore_eos else checkpoint.eos_id
     continued = _until(stop, Generator(model).generate(ids, max_new_tokens, sampler), new)
     for text in _characters(prompt or "", _token_bytes(continued, vocabulary)):
-        print_result(printable(text, keep="\n\t") if is_terminal else text, end="")
+        print_result(printable(text, keep="\n\t") if is_shown else text, end="")
     print_result("")
     seconds = time.perf_counter() - start
-    report.line(f"{len(new)} tokens in {seconds:.2f} s, {len(new) / seconds:.1f} tokens/s")
+    report.line(
+        f"{number_of(len(new), 'token')} in {seconds:.2f} s, {len(new) / seconds:.1f} tokens/s"
+    )
     if as_json:
         print_json(
             {

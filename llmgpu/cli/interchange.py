@@ -18,7 +18,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import chosen_pattern
 from llmgpu.files import STANDARD_OUTPUT
-from llmgpu.input_files import decode_text, naming, read_limited
+from llmgpu.input_files import decode_text, naming, number_of, read_limited
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def export_vocabulary(
         vocabulary = with_chat_template(files.read(report.note), chat_template)
         check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
         writer.write(vocabulary, output, **options)
-    report.line(f"{vocabulary.size:,} ids to {output}")
+    report.line(f"{number_of(vocabulary.size, 'id')} to {output}")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
 

@@ -22,8 +22,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import (
     Reporter,
     human_bytes,
+    is_terminal,
     left_out_of,
-    number_of,
     print_json,
     print_result,
     shows_colours,
@@ -35,6 +35,7 @@ from llmgpu.cli.options import (
     make_special_options,
 )
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
@@ -136,7 +137,7 @@ def tokenize(
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode:
         _check_decoding(format_name, special, count or line_documents or bool(max_tokens))
-    report = Reporter(quiet=quiet)
+    report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
     if not files:
         report.line(READING_INPUT)
     sources = files or ("-",)
@@ -201,8 +202,8 @@ def _style(output: str) -> Style:
     """Return how a terminal shows tokens, and otherwise that each has a line."""
     if shows_colours():
         return "colours" if output == STANDARD_OUTPUT else "lines"
-    is_terminal = output == STANDARD_OUTPUT and sys.stdout is not None and sys.stdout.isatty()
-    return "borders" if is_terminal else "lines"
+    is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
+    return "borders" if is_shown else "lines"
 
 
 def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
@@ -304,7 +305,7 @@ def _open_sink(
     if output.resume:
         progress = ShardNames(name).progress
         report.line(
-            f"resuming from {progress}: {shards.kept:,} shards are finished"
+            f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"
             if shards.kept
             else f"note: no finished shard in {progress} to resume from: starting from scratch"
         )
@@ -398,15 +399,14 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
     report.note_left_out(summary)
     if summary["tokens"]:
         report.line(
-            f"{summary['tokens']:,} tokens from {human_bytes(summary['text_bytes'])} in "
+            f"{number_of(summary['tokens'], 'token')} from {human_bytes(summary['text_bytes'])} in "
             f"{number_of(summary['documents'], 'document')}, "
             f"{summary['bytes_per_token']:.2f} bytes a token; "
-            f"{summary['seconds']:.2f} s, {summary['mb_per_second']:.1f} MB/s"
+            f"{summary['seconds']:.2f} s, {human_bytes(summary['mb_per_second'] * 1e6)}/s"
         )
     for name, part in zip(names, summary.get("parts", ()), strict=False):
-        report.line(
-            f"{name}: {part['tokens']:,} tokens in {number_of(part['documents'], 'document')}"
-        )
+        tokens = number_of(part["tokens"], "token")
+        report.line(f"{name}: {tokens} in {number_of(part['documents'], 'document')}")
         if not part["documents"]:
             report.note(f"no document fell to {name}: give a larger share, or --line-documents")
 

@@ -19,6 +19,7 @@ from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.errors import InputError
+from llmgpu.input_files import number_of
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
@@ -224,7 +225,7 @@ def _description(settings: RunSettings, backend: Backend) -> str:
     slow = options.is_mixed and not has_units
     return (
         f"training {human_count(config.parameters)} parameters on {backend.description}: "
-        f"{human_count(options.steps)} steps of {human_count(tokens)} tokens"
+        f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
         + (" in f16, which is slower than f32 without matrix units" if slow else "")
     )
 
@@ -247,7 +248,9 @@ def _print_record(report: Reporter, steps: int, record: StepRecord, left: float)
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
-    text = f"{human_count(summary['tokens'])} tokens in {human_time(summary['seconds'])}"
+    seconds = summary["seconds"]
+    taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
+    text = f"{human_count(summary['tokens'])} tokens in {taken}"
     if summary["perplexity"] is not None:
         text += f"; perplexity {summary['perplexity']:.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")

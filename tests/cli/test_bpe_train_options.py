@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cli.console import Reporter, human_time, number_of, progress_text
+from llmgpu.cli.console import Reporter, human_time, progress_text
+from llmgpu.input_files import number_of
 from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu")
@@ -133,25 +135,29 @@ def test_the_summary_has_rates(llmgpu: Run, corpus: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "done", "total", "seconds", "text"),
+    ("phase", "done", "total", "rate", "text"),
     [
         (
             "counting words",
             1_200_000_000,
             3_400_000_000,
-            3.0,
+            4e8,
             "1.2 GB of 3.4 GB, 400.0 MB/s, 6 s left",
         ),
-        ("reading", 5_000_000, None, 2.0, "5.0 MB, 2.5 MB/s"),
-        ("merging", 12_000, 32_512, 1.0, "12,000 of 32,512, 12,000/s, 2 s left"),
-        ("merging", 0, 32_512, 1.0, "0 of 32,512"),
+        ("reading", 5_000_000, None, 2.5e6, "5.0 MB, 2.5 MB/s"),
+        ("merging", 12_000, 32_512, 12_000.0, "12,000 of 32,512, 12,000/s, 2 s left"),
+        ("merging", 0, 32_512, 0.0, "0 of 32,512"),
         ("merging", 10, 10, 0.0, "10 of 10"),
     ],
 )
-def test_progress_as_text(
-    phase: str, done: int, total: int | None, seconds: float, text: str
-) -> None:
-    assert progress_text(phase, done, total, seconds) == text
+def test_progress_as_text(phase: str, done: int, total: int | None, rate: float, text: str) -> None:
+    assert progress_text(phase, done, total, rate) == text
+
+
+def test_progress_in_few_columns() -> None:
+    assert progress_text("counting words", 35, 100, 13.0, is_narrow=True) == "35%, 5 s left"
+    assert progress_text("merging", 0, 100, 0.0, is_narrow=True) == "0%"
+    assert progress_text("reading", 5_000, None, 10.0, is_narrow=True) == "5.0 KB, 10 B/s"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +171,7 @@ def test_times_for_people(seconds: float, text: str) -> None:
 def test_what_is_counted() -> None:
     counts = [number_of(count, "document") for count in (0, 1, 2000)]
     assert counts == ["0 documents", "1 document", "2,000 documents"]
+    assert (number_of(1, "batch"), number_of(2, "batch")) == ("1 batch", "2 batches")
 
 
 def test_plain_lines_now_and_then(
@@ -183,6 +190,12 @@ def test_plain_lines_now_and_then(
         "counting words 5.0 MB of 20.0 MB, 1.0 MB/s, 15 s left",
         "counting words 10.0 MB of 20.0 MB, 1.0 MB/s, 10 s left",
     ]
+    now[0] = 200.0
+    for second in range(7):  # a job that is resumed begins in the midst of a phase
+        now[0] = 200.0 + second
+        report("tokenizing", 50_000_000 + second * 1_000_000, 60_000_000)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "tokenizing 55.0 MB of 60.0 MB, 1.0 MB/s, 5 s left"
     quiet = Reporter(quiet=True)
     now[0] += 100
     quiet("merging", 1, 2)
@@ -200,6 +213,26 @@ def test_a_bar_on_a_terminal(
     report("merging", 2, 2)
     report.close()
     assert "merging" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [40, 64, 80, 200])
+def test_bars_fit_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", str(columns))):
+        monkeypatch.setenv(name, value)
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    report = Reporter(quiet=False)
+    for seconds in (0, 100):
+        now[0] += seconds
+        report("counting words", 100_000_000_000 + seconds * 10**7, 900_000_000_000)
+    report.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    lines = [line.rstrip() for line in re.split("[\r\n]+", shown)]
+    assert max(map(len, lines)) <= columns
+    assert not any("…" in line for line in lines)
+    assert lines[-2].startswith("counting words ") and lines[-2].endswith(" left")
 
 
 def test_sizes_with_units(llmgpu: Run, vocab: Path) -> None:

@@ -103,6 +103,23 @@ def test_tokens_are_shown_in_lines_and_on_a_terminal_in_colours(
         assert shown.count(sign) == len(ids) and "\x1b[1m" not in shown
 
 
+def test_no_bar_erases_what_a_terminal_shows(corpus: Path, vocab: Path) -> None:
+    """Ids and progress meet where standard output and standard error are one terminal."""
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [*COMMAND, *ENCODE, "--line-documents", "--max-tokens", "9"],
+        cwd=corpus.parent,
+        env=environment() | {"TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+        check=True,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "\x1b" not in shown and "9 tokens from" in shown
+
+
 def test_documents_in_another_order(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     shuffle = ("--line-documents", "--shuffle", "--seed", "3")
     plain = llmgpu(*ENCODE, "--line-documents", "--format", "jsonl").stdout.splitlines()

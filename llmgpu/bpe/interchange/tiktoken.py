@@ -38,7 +38,15 @@ from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import OutputFile, atomic_output, output_errors, writes_directly
-from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
+from llmgpu.input_files import (
+    Note,
+    naming,
+    no_notes,
+    number_of,
+    parse_json,
+    quote,
+    read_limited,
+)
 from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
 
 SIDE_FORMAT = "llmgpu-tiktoken"
@@ -157,7 +165,9 @@ def write(
         raise
     output.commit()
     where = "not in the ranks" if output.is_direct else f"in {side_path(path)}, not in the ranks"
-    note(f"the pattern and {len(vocabulary.special_tokens)} special tokens are {where}")
+    note(
+        f"the pattern and {number_of(len(vocabulary.special_tokens), 'special token')} are {where}"
+    )
     note_unicode(vocabulary, note)
 
 
@@ -270,8 +280,8 @@ def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note)
 def _recognize(canonical: bytes, note: Note) -> _Encoding | None:
     encoding = ENCODINGS.get(hashlib.sha256(canonical).hexdigest())
     if encoding:
-        count = len(encoding.special_tokens)
-        note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count} special tokens")
+        count = number_of(len(encoding.special_tokens), "special token")
+        note(f"the ranks of {encoding.name}: pattern {encoding.pattern}, {count}")
     return encoding
 
 
@@ -311,5 +321,5 @@ def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | No
         pattern, special = content.get("pattern"), content.get("special_tokens")
         if not isinstance(pattern, str) or not isinstance(special, dict):
             raise VocabularyError("there must be a pattern and special_tokens")
-    note(f"the pattern and {len(special)} special tokens are from {side}")
+    note(f"the pattern and {number_of(len(special), 'special token')} are from {side}")
     return _Encoding(side, pattern, special)

@@ -18,6 +18,7 @@ from llmgpu.charts.page import (
     escape_text,
     folded,
 )
+from llmgpu.input_files import number_of
 
 _MOST_SCRIPTS = 15  # in the chart; the others are added up
 _LONGEST = 40  # tokens in the table
@@ -92,6 +93,6 @@ def _longest(vocabulary: Vocabulary) -> list[str]:
         Column("special token", "name", [*vocabulary.special_tokens]),
         Column("id", "number", [*map(str, vocabulary.special_tokens.values())]),
     ]
-    named = f"{len(vocabulary.special_tokens)} special tokens"
+    named = number_of(len(vocabulary.special_tokens), "special token")
     extra = folded(named, draw_table(special_tokens)) if vocabulary.special_tokens else []
     return [*draw_table(columns), *extra]

@@ -212,8 +212,10 @@ class TrainingRun:
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
-        self._started = self._measured = time.perf_counter()
+        self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
+        # Marks, when and at which step: of the last rate, and of the pace that tells the time left.
+        self._measured = self._paced = self._started, self._first_step
         with self._log, stop_requests() as stop:
             while self._trainer.step < self._options.steps:
                 step = self._trainer.step
@@ -249,10 +251,12 @@ class TrainingRun:
         evaluate = last or step % self._intervals.evaluation == 0
         if last or evaluate or step % self._intervals.log == 0:
             self._write_record(evaluate=evaluate)
-        elif step == self._first_step + 1:  # its time, with all that begins, says nothing
+        elif step == self._first_step + 1:
             self._on_first_step(step, self._trainer.results(1)[0].loss)
         if step % self._intervals.save == 0:
             self._save()
+        if step == self._first_step + 1:  # its time, with all that begins, says nothing
+            self._measured = self._paced = time.perf_counter(), step
 
     def _check_steps(self) -> list[StepResult]:
         """Return the results since the last record; a bad step is repeated to explain it."""
@@ -269,8 +273,7 @@ class TrainingRun:
         results = self._check_steps()
         trainer = self._trainer
         now = time.perf_counter()
-        elapsed, self._measured = now - self._measured, now
-        steps = trainer.step - self._logged_step
+        (before, measured_step), self._measured = self._measured, (now, trainer.step)
         totals = self._evaluate() if evaluate else None
         record = StepRecord(
             step=trainer.step,
@@ -278,7 +281,7 @@ class TrainingRun:
             learning_rate=self._options.rate(trainer.step - 1),
             grad_norm=results[-1].grad_norm if results else 0.0,
             tokens=self._tokens(trainer.step),
-            tokens_per_second=self._tokens(steps) / elapsed,
+            tokens_per_second=self._tokens(trainer.step - measured_step) / (now - before),
             seconds=self._seconds + now - self._started,
             validation_loss=totals.loss if totals else None,
             bits_per_byte=totals.bits_per_byte if totals else None,
@@ -289,13 +292,14 @@ class TrainingRun:
             record = replace(record, loss_scale=scaling.scale, skipped_steps=scaling.skipped)
         self._logged_step = trainer.step
         self._log.append(record)
-        # Seconds per step since this process began, evaluations and checkpoints included.
-        pace = (now - self._started) / (trainer.step - self._first_step)
+        # Seconds per step, evaluations and checkpoints included.
+        begun, paced_step = self._paced
+        pace = (now - begun) / (trainer.step - paced_step)
         self._on_record(record, pace * (self._options.steps - trainer.step))
         if evaluate:
             records = read_log(self._folder.log).records
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
-            self._measured = time.perf_counter()  # do not count the evaluation as training
+            self._measured = time.perf_counter(), trainer.step  # evaluating is not training
         self._last = record
 
     def _penalties(self, results: Sequence[StepResult]) -> dict[str, Any]:
@@ -343,7 +347,7 @@ class TrainingRun:
             note=self._note,
         )
         self._saved_step = trainer.step
-        self._measured = time.perf_counter()  # nor the saving
+        self._measured = time.perf_counter(), trainer.step  # nor is saving
 
     def _summary(self) -> dict[str, Any]:
         last = self._last
