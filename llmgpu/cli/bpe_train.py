@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from llmgpu.bpe.training.train import (
     carry_out,
     count_corpus,
 )
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.console import (
@@ -40,6 +41,7 @@ from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.sources import resolve_sources
+from llmgpu.text.streams import STANDARD_INPUT
 
 GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
 _MAIN_PHASES = ("total", "count words", "read", "merge")
@@ -82,6 +84,13 @@ def bpe_train(
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
     with Corpus(found, how) if found else nullcontext() as text:
+        paths = [source.path for source in text.sources.files] if text else from_counts
+        run = {**options.facts(), FILES: list(map(file_facts, paths)), **reading}
+        made = [*outputs.values(), *filter(None, [counts_output])]
+        folder = checkpoint if resume and STANDARD_INPUT not in paths else None
+        if folder and Checkpoint.is_done(folder, run, made):
+            _tell_done(outputs, report, as_json=as_json)
+            return
         before = time.perf_counter()
         size = _known_bytes(text, loaded, how.limit)
         least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
@@ -95,9 +104,7 @@ def bpe_train(
         if counts_only:
             summary = _count(source, plan, counts_output, report)
         else:
-            paths = [source.path for source in text.sources.files] if text else from_counts
-            run = {**options.facts(), FILES: list(map(file_facts, paths)), **reading}
-            with _open_checkpoint(checkpoint, resume, run, report) as kept:
+            with _open_checkpoint(checkpoint, resume, run, made, report) as kept:
                 result = _train(source, plan, kept, outputs, counts_output, report)
             summary = _summary(result, plan, text, outputs, seconds)
             for note in result.notes:
@@ -284,18 +291,22 @@ def _check_checkpoint_options(
 
 @contextmanager
 def _open_checkpoint(
-    path: str | None, resume: bool, run: dict[str, Any], report: Reporter
+    path: str | None, resume: bool, run: dict[str, Any], made: Sequence[str], report: Reporter
 ) -> Iterator[Checkpoint | None]:
-    """Begin or resume a checkpoint; remove it if the block succeeds, or fails with nothing done."""
+    """Begin or resume a checkpoint; finish it if the block succeeds and has `made` its files.
+
+    It is removed if the block fails with nothing done.
+    """
     if path is None:
         yield None
         return
     checkpoint = Checkpoint.resume(path, run) if resume else None
     if resume:
+        lacks = f"the run of {path} is finished and was another"
+        if not os.path.lexists(path):
+            lacks = f"there is no {path} to resume from"
         report.line(
-            f"resuming from {path}"
-            if checkpoint
-            else f"note: there is no {path} to resume from: starting from scratch"
+            f"resuming from {path}" if checkpoint else f"note: {lacks}: starting from scratch"
         )
     checkpoint = checkpoint or Checkpoint.begin(path, run)
     try:
@@ -305,7 +316,10 @@ def _open_checkpoint(
             checkpoint.remove()
         checkpoint.close()
         raise
-    checkpoint.remove()
+    if STANDARD_OUTPUT in made:
+        checkpoint.remove()
+    else:
+        checkpoint.finish(run, made)
 
 
 def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | None) -> int | None:
@@ -320,14 +334,21 @@ def _announce(report: Reporter, plan: Plan) -> None:
         report.line(f"note: {note}")
 
 
-def _summary(
-    result: TrainingResult,
-    plan: Plan,
-    text: Corpus | None,
-    outputs: dict[int, str],
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    vocabularies = [
+def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
+    """Say that a finished run has nothing left to do, and what it made."""
+    are = "is" if len(outputs) == 1 else "are"
+    report.line(f"nothing is left to do: {', '.join(outputs.values())} {are} finished")
+    if as_json:
+        made = {size: Vocabulary.load(path) for size, path in outputs.items()}
+        *smaller, largest = _vocabulary_facts(made, outputs)
+        print_json({**largest, "smaller": smaller}, to_stderr=False)
+
+
+def _vocabulary_facts(
+    vocabularies: Mapping[int, Vocabulary], outputs: dict[int, str]
+) -> list[dict[str, Any]]:
+    """Return what a summary says of the vocabulary of each size."""
+    return [
         {
             "output": outputs[size],
             "vocab_size": vocabulary.size,
@@ -336,9 +357,18 @@ def _summary(
             "fingerprint": vocabulary.fingerprint,
             "bytes_per_token": vocabulary.training["bytes_per_token"],
         }
-        for size, vocabulary in result.vocabularies.items()
+        for size, vocabulary in vocabularies.items()
     ]
-    *smaller, largest = vocabularies
+
+
+def _summary(
+    result: TrainingResult,
+    plan: Plan,
+    text: Corpus | None,
+    outputs: dict[int, str],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    *smaller, largest = _vocabulary_facts(result.vocabularies, outputs)
     return {
         **largest,
         "smaller": smaller,

@@ -91,7 +91,8 @@ def train(
             _announce_start(report, output, resume=resume)
         needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
         host_bytes = host_memory(asked, backend, needed_bytes)
-        _announce(report, asked, backend, host_bytes, needed_bytes)
+        if checkpoint is None or checkpoint.state.step < asked.options.steps:
+            _announce(report, asked, backend, host_bytes, needed_bytes)
         keep_options(folder.path)
         with closing(report):
             source = open_tokens(

@@ -66,7 +66,7 @@ def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     done = llmgpu("bpe-train", *arguments, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert b"resuming from kept" in done.stderr
-    assert not (folder / "kept").exists()
+    assert [path.name for path in (folder / "kept").iterdir()] == ["run.json"]
     assert json.loads(done.stdout)["new_merges"] == 6000 - 257
     alone = llmgpu("bpe-train", "long.txt", "-o", "w.bin", *OPTIONS, "-q")
     assert alone.returncode == 0
@@ -89,7 +89,46 @@ def test_nothing_to_resume(llmgpu: Run, corpus: Path) -> None:
     done = llmgpu("bpe-train", "corpus.txt", *arguments)
     assert done.returncode == 0
     assert b"note: there is no kept to resume from: starting from scratch" in done.stderr
-    assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.txt", "v.bin"]
+    assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.txt", "kept", "v.bin"]
+    assert [path.name for path in (corpus.parent / "kept").iterdir()] == ["run.json"]
+
+
+def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path) -> None:
+    """It is known by its folder; what differs in any way from what was done is trained."""
+    made, scratch = corpus.parent / "v.bin", b"is finished and was another: starting from scratch"
+    command = ("bpe-train", "corpus.txt", "--device", "cpu", "--checkpoint", "kept")
+    sizes = ("--vocab-size", "300")
+    assert llmgpu(*command, *sizes).returncode == 0
+    expected = made.read_bytes()
+    done = llmgpu(*command, *sizes, "--resume", "--json")
+    assert done.stderr == b"nothing is left to do: v.bin is finished\n"
+    facts = json.loads(done.stdout)
+    assert facts["fingerprint"] == Vocabulary.load(made).fingerprint
+    assert (facts["output"], facts["vocab_size"]) == ("v.bin", 300)
+
+    made.write_bytes(b"")
+    assert scratch in llmgpu(*command, *sizes, "--resume", "--force").stderr
+    assert made.read_bytes() == expected
+    made.unlink()
+    assert scratch in llmgpu(*command, *sizes, "--resume").stderr
+    assert made.read_bytes() == expected
+    for other in (
+        ("--vocab-size", "301"),
+        (*sizes, "--max-token-length", "3"),
+        (*sizes, "-o", "w"),
+    ):
+        assert scratch in llmgpu(*command, *other, "--resume").stderr
+    assert llmgpu(*command, *sizes, "-o", "v.bin").returncode == 0  # needs no --resume
+    piped = ("bpe-train", *command[2:], *sizes, "--resume")
+    for text in (b"abab" * 9, b"cdcd" * 9):
+        assert llmgpu(*piped, stdin=text).returncode == 0
+    assert b"cdcd" in Vocabulary.load(made).tokens
+    with open(corpus, "ab") as more:
+        more.write(b"more")
+    assert scratch in llmgpu(*command, *sizes, "--resume").stderr
+    written = llmgpu(*command, *sizes, "--resume", "-o", "-", "-q")
+    assert Vocabulary.from_bytes(written.stdout).size == 300
+    assert not (corpus.parent / "kept").exists()
 
 
 def test_a_run_that_fails_before_it_does_anything_leaves_no_checkpoint(

@@ -7,7 +7,9 @@
   left after the last whole block is cut off.
 - Appended blocks reach the disk about once a second, so losing power costs little more than that.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
-- The folder is made by a run, belongs to it, and is removed when its results are written.
+- The folder is made by a run and belongs to it. When its results are written, only ``run.json``
+  stays, which then names them: the same run has nothing left to do while they are as it wrote them,
+  and another one begins in the folder.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +33,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.files import atomic_output, output_errors, require_name, sync
 from llmgpu.input_files import read_whole
 from llmgpu.locks import FileLock
-from llmgpu.resume_key import Run, check_same_run
+from llmgpu.resume_key import Run, check_same_run, file_facts
 
 FORMAT_NAME = "llmgpu training checkpoint"
 FORMAT_VERSION = 1
@@ -66,20 +68,23 @@ class Checkpoint:
     def begin(cls, path: str | Path, run: Run) -> Checkpoint:
         """Make the folder of a new run.
 
-        Raises OutputError if `path` exists already, or can't be made.
+        Raises OutputError if `path` exists already, but for that of a finished run, or can't be
+        made.
         """
         require_name(path)
         folder = Path(path)
-        if os.path.lexists(folder):
+        is_finished = _outputs_of(folder) is not None
+        if os.path.lexists(folder) and not is_finished:
             raise OutputError(
                 f"{folder} exists already: use --resume to continue from it, or remove it"
             )
         with output_errors(str(folder)):
-            folder.mkdir()
+            folder.mkdir(exist_ok=is_finished)
         sync(folder.absolute().parent)
         checkpoint = cls(folder)
         checkpoint._lock = FileLock(folder / _LOCK, str(folder))
         try:
+            checkpoint._clear()  # what a finished run left
             checkpoint._write_run(run)
         except BaseException:
             checkpoint.remove()
@@ -88,13 +93,13 @@ class Checkpoint:
 
     @classmethod
     def resume(cls, path: str | Path, run: Run) -> Checkpoint | None:
-        """Open the folder of a run that ended too early; None if it does not exist.
+        """Open the folder of a run that ended too early; None if there is none.
 
         Raises InputError if it is not a checkpoint, or that of another run: the message says what
         differs.
         """
         folder = Path(path)
-        if not str(path) or not os.path.lexists(folder):
+        if not str(path) or not os.path.lexists(folder) or _outputs_of(folder) is not None:
             return None
         is_unused = _is_unused(folder)
         if not is_unused:  # nothing is written to a folder that belongs to something else
@@ -114,14 +119,23 @@ class Checkpoint:
 
     @classmethod
     def unicode_of(cls, path: str | Path) -> str | None:
-        """Return the version of Unicode of the run whose folder this is; None without a folder.
+        """Return the version of Unicode of the run that is to be resumed; None if there is none.
 
         Raises InputError if it is not a checkpoint.
         """
         folder = Path(path)
-        if not os.path.lexists(folder) or _is_unused(folder):
+        if not os.path.lexists(folder) or _is_unused(folder) or _outputs_of(folder) is not None:
             return None
         return str(_read_run(folder / _RUN).get(UNICODE_FACT, UNRECORDED_VERSION))
+
+    @classmethod
+    def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
+        """Whether a folder is of `run`, finished, and the `outputs` that it made are unchanged."""
+        made = _outputs_of(Path(path))
+        if made is None or _read_run(Path(path) / _RUN) != json.loads(json.dumps(run)):
+            return False
+        names = [os.path.abspath(name) for name in outputs]
+        return all(map(os.path.exists, names)) and made == list(map(file_facts, names))
 
     @property
     def has_counts(self) -> bool:
@@ -174,25 +188,38 @@ class Checkpoint:
         if self._lock is not None:
             self._lock.close()
 
+    def finish(self, run: Run, outputs: Iterable[str]) -> None:
+        """Keep nothing but what was done, and the files that were made of it."""
+        self._close_log()
+        with output_errors(str(self.folder)):
+            self._write_run(run, outputs=[file_facts(os.path.abspath(path)) for path in outputs])
+        self._clear(keep=_RUN)
+        if self._lock is not None:
+            self._lock.remove()
+
     def remove(self) -> None:
         """Remove the folder, except for files in it that do not belong to a checkpoint."""
         self._close_log()
-        with output_errors(str(self.folder)):
-            for name in os.listdir(self.folder):
-                if name != _LOCK and _OWN_FILES.fullmatch(name):
-                    (self.folder / name).unlink()
+        self._clear()
         if self._lock is not None:
             self._lock.remove()
         with suppress(OSError):
             self.folder.rmdir()
+
+    def _clear(self, keep: str = "") -> None:
+        """Remove the files of a checkpoint, but for the lock and `keep`."""
+        with output_errors(str(self.folder)):
+            for name in os.listdir(self.folder):
+                if name not in (_LOCK, keep) and _OWN_FILES.fullmatch(name):
+                    (self.folder / name).unlink()
 
     def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
 
-    def _write_run(self, run: Run) -> None:
-        content = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "run": run}
+    def _write_run(self, run: Run, **finished: object) -> None:
+        content = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "run": run, **finished}
         with atomic_output(self.folder / _RUN) as stream:
             stream.write(json.dumps(content, indent=1).encode() + b"\n")
 
@@ -203,6 +230,17 @@ def _is_unused(folder: Path) -> bool:
         return False
     names = os.listdir(folder)
     return _RUN not in names and all(map(_OWN_FILES.fullmatch, names))
+
+
+def _outputs_of(folder: Path) -> list[list[Any]] | None:
+    """Return the facts of the files that a finished run made; None for any other folder."""
+    try:
+        content = json.loads((folder / _RUN).read_bytes())
+        outputs = content.get("outputs") if content.get("format") == FORMAT_NAME else None
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
+    is_list = isinstance(outputs, list) and all(isinstance(each, list) for each in outputs)
+    return outputs if is_list else None
 
 
 def _read_run(path: Path) -> Run:
