@@ -27,6 +27,7 @@ MAX_BYTES = {
     "record of measurements": 1 << 26,
     "description of a run": 1 << 30,  # it lists the corpus files
     "list of shards": 1 << 30,
+    "record of a finished part": 1 << 30,  # it lists the corpus files
     "side file": 1 << 32,  # it lists the documents
     "training log": 1 << 30,
     "log of merges": 1 << 30,

@@ -32,6 +32,7 @@ TOKEN_INDEX = "an index of Megatron"
 SIDE_FILE = "the side file of a token file"
 MANIFEST = "a manifest of token shards"
 PROGRESS = "the progress of token shards"
+PART_RECORD = "the record of a finished part"
 TOKENIZER_JSON = "a tokenizer.json"
 TEKKEN = "a tekken.json"
 TOKENIZER_CONFIG = "a tokenizer_config.json"
@@ -53,6 +54,7 @@ _BY_FORMAT = {  # what a JSON file says that it is
     b"llmgpu-tokens": SIDE_FILE,
     b"llmgpu-token-shards": MANIFEST,
     b"llmgpu-token-shards-in-progress": PROGRESS,
+    b"llmgpu-part": PART_RECORD,
     b"llmgpu-tiktoken": RANKS_SIDE_FILE,
     b"llmgpu-bench": RECORD,
 }

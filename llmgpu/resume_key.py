@@ -12,6 +12,8 @@ from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # what JSON holds, by names that people know
 FILES = "corpus files (name, bytes, time of change)"
+PART = "part"  # number and count, where only a part of the corpus is read
+CORPUS = "files of all parts (name, bytes)"
 
 
 def file_facts(path: str) -> list[str | int]:

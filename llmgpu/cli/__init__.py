@@ -39,6 +39,12 @@ COMMANDS: Registry[click.Command] = Registry(
             f"{_ROOM}.interchange:import_vocabulary", "Import a vocabulary of another tool."
         ),
         "info": Entry(f"{_ROOM}.info:info", "Show adapters, or what is in a file."),
+        "merge-shards": Entry(
+            f"{_ROOM}.merging:merge_shards", "List the token shards of all parts in one manifest."
+        ),
+        "merge-word-counts": Entry(
+            f"{_ROOM}.merging:merge_word_counts", "Add up files of word counts."
+        ),
         "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids, and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from llmgpu.backend import start_selecting
 from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
+from llmgpu.bpe.pretokens.text_cuts import cut_text_by
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import TrainingOptions
@@ -34,13 +35,15 @@ from llmgpu.cli.console import (
     print_json,
 )
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
+from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of, quote
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
-from llmgpu.text.corpus import Corpus
-from llmgpu.text.sources import resolve_sources
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.parts import Part
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 
 GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
@@ -58,6 +61,7 @@ def bpe_train(
     from_counts: tuple[str, ...],
     checkpoint: str | None,
     resume: bool,
+    part: Part | str | None,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -69,55 +73,57 @@ def bpe_train(
     start = time.perf_counter()
     corpus = corpus or (() if from_counts else piped_input(report))
     _check_sources(corpus, from_counts, counts_output, counts_only)
+    job = _part_job(part, corpus, counts_output if counts_only else None, report)
+    counts_output = job.output if job.part else counts_output
     found = resolve_sources(corpus) if corpus else None
-    read = [*from_counts, *_seed_files(settings["seed_vocab"])]
-    read += [source.path for source in found.files] if found else []
+    read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
     loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
-    begun = Checkpoint.unicode_of(checkpoint) if checkpoint and resume else None
-    options, reading = _take_options(settings, loaded, begun, report)
-    if options.seed is not None and options.seed.pattern != options.pattern:
-        report.note(
-            f"the seed's merges are made again in text that is cut by {options.pattern}, not by "
-            f"{options.seed.pattern}: texts may get other ids than with the seed"
-        )
+    resumed = checkpoint if resume else None
+    options, reading = _take_options(settings, loaded, resumed, report)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
+    found, finished = _take_part(job, found, options, how, reading)
+    if finished:
+        report.line(f"nothing is left to do: {counts_output} has all of part {job.part}")
+        return print_json(finished, to_stderr=False) if as_json else None
     with Corpus(found, how) if found else nullcontext() as text:
-        paths = [source.path for source in text.sources.files] if text else from_counts
+        paths = _paths_of(found) or from_counts
         run = {**options.facts(), FILES: list(map(file_facts, paths)), **reading}
         made = [*outputs.values(), *filter(None, [counts_output])]
-        folder = checkpoint if resume and STANDARD_INPUT not in paths else None
-        if folder and Checkpoint.is_done(folder, run, made):
+        if resumed and STANDARD_INPUT not in paths and Checkpoint.is_done(resumed, run, made):
             _tell_done(outputs, report, as_json=as_json)
             return
         before = time.perf_counter()
-        size = _known_bytes(text, loaded, how.limit)
-        least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
-        plan = make_plan(options, start_selecting(device, size, least)())
+        plan = _plan(options, device, _known_bytes(text, loaded, how.limit))
         written = _written(outputs.values(), counts_output, checkpoint, resume)
-        check_outputs(list(written), read, force=force)
+        check_outputs([*written, *job.outputs], read, force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         _announce(report, plan)
         source = loaded or text
         assert source is not None
         if counts_only:
-            summary = _count(source, plan, counts_output, report)
+            summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
         else:
             with _open_checkpoint(checkpoint, resume, run, made, report) as kept:
                 result = _train(source, plan, kept, outputs, counts_output, report)
             summary = _summary(result, plan, text, outputs, seconds)
-            for note in result.notes:
-                report.line(f"note: {note}")
+            _print_notes(report, result.notes)
     summary["estimated_memory_bytes"] = report.needed_bytes
     summary["seconds"]["total"] = round(time.perf_counter() - start, 3)
+    job.finish(summary)
     _print_summary(report, summary)
     if as_json:
         print_json(summary, to_stderr=STANDARD_OUTPUT in (output, counts_output))
 
 
 def _count(
-    source: Corpus | WordCounts, plan: Plan, output: str | None, report: Reporter
+    source: Corpus | WordCounts,
+    plan: Plan,
+    output: str | None,
+    report: Reporter,
+    *,
+    is_part: bool,
 ) -> dict[str, Any]:
     """Count words and save them; return the summary."""
     assert output is not None
@@ -126,7 +132,7 @@ def _count(
     if isinstance(source, Corpus):
         start = time.perf_counter()
         try:
-            source = count_corpus(source, plan, report, report.need_memory)
+            source = count_corpus(source, plan, report, report.need_memory, may_be_empty=is_part)
         finally:
             report.close()
         seconds["count words"] = round(time.perf_counter() - start, 3)
@@ -194,17 +200,54 @@ def _check_sources(
             raise click.UsageError(f"{option.opts[0]} is for CORPUS, not for --from-counts")
 
 
+def _part_job(
+    part: Part | str | None, corpus: Sequence[str], counts: str | None, report: Reporter
+) -> PartJob:
+    """Return the part that is counted; UsageError if a vocabulary would be trained."""
+    if part and not (corpus and counts):
+        raise click.UsageError(
+            "--part needs CORPUS and --counts-only, to train on the counts later"
+        )
+    return PartJob(part, counts or STANDARD_OUTPUT, report)
+
+
+def _take_part(
+    job: PartJob,
+    sources: Sources | None,
+    options: TrainingOptions,
+    how: CorpusOptions,
+    reading: dict[str, Any],
+) -> tuple[Sources | None, dict[str, Any] | None]:
+    """Return what the part has of the sources, and its summary if it is finished."""
+    if sources is None:
+        return None, None
+    own = job.take(sources, how, cut_text_by(options.cut, how.separators))
+    cut = {"pattern": options.cut.expression, "unicode": options.cut.unicode}
+    return own, job.finished(job.key(own, {**cut, **reading}))
+
+
+def _plan(options: TrainingOptions, device: str, size: int | None) -> Plan:
+    """Plan a training; size: bytes of text, None if that is not known."""
+    least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
+    return make_plan(options, start_selecting(device, size, least)())
+
+
+def _paths_of(sources: Sources | None) -> list[str]:
+    return [source.path for source in sources.files] if sources else []
+
+
 def _seed_files(path: str | None) -> list[str]:
     return find_vocabulary(path).inputs if path else []
 
 
 def _take_options(
-    settings: dict[str, Any], loaded: WordCounts | None, begun: str | None, report: Reporter
+    settings: dict[str, Any], loaded: WordCounts | None, resumed: str | None, report: Reporter
 ) -> tuple[TrainingOptions, dict[str, Any]]:
     """Return what to train, and the values of `corpus_options`.
 
-    begun: the version of Unicode of the run that is resumed.
+    resumed: the checkpoint of the run that is resumed.
     """
+    begun = Checkpoint.unicode_of(resumed) if resumed else None
     reading = {name: settings.pop(name) for name in READING_OPTIONS}
     path = settings.pop("seed_vocab")
     seed = open_vocabulary(path, note=report.note) if path else None
@@ -221,6 +264,11 @@ def _take_options(
         unicode=origin.unicode if origin else begun or DEFAULT_VERSION,
         **settings,
     )
+    if options.seed is not None and options.seed.pattern != options.pattern:
+        report.note(
+            f"the seed's merges are made again in text that is cut by {options.pattern}, not by "
+            f"{options.seed.pattern}: texts may get other ids than with the seed"
+        )
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
         _check_counted_alike(loaded, options, special)
@@ -330,7 +378,11 @@ def _known_bytes(text: Corpus | None, loaded: WordCounts | None, limit: int | No
 
 def _announce(report: Reporter, plan: Plan) -> None:
     report.line(f"training on {plan.merging.description}")
-    for note in plan.notes:
+    _print_notes(report, plan.notes)
+
+
+def _print_notes(report: Reporter, notes: Sequence[str]) -> None:
+    for note in notes:
         report.line(f"note: {note}")
 
 

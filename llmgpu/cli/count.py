@@ -25,8 +25,11 @@ from llmgpu.cli.options import (
     make_special_options,
     piped_input,
 )
+from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
+from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.parts import Part
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.counting import count_files
@@ -56,6 +59,7 @@ def count(
     sort: str | None,
     budget: int | None,
     threads: int | None,
+    part: Part | str | None,
     device: str,
     as_json: bool,
     quiet: bool,
@@ -73,8 +77,10 @@ def count(
         raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     options = make_corpus_options(**reading)
+    job = PartJob(part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
     with keep_input(paths, len(vocabs)) as (sources, kept):
+        sources = job.take(sources, options)
         selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM), joins=True)
         vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
         backend = selected()

@@ -34,12 +34,14 @@ from llmgpu.cli.options import (
     make_corpus_options,
     make_special_options,
 )
+from llmgpu.cli.parts import PartJob
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.parts import Part
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import matched_as, read_side_file, side_path
 from llmgpu.tokens.formats import (
@@ -118,6 +120,7 @@ def tokenize(
     shuffle: bool,
     max_tokens: int | None,
     resume: bool,
+    part: Part | str | None,
     force: bool,
     device: str,
     as_json: bool,
@@ -130,6 +133,11 @@ def tokenize(
     **reading: Any,
 ) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
+    report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
+    if part and decode:
+        raise click.UsageError("--part can't be combined with --decode")
+    job = PartJob(part, output, report)
+    output = job.output
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
     target = _Output(output, *shape, resume, force, dict(split), seed, shuffle)
@@ -137,7 +145,6 @@ def tokenize(
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode:
         _check_decoding(format_name, special, count or line_documents or bool(max_tokens))
-    report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
     if not files:
         report.line(READING_INPUT)
     sources = files or ("-",)
@@ -146,7 +153,9 @@ def tokenize(
     vocabulary_files = find_vocabulary(vocab)
     if not count:
         read = _read_for(ids) if decode else [source.path for source in found.files]
-        _check_files(target, [*vocabulary_files.inputs, *read], decode)
+        _check_files(target, [*vocabulary_files.inputs, *read], decode, job.outputs)
+    options = make_corpus_options(line_documents=line_documents, **reading)
+    found = job.take(found, options)
     growth = Growth()  # before a device is opened, which takes memory, too
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
@@ -154,9 +163,9 @@ def tokenize(
     if decode:
         summary = _decode(ids, vocabulary, vocab, target)
     else:
-        options = make_corpus_options(line_documents=line_documents, **reading)
         text = _Text(found, options, special, threads, max_tokens)
-        summary = _tokenize(text, vocabulary, selected(), None if count else target, report, growth)
+        written = None if count else target
+        summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -212,7 +221,9 @@ def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
     return [*(name for name, _ in ids), *sides]
 
 
-def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
+def _check_files(
+    output: _Output, read: Sequence[str], decode: bool, others: Sequence[Output]
+) -> None:
     """Raise OutputError if writing would destroy what is read, or a file of another kind."""
     if decode or output.format == SHOWN:
         written = [Output(output.name, TEXT)]
@@ -221,20 +232,32 @@ def _check_files(output: _Output, read: Sequence[str], decode: bool) -> None:
     else:
         names, layout = output.names, output.layout
         written = [file for name in names for file in outputs(name, output.format, layout)]
-    check_outputs(written, read, force=output.force)
+    check_outputs([*written, *others], read, force=output.force)
 
 
-def _key(source: _Text, output: _Output) -> Run:
+def _key(source: _Text, output: _Output, job: PartJob) -> Run:
     """Return the resume key of ids; none of those that can't be resumed."""
-    if not output.shard_tokens:
+    if not output.shard_tokens and not job.is_recorded:
         return {}
     if output.resume:
         require_rereadable(source.files)
-    return {
+    key = {
         **encoding_key(source.files, source.options, source.special),
         **({"max tokens": source.max_tokens} if source.max_tokens else {}),
         **({"split": output.split, "seed": output.seed} if output.split else {}),
         **({"order": output.seed} if output.shuffle else {}),
+    }
+    return job.key(source.files, key)
+
+
+def _output_key(output: _Output, vocabulary: Vocabulary, key: Run) -> Run:
+    """Return the key of ids with all that the output depends on."""
+    facts = {name: getattr(output, name) for name in ("format", "layout", "shard_tokens", "split")}
+    return {
+        **key,
+        **facts,
+        "vocabulary": vocabulary.fingerprint,
+        "match": vocabulary.match,
     }
 
 
@@ -315,12 +338,18 @@ def _open_sink(
 def _tokenize(
     source: _Text,
     vocabulary: Vocabulary,
-    backend: Backend,
+    selected: Callable[[], Backend],
     output: _Output | None,
+    job: PartJob,
     report: Reporter,
     growth: Growth,
 ) -> dict[str, Any]:
     """Tokenize a text, only counting if there is no output; return the summary."""
+    key = _key(source, output, job) if output else {}
+    if output and (finished := job.finished(_output_key(output, vocabulary, key))):
+        report.line(f"nothing is left to do: {output.name} has all of part {job.part}")
+        return finished
+    backend = selected()
     report.line(f"tokenizing on {backend.description}")
     if vocabulary.normalizer:
         report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
@@ -330,7 +359,6 @@ def _tokenize(
     if most:
         encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
 
-    key = _key(source, output) if output else {}
     if output and output.resume and (finished := _finished(output, vocabulary, key)):
         report.line(f"nothing is left to do: all shards of {output.name} are finished")
         return finished | {"fingerprint": vocabulary.fingerprint}
@@ -340,6 +368,8 @@ def _tokenize(
     summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
     if backend.shares:
         summary["text_bytes_by_device"] = backend.shares
+    if output:
+        job.finish(summary)
     _print_summary(report, summary, output.names if output else ())
     return summary
 

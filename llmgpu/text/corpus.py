@@ -76,11 +76,15 @@ class CorpusOptions:
 
 
 class Begin(NamedTuple):
-    """Where a source begins: after how many bytes of text, and how many documents."""
+    """Where a source begins: after how many bytes of text, and how many documents.
+
+    skipped: bytes of its text that are not read.
+    """
 
     offset: int
     documents: int
     path: str
+    skipped: int = 0
 
 
 class _Reader(Protocol):
@@ -127,7 +131,7 @@ class Corpus(Closing):
         self._finished_bytes = 0
         self._finished_null_rows = 0
         self._closed = True
-        self._ended = False
+        self._ended = not self._remaining
 
     @property
     def left_out(self) -> int:
@@ -197,8 +201,9 @@ class Corpus(Closing):
         index = bisect_right(self.begun, offset, key=itemgetter(0)) - 1
         if index < 0:
             return "", offset
-        begin, _, path = self.begun[index]
-        return "standard input" if path == STANDARD_INPUT else path, offset - begin
+        begin, _, path, skipped = self.begun[index]
+        name = "standard input" if path == STANDARD_INPUT else path
+        return name, offset - begin + skipped
 
     def _next_is_ready(self, length: int, deadline: float) -> bool:
         if self._ended:
@@ -212,28 +217,29 @@ class Corpus(Closing):
     def _open_next(self, length: int, documents: int) -> _Reader:
         """Open the next source; length, documents: of the text before it, not handed over yet."""
         source = self._remaining.pop()
-        begin = Begin(self.text_bytes + length, self.documents + documents, source.path)
-        self.begun.append(begin)
-        self._policy.begin(source.path)
-        self._splitter.begin()
         documents_in = format_of(source)
+        skipped = 0 if documents_in else source.begin
+        offset = self.text_bytes + length
+        self.begun.append(Begin(offset, self.documents + documents, source.path, skipped))
+        self._policy.begin(source.path, skipped)
+        self._splitter.begin(source.continues)
         if documents_in is None:
             self._file = stream = ByteStream(source)
-            self._reader = self._read_text(stream)
+            self._reader = self._read_text(stream, source.continues)
         else:
             self._file = file = documents_in(source, self.options.text_field)
             pieces = self._document_pieces(file.documents(self._policy))
             self._reader = PieceReader(pieces, file.wait)
         return self._reader
 
-    def _read_text(self, stream: ByteStream) -> _Reader:
+    def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
         """Return a reader of a file whose bytes are text."""
         options = self.options
         if options.separators or options.encoding_errors == "replace":
             return PieceReader(self._text_pieces(stream), stream.wait)
         inspects = options.line_documents or options.encoding_errors == "strict"
         block = self._block if inspects else None
-        return _DirectReader(stream, self._policy, options.line_documents, block)
+        return _DirectReader(stream, self._policy, options.line_documents, block, continues)
 
     @cached_property
     def _block(self) -> NDArray[np.uint8]:
@@ -278,13 +284,17 @@ class _DirectReader:
         policy: Utf8Policy,
         line_documents: bool,
         block: NDArray[np.uint8] | None,
+        continues: bool,
     ) -> None:
-        """Read `stream`; block: memory to inspect text in, None if nothing has to be inspected."""
+        """Read `stream`; block: memory to inspect text in, None if nothing has to be inspected.
+
+        continues: it begins inside a document.
+        """
         self._stream = stream
         self._policy = policy
         self._lines = LineStarts() if line_documents else None
         self._block = block
-        self._begun = False
+        self._begun = continues
         self.wait = stream.wait
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
@@ -316,6 +326,7 @@ class _MemoryCorpus(Corpus):
         """Take documents as they come, or the text of all."""
         super().__init__(Sources([], 0), options)
         self.total_bytes = None if text is None else text.length
+        self._ended = False
         pieces = self._document_pieces(documents or iter(())) if text is None else iter([text])
         self._reader = PieceReader(pieces)
 

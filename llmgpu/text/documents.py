@@ -121,11 +121,11 @@ class Utf8Policy:
         self.invalid_sequences = 0
         self.begin("")
 
-    def begin(self, name: str) -> None:
-        """Start with the first byte of the file `name`."""
+    def begin(self, name: str, offset: int = 0) -> None:
+        """Start with the byte at an offset in the file `name`."""
         self._name = name
         self._held = b""  # an incomplete sequence: in strict mode delivered already
-        self._offset = 0  # of the first held byte in the file
+        self._offset = offset  # of the first held byte in the file
 
     def apply(self, block: bytes, final: bool) -> bytes:
         """Return the file's next bytes as the policy has them; some may be held back.
@@ -211,10 +211,10 @@ class DocumentSplitter:
         self._lines = LineStarts() if line_documents else None
         self.begin()
 
-    def begin(self) -> None:
-        """Start another text: its first byte begins a document."""
+    def begin(self, continues: bool = False) -> None:
+        """Start another text: its first byte begins a document unless that continues one."""
         self._held = b""
-        self._due = True  # the first document is still to be announced
+        self._due = not continues  # the first document is still to be announced
         self._closed = True
         if self._lines:
             self._lines.fresh = True

@@ -34,10 +34,14 @@ _KINDS = {
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, bytes]]:
+def jsonl_lines(
+    stream: io.BufferedIOBase, name: str, *, is_begin: bool = True
+) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of every line that isn't blank.
 
-    InputError for a line of more than LINE_BYTES; a byte order mark before the first is dropped.
+    is_begin: the stream begins where the file does. A byte order mark there is dropped.
+
+    InputError for a line of more than LINE_BYTES.
     """
     number = 0
     while line := stream.readline(LINE_BYTES + 1):
@@ -46,7 +50,7 @@ def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, byt
             raise InputError(
                 f"{name}, line {number}: longer than {LINE_BYTES} bytes: split the document"
             )
-        line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        line = line.removeprefix(_BYTE_ORDER_MARK) if is_begin and number == 1 else line
         if not line.isspace() and line:
             yield number, line
 
@@ -55,6 +59,7 @@ class JsonlFile(ByteStream):
     """A file of which each line is a document, opened."""
 
     may_be_compressed: ClassVar[bool] = True
+    cut_at_lines: ClassVar[bool] = True
 
     @staticmethod
     def check(source: Source) -> None:
@@ -64,11 +69,14 @@ class JsonlFile(ByteStream):
         """Open the file; `text_field` of each line's object is its text."""
         super().__init__(source)
         self._text_field = text_field
+        self._begin = source.begin
 
     def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
         """Yield the text of each line; InputError names the file and the line."""
-        for number, line in jsonl_lines(io.BufferedReader(self, _BLOCK_BYTES), self.name):
-            where = f"{self.name}, line {number}"
+        buffered, begin = io.BufferedReader(self, _BLOCK_BYTES), self._begin
+        after = f" after byte {begin}" if begin else ""
+        for number, line in jsonl_lines(buffered, self.name, is_begin=not begin):
+            where = f"{self.name}, line {number}{after}"
             decoded, has_invalid = _decode(line, where, policy)
             yield _encode(_field(decoded, where, self._text_field), has_invalid, where, policy)
 

@@ -26,6 +26,7 @@ class ParquetFile:
     """A file of which one column is text, opened; null_rows: rows without a value so far."""
 
     may_be_compressed: ClassVar[bool] = False
+    cut_at_lines: ClassVar[bool] = False
 
     @staticmethod
     def check(source: Source) -> None:
@@ -43,6 +44,7 @@ class ParquetFile:
         self.null_rows = 0
         self._path = path
         self._column = column
+        self._span = source.span
         self._arrow = PYARROW.require(path)
         parquet = PYARROW_PARQUET.require(path)
         try:
@@ -63,12 +65,13 @@ class ParquetFile:
 
     def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
         """Yield the text of each row; InputError for damage or, under "strict", invalid UTF-8."""
-        number = 0
         rows = max(1, self._file.metadata.num_rows)
-        for values in self._batches():
+        number, last = self._rows
+        first = number
+        for values in self._batches(number, last):
             for value in values:
                 number += 1
-                self.position = min(self._size, self._size * number // rows)
+                self.position = min(self._size, self._size * (number - first) // rows)
                 if value is None:
                     self.null_rows += 1
                 else:
@@ -125,15 +128,31 @@ class ParquetFile:
         checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
         return any(getattr(types, f"is_{check}")(kind) for check in checks)
 
-    def _batches(self) -> Iterator[list[bytes | None]]:
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """The rows that are read: those that begin in the span, were they all of one size."""
+        rows = self._file.metadata.num_rows
+        if self._span is None or not self._size:
+            return 0, rows
+        first, last = (-(-offset * rows // self._size) for offset in self._span)
+        return first, last
+
+    def _batches(self, first: int, last: int) -> Iterator[list[bytes | None]]:
+        """Yield the values of rows first .. last - 1; groups of others are not read."""
+        end = 0
         try:
             for group in range(self._file.num_row_groups):
+                begin, end = end, end + self._file.metadata.row_group(group).num_rows
+                if end <= first or last <= begin:
+                    continue
                 for batch in self._file.iter_batches(
                     batch_size=self._rows_at_a_time(group),
                     row_groups=[group],
                     columns=[self._column],
                     use_threads=False,
                 ):
+                    low, begin = begin, begin + len(batch)
+                    batch = batch[max(0, first - low) : max(0, last - low)]
                     array = batch.column(self._names[0])
                     for name in self._names[1:]:  # the text of a row without the outer is missing
                         array = array.flatten()[array.type.get_field_index(name)]

@@ -44,8 +44,8 @@ class Sources(NamedTuple):
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of all files on disk, None if one of them is not a regular file."""
-        known = [source.size for source in self.files if source.size is not None]
+        """Bytes on disk that are read of all files, None if one of them is not a regular file."""
+        known = [source.length for source in self.files if source.length is not None]
         return sum(known) if len(known) == len(self.files) else None
 
 

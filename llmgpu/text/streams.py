@@ -153,12 +153,27 @@ class Source:
     size: bytes on disk; None if it is not a regular file.
     changed_ns: when it was changed, in nanoseconds; None if that is not known.
     remote: how it is opened if it is a file of another machine.
+    span: the bytes of the file that are read, begin and end; None for all. Of a .parquet, the rows
+        that begin there if all take the same bytes.
+    continues: the span begins inside a document.
     """
 
     path: str
     size: int | None
     changed_ns: int | None = None
     remote: Remote | None = None
+    span: tuple[int, int] | None = None
+    continues: bool = False
+
+    @property
+    def length(self) -> int | None:
+        """Bytes on disk that are read; None if that is not known."""
+        return self.size if self.span is None else self.span[1] - self.span[0]
+
+    @property
+    def begin(self) -> int:
+        """Where in the file reading begins."""
+        return self.span[0] if self.span else 0
 
     def open(self) -> BinaryIO:
         """Open the file, or standard input; OSError or InputError if that fails."""
@@ -177,11 +192,14 @@ class DocumentFile(Protocol):
     """A file of a format that has documents inside, opened; see `llmgpu.text.sources.FORMATS`.
 
     may_be_compressed: whether files of the format are read through COMPRESSIONS.
+    cut_at_lines: whether a span of a file has to begin and end where lines do; if not, the format
+        takes any.
     position: bytes of the file on disk that were consumed, about.
     null_rows: documents so far that were left out because they have no text.
     """
 
     may_be_compressed: ClassVar[bool]
+    cut_at_lines: ClassVar[bool]
     position: int
     null_rows: int
 
@@ -268,6 +286,9 @@ class ByteStream(io.RawIOBase):
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
         compression = COMPRESSIONS.get(self._compression)
         self._stream = compression.open(self._raw) if compression else cast(_Readable, self._raw)
+        self._length = None if source.span is None else source.length
+        if source.span is not None:
+            self._raw.seek(source.begin)
 
     def readable(self) -> bool:
         """Say yes, as `io.BufferedReader` asks."""
@@ -276,6 +297,8 @@ class ByteStream(io.RawIOBase):
     def readinto(self, buffer: object) -> int:
         """Fill the front of `buffer` with what is there; wait only for a first byte. 0: the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
+        if self._length is not None:
+            view = view[: self._length - self.position]
         if self._compression:  # decompressors make a copy of what they are asked for
             view = view[:_DECOMPRESSED_BYTES]
         try:
@@ -287,7 +310,7 @@ class ByteStream(io.RawIOBase):
             self.check_unchanged()
             raise InputError(self._describe(error)) from error
         self.position = self._raw.tell() if self._compression else self.position + count
-        if count == 0 and len(view):
+        if count == 0:
             self.check_unchanged()
         return count
 

@@ -37,7 +37,7 @@ from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import quote, read_whole
 from llmgpu.locks import FileLock
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
-from llmgpu.resume_key import Run, check_same_run
+from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import (
     BinWriter,
     bin_outputs,
@@ -53,6 +53,8 @@ from llmgpu.tokens.sinks import PreparedSlice, TokenSink, id_dtype, require_ids
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
 VERSION = 1
+
+SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of a manifest
 
 _NO_IDS = np.empty(0, np.uint32)
 _BLOCK_IDS = 1 << 16  # counted at a time: the lengths of more do not fit in the cache
@@ -291,23 +293,29 @@ class ShardWriter(TokenSink):
             _write_json(self._names.progress, PROGRESS_FORMAT, content)
 
     def _write_manifest(self) -> None:
-        totals = _totals(self._shards)
-        shards = totals.pop("shards")
-        content = {
+        facts = {
             "dtype": id_dtype(self._vocabulary.size).name,
             "byte_order": "little",
             "layout": self._layout.name,
             "offset": self._layout.header_bytes,
             "shard_tokens": self._shard_tokens,
-            **totals,
-            "bytes_per_token": totals["bytes"] / totals["count"] if totals["count"] else None,
+            **dict.fromkeys(SUMS),
             "vocabulary_size": self._vocabulary.size,
             "fingerprint": self._vocabulary.fingerprint,
             **self._vocabulary.match_facts,
-            "run_sha256": _digest(self._run),
-            "shards": shards,
+            "run_sha256": digest(self._run),
+            **_part_facts(self._run),
         }
-        _write_json(self._names.manifest, MANIFEST_FORMAT, content)
+        write_manifest(self._names.manifest, facts, self._shards)
+
+
+def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
+    """Write a list of shards and return what it says; facts: the rest, with places for SUMS."""
+    totals = _totals(shards)
+    totals["bytes_per_token"] = totals["bytes"] / totals["count"] if totals["count"] else None
+    content = {**facts, **totals}
+    _write_json(str(path), MANIFEST_FORMAT, content)
+    return content
 
 
 def finished_job(
@@ -321,9 +329,9 @@ def finished_job(
     if os.path.lexists(names.progress) or not os.path.exists(names.manifest):
         return None
     content, shards = _read_json(names.manifest, MANIFEST_FORMAT, "is not a list of token shards")
-    if content.get("run_sha256") != _digest(_job_key(vocabulary, shard_tokens, layout, run)):
+    if content.get("run_sha256") != digest(_job_key(vocabulary, shard_tokens, layout, run)):
         return None
-    whole = all(_is_whole(names.shard(index), shard) for index, shard in enumerate(shards))
+    whole = all(is_whole(names.shard(index), shard) for index, shard in enumerate(shards))
     return content if whole else None
 
 
@@ -338,8 +346,17 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
     return own | (run or {})
 
 
-def _digest(run: Run) -> str:
+def digest(run: Run) -> str:
+    """Return the SHA-256 of a resume key."""
     return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
+def _part_facts(run: Run) -> dict[str, str]:
+    """Return which part a manifest is of, and a digest that all parts of a work have."""
+    if PART not in run:
+        return {}
+    shared = {name: value for name, value in run.items() if name not in (FILES, PART)}
+    return {"part": run[PART], "work_sha256": digest(shared)}
 
 
 class _KeptShard(TokenSink):
@@ -448,13 +465,13 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     content, shards = _read_json(path, PROGRESS_FORMAT, "does not say what a run has finished")
     check_same_run(f"{path} is that of another run", content.get("run", {}), run)
     whole = 0
-    while whole < len(shards) and _is_whole(names.shard(whole), shards[whole]):
+    while whole < len(shards) and is_whole(names.shard(whole), shards[whole]):
         whole += 1
     return shards[:whole]
 
 
-def _is_whole(path: str, shard: Shard) -> bool:
-    """Whether a shard and the files beside it exist and agree."""
+def is_whole(path: str, shard: Shard) -> bool:
+    """Return whether a shard and the files beside it exist and agree."""
     try:
         describe_bin_file(path)
         side = read_side_file(path)

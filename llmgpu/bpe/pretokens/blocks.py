@@ -230,11 +230,20 @@ _CERTAIN_STARTS = _certain_starts()
 
 
 def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
-    """Return a position at which a pre-token starts in any surroundings, or -1.
+    """Return the first of `certain_starts`, or -1."""
+    found = certain_starts(data, unicode)
+    return int(found[0]) if len(found) else -1
 
-    That is between kinds that never go together, or at the last of several spaces.
+
+def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:
+    """Return positions at which pre-tokens start in any surroundings, by any `RulePattern`.
+
+    That is between kinds that never go together, or at the last of several spaces. The characters
+    before and after the position decide.
 
     data: uint8 (n,), n > 0, within one document; it may begin inside a character.
+
+    Returns int64 (m,), ascending, more than 0.
     """
     table = _CODES[unicode]
     codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8)
@@ -244,8 +253,7 @@ def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
     certain = _CERTAIN_STARTS[codes[:-1], codes[1:]]
     is_space = (codes == _SPACE) | (codes == _NEWLINE)
     certain[:-1] |= is_space[:-2] & (codes[1:-1] == _SPACE) & ~is_space[2:]
-    found = np.flatnonzero(certain)
-    return int(positions[found[0] + 1]) if len(found) else -1
+    return positions[np.flatnonzero(certain) + 1]
 
 
 NONE = DocumentPattern(

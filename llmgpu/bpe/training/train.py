@@ -153,9 +153,17 @@ def count_corpus(
     plan: Plan,
     progress: Progress = no_progress,
     on_memory: OnMemory = no_memory,
+    *,
+    may_be_empty: bool = False,
 ) -> WordCounts:
-    """Count the words of a corpus, and train nothing; InputError as `carry_out` raises it."""
-    return _count(corpus, _Run(plan, progress, on_memory), merges=False)
+    """Count the words of a corpus, and train nothing; InputError as `carry_out` raises it.
+
+    may_be_empty: no text is not an error, as the corpus is a part of one.
+    """
+    counts = _count(corpus, _Run(plan, progress, on_memory), merges=False)
+    if not may_be_empty:
+        _require_text(corpus.text_bytes)
+    return counts
 
 
 def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
@@ -184,7 +192,6 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
             batched_gpu.compile_kernels(device)
         with run.phase("count words"):
             words = counter.count(corpus, run.progress, on_words)
-    _require_text(corpus.text_bytes)
     run.on_memory(words_memory(run.plan, len(words), len(words.data), merges=merges))
     separators = corpus.options.separators
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,15 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
-from llmgpu.bpe.words.distinct_words import MAX_TEXT_BYTES, DistinctWords, WordCounts, add_up
+from llmgpu.bpe.words.distinct_words import (
+    MAX_TEXT_BYTES,
+    NO_WORDS,
+    DistinctWords,
+    WordCounts,
+    add_up,
+)
 from llmgpu.bpe.words.spilling import WordAccumulator
+from llmgpu.closing import Closing
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote
@@ -65,29 +73,53 @@ def save_counts(path: str | Path, counts: WordCounts) -> None:
     Raises OutputError when that can't be done.
     """
     words = add_up([counts.words])
-    recorded = _recorded(counts.cut)
+    write_counts(path, counts, lambda: iter([words]))
+
+
+def write_counts(
+    path: str | Path, facts: WordCounts, blocks: Callable[[], Iterator[DistinctWords]]
+) -> None:
+    """Write a file of word counts, whole or not at all.
+
+    facts: all but the words, which are not looked at. blocks: gives the words in pieces, ascending
+    by bytes; it is called once for each column of the file.
+
+    Raises OutputError when that can't be done.
+    """
+    words = data_bytes = text_bytes = 0
+    for block in blocks():
+        words, data_bytes = words + len(block), data_bytes + len(block.data)
+        text_bytes += block.text_bytes
+    recorded = _recorded(facts.cut)
     header = msgpack.packb(
         {
             "format": FORMAT_NAME,
             "version": FORMAT_VERSION if recorded else _VERSION_WITHOUT_UNICODE,
-            "pattern": counts.pattern,
-            "expression": counts.cut.expression,
-            "separators": list(counts.separators),
-            "text_bytes": words.text_bytes,
-            "documents": counts.documents,
-            "words": len(words),
-            "data_bytes": len(words.data),
+            "pattern": facts.pattern,
+            "expression": facts.cut.expression,
+            "separators": list(facts.separators),
+            "text_bytes": text_bytes,
+            "documents": facts.documents,
+            "words": words,
+            "data_bytes": data_bytes,
             **recorded,
         }
     )
     if len(header) > _MAX_HEADER_BYTES:
         raise OutputError(f"can't write {path}: the separators of documents are too long for it")
-    lengths, numbers = words.lengths.astype(_LENGTH), words.counts.astype(_COUNT)
-    digest = hashlib.sha256()
+    columns: tuple[Callable[[DistinctWords], NDArray[Any]], ...] = (
+        lambda block: block.lengths.astype(_LENGTH),
+        lambda block: block.counts.astype(_COUNT),
+        lambda block: np.ascontiguousarray(block.data),
+    )
+    digest = hashlib.sha256(header)
     with atomic_output(path) as stream:
-        for part in (header, lengths.data, numbers.data, words.data.data):
-            digest.update(part)
-            stream.write(part)
+        stream.write(header)
+        for column in columns:
+            for block in blocks():
+                content = column(block).data
+                digest.update(content)
+                stream.write(content)
         stream.write(digest.digest())
 
 
@@ -119,17 +151,100 @@ def load_counts(path: str | Path) -> WordCounts:
         words = _read_words(memoryview(data)[length:-_HASH_BYTES], header)
         if hashlib.sha256(memoryview(data)[:-_HASH_BYTES]).digest() != data[-_HASH_BYTES:]:
             raise _UnfitError("damaged: its SHA-256 is not that of its content")
-        _check_words(words, header)
+        _check_words(words)
+        if words.text_bytes != header["text_bytes"]:
+            raise _sum_error(header)
     except _UnfitError as error:
         raise InputError(f"{path}: {error}") from error
-    return WordCounts(
-        words,
-        header["documents"],
-        header["pattern"],
-        tuple(header["separators"]),
-        source=str(path),
-        unicode=header.get("unicode", UNRECORDED_VERSION),
-    )
+    return _counts_of(words, header, path)
+
+
+class CountsReader(Closing):
+    """A file of word counts, read piece by piece in bounded memory; a context manager.
+
+    facts: the counts without the words. text_bytes: bytes of the text that was counted.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open a file and read it to its end once; InputError as `load_counts` raises it."""
+        self._path = path
+        with self._errors():
+            self._stream = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+        try:
+            with self._errors():
+                header = self._check_whole()
+        except BaseException:
+            self.close()
+            raise
+        self._header = header
+        self.text_bytes: int = header["text_bytes"]
+        self.facts = _counts_of(NO_WORDS, header, path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def blocks(self, block_bytes: int) -> Iterator[DistinctWords]:
+        """Yield the words in pieces of about `block_bytes` bytes, or of a word that has more.
+
+        Raises InputError if they are not in order, or do not add up to what the header says.
+        """
+        words, data_bytes = self._header["words"], self._header["data_bytes"]
+        counts_begin = self._begin + words * _LENGTH.itemsize
+        data_begin = counts_begin + words * _COUNT.itemsize
+        most = max(1, block_bytes // (_LENGTH.itemsize + 2 * _COUNT.itemsize))
+        first = begin = text_bytes = 0
+        last_word = b""
+        with self._errors():
+            while first < words:
+                lengths = self._column(self._begin, _LENGTH, first, min(most, words - first))
+                ends = np.cumsum(lengths.astype(np.int64))
+                count = max(1, int(np.searchsorted(ends, block_bytes, side="right")))
+                offsets = offsets_of(lengths[:count])
+                data = self._column(data_begin, np.dtype(np.uint8), begin, int(offsets[-1]))
+                counts = self._column(counts_begin, _COUNT, first, count).astype(np.int64)
+                block = DistinctWords(data, offsets, counts)
+                _check_words(block)
+                if last_word >= block.spell(0) and first:
+                    raise _UnfitError("damaged: its words are not in order")
+                last_word = block.spell(count - 1)
+                first, begin = first + count, begin + len(data)
+                text_bytes += block.text_bytes
+                yield block
+            if (begin, text_bytes) != (data_bytes, self.text_bytes):
+                raise _sum_error(self._header)
+
+    def _check_whole(self) -> dict[str, Any]:
+        """Return the header of a file whose length and digest are right."""
+        header, self._begin = _read_header(self._stream.read(_MAX_HEADER_BYTES))
+        left = self._begin + _content_bytes(header) - _HASH_BYTES
+        digest = hashlib.sha256()
+        self._stream.seek(0)
+        while left and (block := self._stream.read(min(left, _MAX_HEADER_BYTES))):
+            digest.update(block)
+            left -= len(block)
+        if left or self._stream.read(_HASH_BYTES + 1) != digest.digest():
+            raise _UnfitError("damaged or cut short: its SHA-256 is not that of its content")
+        return header
+
+    def _column(self, begin: int, dtype: np.dtype[Any], first: int, count: int) -> NDArray[Any]:
+        """Return entries first .. first + count - 1 of the column that begins at a byte."""
+        self._stream.seek(begin + first * dtype.itemsize)
+        content = self._stream.read(count * dtype.itemsize)
+        if len(content) < count * dtype.itemsize:
+            raise _UnfitError("it was changed while it was read")
+        return np.frombuffer(content, dtype)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Name the file in what is raised."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"can't read {self._path}: {reason}") from error
+        except _UnfitError as error:
+            raise InputError(f"{self._path}: {error}") from error
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
@@ -137,8 +252,21 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
 
     Raises InputError if they were not counted alike: the message names both files.
     """
-    first = counts[0]
+    check_counted_alike(counts)
     accumulator = WordAccumulator()
+    for part in counts:
+        accumulator.add(part.words)
+    return replace(
+        counts[0],
+        words=accumulator.result(),
+        documents=sum(part.documents for part in counts),
+        source=", ".join(part.source for part in counts),
+    )
+
+
+def check_counted_alike(counts: Sequence[WordCounts]) -> None:
+    """Raise InputError, which names both files, unless all words were counted in the same way."""
+    first = counts[0]
     for part in counts:
         for what, one, other in (
             ("pattern", first.pattern, part.pattern),
@@ -150,13 +278,6 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
                     f"{first.source} and {part.source} can't be added up: {what} {quote(one)} and "
                     f"{quote(other)}; count one of the corpora again"
                 )
-        accumulator.add(part.words)
-    return replace(
-        first,
-        words=accumulator.result(),
-        documents=sum(part.documents for part in counts),
-        source=", ".join(part.source for part in counts),
-    )
 
 
 def _recorded(pattern: Pattern) -> dict[str, str]:
@@ -241,6 +362,17 @@ def _content_bytes(header: dict[str, Any]) -> int:
     return int(numbers + header["data_bytes"] + _HASH_BYTES)
 
 
+def _counts_of(words: DistinctWords, header: dict[str, Any], path: str | Path) -> WordCounts:
+    return WordCounts(
+        words,
+        header["documents"],
+        header["pattern"],
+        tuple(header["separators"]),
+        source=str(path),
+        unicode=header.get("unicode", UNRECORDED_VERSION),
+    )
+
+
 def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:
     """Return the words after the header, lengths and counts unchecked."""
     count, data_bytes = header["words"], header["data_bytes"]
@@ -256,7 +388,11 @@ def _read_words(content: memoryview, header: dict[str, Any]) -> DistinctWords:
     )
 
 
-def _check_words(words: DistinctWords, header: dict[str, Any]) -> None:
+def _sum_error(header: dict[str, Any]) -> _UnfitError:
+    return _UnfitError(f"damaged: its words don't add up to {header['text_bytes']:,} bytes of text")
+
+
+def _check_words(words: DistinctWords) -> None:
     lengths = words.lengths
     # Lengths have 32 bits and there is a file's worth of them, so their sum can't have overflowed.
     if words.offsets[-1] != len(words.data):
@@ -265,9 +401,5 @@ def _check_words(words: DistinctWords, header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: a word has no bytes, or too many")
     if len(words) and words.counts.min() < 1:
         raise _UnfitError("damaged: a count is less than 1")
-    if words.text_bytes != header["text_bytes"]:
-        raise _UnfitError(
-            f"damaged: its words don't add up to {header['text_bytes']:,} bytes of text"
-        )
     if not is_ascending(words.data, words.offsets):
         raise _UnfitError("damaged: its words are not in order")

@@ -66,6 +66,9 @@ class DistinctWords:
         return self.data[self.offsets[word] : self.offsets[word + 1]].tobytes()
 
 
+NO_WORDS = DistinctWords(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.int64))
+
+
 @dataclass(frozen=True, eq=False)
 class WordCounts:
     """The words of a corpus, and what they were counted in.

@@ -62,8 +62,8 @@ class WordAccumulator:
         self._block_bytes = min(max(block_bytes, _LEAST_BLOCK), _MOST_BLOCK)
         self._pieces: list[DistinctWords] = []
         self._kept_bytes = 0
-        self._runs: list[_Run] = []
-        self._file: _RunFile | None = None
+        self._runs: list[Run] = []
+        self._file: RunFile | None = None
         self._lock = threading.Lock()
 
     @property
@@ -107,7 +107,7 @@ class WordAccumulator:
             self._write_run(add_up([words]))
         while len(self._runs) > 1:
             first, rest = self._runs[:_MOST_MERGED], self._runs[_MOST_MERGED:]
-            merged = self._file.write(_merge([self._file.read(run) for run in first]))
+            merged = self._file.write(merge_runs([self._file.read(run) for run in first]))
             self._runs = [*rest, merged]
         words = self._file.read_whole(self._runs.pop())
         self._file.close()
@@ -117,7 +117,7 @@ class WordAccumulator:
     def _write_run(self, words: DistinctWords) -> None:
         """Write the words of all pieces, added up."""
         self._pieces, self._kept_bytes = [], 0
-        self._file = self._file or _RunFile(self._block_bytes)
+        self._file = self._file or RunFile(self._block_bytes)
         self._runs.append(self._file.write([words]))
 
 
@@ -130,10 +130,10 @@ class _Block:
     data_bytes: int
 
 
-_Run = list[_Block]
+Run = list[_Block]
 
 
-class _RunFile:
+class RunFile:
     """A temporary file of runs.
 
     close: removes the file; what drops this object does so too.
@@ -148,9 +148,9 @@ class _RunFile:
         self.close = weakref.finalize(self, self._file.close)
         self._end = 0
 
-    def write(self, pieces: Iterable[DistinctWords]) -> _Run:
+    def write(self, pieces: Iterable[DistinctWords]) -> Run:
         """Write words that come in ascending order."""
-        run: _Run = []
+        run: Run = []
         waiting: list[DistinctWords] = []
         for piece in pieces:
             waiting.append(piece)
@@ -177,11 +177,11 @@ class _RunFile:
             yield block
             first = last
 
-    def read(self, run: _Run) -> Iterator[DistinctWords]:
+    def read(self, run: Run) -> Iterator[DistinctWords]:
         """Read a run block by block."""
         return (self.read_whole([block]) for block in run)
 
-    def read_whole(self, run: _Run) -> DistinctWords:
+    def read_whole(self, run: Run) -> DistinctWords:
         """Read all of a run."""
         count, size = sum(block.words for block in run), sum(block.data_bytes for block in run)
         offsets, counts = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
@@ -202,7 +202,7 @@ class _RunFile:
                 raise OSError("it was cut short while it was in use")
 
 
-def _merge(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
+def merge_runs(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
     """Merge runs, each an iterator of blocks; yield words in ascending order."""
     blocks = [next(run) for run in runs]
     while runs:

@@ -19,6 +19,7 @@ from llmgpu.cli.options import (
     output_options,
     pattern_options,
 )
+from llmgpu.cli.part_option import part_option
 
 
 @click.command("bpe-train")
@@ -120,6 +121,7 @@ from llmgpu.cli.options import (
     help="Keep the progress of the run in this folder until it is finished, for --resume.",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its --checkpoint.")
+@part_option
 @force_option
 @corpus_options
 @device_option
@@ -133,8 +135,8 @@ def bpe_train(**options: Any) -> None:
       zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
       llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
       llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run --resume
-      llmgpu bpe-train 'part-1/*.txt' --save-counts 1.counts --counts-only
-      llmgpu bpe-train --from-counts 1.counts --from-counts 2.counts -o v.bin
+      llmgpu bpe-train data --counts-only --save-counts %P.counts --part 1/2
+      llmgpu bpe-train --from-counts 1-of-2.counts --from-counts 2-of-2.counts -o v.bin
     """
     from llmgpu.cli import bpe_train
 

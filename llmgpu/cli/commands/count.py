@@ -15,6 +15,7 @@ from llmgpu.cli.options import (
     output_options,
     special_options,
 )
+from llmgpu.cli.part_option import part_option
 
 
 @click.command()
@@ -52,6 +53,7 @@ from llmgpu.cli.options import (
     show_default="number of processors; with NumPy up to 4",
     help="Number of threads that encode without a GPU.",
 )
+@part_option
 @special_options
 @corpus_options
 @device_option

@@ -18,6 +18,7 @@ from llmgpu.cli.options import (
     special_options,
     vocab_option,
 )
+from llmgpu.cli.part_option import part_option
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
@@ -104,6 +105,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
     "with it, not written.",
 )
+@part_option
 @force_option
 @special_options
 @corpus_options
@@ -117,6 +119,7 @@ def tokenize(**options: Any) -> None:
       llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
       llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
       llmgpu tokenize --vocab v.bin docs.jsonl -o train.bin --split val=0.01
+      llmgpu tokenize --vocab v.bin data -o o-%P.bin --shard-tokens 100M --part 3/8
       echo 'Hello world' | llmgpu tokenize --vocab v.bin --format tokens
       echo 'a line' | llmgpu tokenize --vocab v.bin
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents

@@ -1,0 +1,68 @@
+"""What ``llmgpu merge-word-counts`` and ``llmgpu merge-shards`` do: parts put together."""
+
+from __future__ import annotations
+
+import click
+
+from llmgpu.bpe.words.merge_counts import merge_counts
+from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.input_files import number_of
+from llmgpu.outputs import COUNTS, Output, check_outputs
+from llmgpu.tokens import merge_shards as shards
+
+
+def merge_word_counts(
+    counts: tuple[str, ...],
+    output: str,
+    weights: tuple[tuple[str, int], ...],
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Add up files of word counts, as bpe-train --counts-only writes them."""
+    report = Reporter(quiet=quiet)
+    by_file = dict(weights)
+    for name in by_file:
+        if name not in counts:
+            raise click.UsageError(f"--weight {name}: there is no such file among COUNTS")
+    check_outputs([Output(output, COUNTS)], counts, force=force)
+    try:
+        facts, words, text_bytes = merge_counts(
+            counts, output, [by_file.get(name, 1) for name in counts], report
+        )
+    finally:
+        report.close()
+    documents = number_of(facts.documents, "document")
+    report.line(f"{output}: {words:,} words, {human_bytes(text_bytes)} of text in {documents}")
+    if as_json:
+        summary = {
+            "output": output,
+            "distinct_words": words,
+            "text_bytes": text_bytes,
+            "documents": facts.documents,
+        }
+        print_json(summary, to_stderr=output == STANDARD_OUTPUT)
+
+
+def merge_shards(
+    manifests: tuple[str, ...],
+    output: str,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Write one manifest for the shards of all parts; the shards stay as they are."""
+    report = Reporter(quiet=quiet)
+    content = shards.merge_shards(manifests, output, force=force)
+    report.line(
+        f"{output}: {number_of(len(content['shards']), 'shard')} of "
+        f"{number_of(len(manifests), 'part')}, {content['count']:,} tokens in "
+        f"{number_of(content['documents'], 'document')}"
+    )
+    if as_json:
+        names = ("count", "bytes", "documents", "fingerprint")
+        summary = {"output": output, "shards": len(content["shards"])}
+        print_json(summary | {name: content[name] for name in names}, to_stderr=False)

@@ -1,0 +1,120 @@
+"""What ``--part`` does for a command: its part of the corpus, its output, and its record.
+
+A part that is finished has a record beside its output, OUT.part.json: what was read and how, the
+summary, and the output's length and time of change. The same command finds it and is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from llmgpu.cli.console import Reporter
+from llmgpu.errors import InputError
+from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.input_files import read_whole
+from llmgpu.outputs import PART_RECORD, Output
+from llmgpu.resume_key import CORPUS, FILES, PART, Run, file_facts
+from llmgpu.text.corpus import CorpusOptions
+from llmgpu.text.parts import CutText, Part, part_from_environment, take_part
+from llmgpu.text.sources import Sources
+
+PLACEHOLDER = "%P"
+FORMAT = "llmgpu-part"
+VERSION = 1
+
+
+class PartJob:
+    """A command's part of the work.
+
+    part: None for all of it. output: the name with the part in it.
+    """
+
+    def __init__(self, part: Part | str | None, output: str, report: Reporter) -> None:
+        """Take --part as it is given; "auto" asks the environment.
+
+        Raises UsageError if outputs of parts would have one name, InputError if the environment
+        does not name a part.
+        """
+        if part == "auto":
+            if output != STANDARD_OUTPUT and PLACEHOLDER not in output:
+                raise click.UsageError(
+                    f"--part auto needs {PLACEHOLDER} in the name of the output, for the part: "
+                    f"-o out-{PLACEHOLDER}.bin"
+                )
+            part, origin = part_from_environment()
+            report.line(f"part {part}, by {origin}")
+        assert not isinstance(part, str)
+        self.part = part
+        self.output = output.replace(PLACEHOLDER, part.file_name) if part else output
+        self._corpus: list[list[str | int | None]] = []
+        self._run: Run = {}
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a record says when the part is finished."""
+        return self.part is not None and self.output != STANDARD_OUTPUT
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The files that are written besides the output."""
+        return [Output(self._record, PART_RECORD)] if self.is_recorded else []
+
+    def take(
+        self, sources: Sources, options: CorpusOptions, cut_text: CutText | None = None
+    ) -> Sources:
+        """Return what the part has of the sources; InputError as `take_part` raises it."""
+        self._corpus = [[source.path, source.size] for source in sources.files]
+        return take_part(sources, self.part, options, cut_text) if self.part else sources
+
+    def key(self, sources: Sources, run: Run) -> Run:
+        """Return a run's resume key with the part in it; sources: what `take` returned."""
+        if self.part is None:
+            return run
+        files = [[*file_facts(source.path), *(source.span or ())] for source in sources.files]
+        return {**run, FILES: files, CORPUS: self._corpus, PART: str(self.part)}
+
+    def finished(self, run: Run) -> dict[str, Any] | None:
+        """Return the summary of the part if it is finished; run: its resume key."""
+        self._run = json.loads(json.dumps(run))
+        if not self.is_recorded:
+            return None
+        with suppress(InputError, OSError, ValueError, TypeError):
+            record = json.loads(read_whole(self._record, "record of a finished part"))
+            expected = {"format": FORMAT, "version": VERSION, "run": self._run}
+            expected["output"] = _facts(self._main_file)
+            if record == {**expected, "summary": record.get("summary")}:
+                return dict(record["summary"])
+        return None
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Record that the output is written."""
+        if not self.is_recorded:
+            return
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "run": self._run,
+            "output": _facts(self._main_file),
+            "summary": summary,
+        }
+        with atomic_output(self._record) as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+    @property
+    def _main_file(self) -> str:
+        """The output, or the manifest of its shards, which is written last."""
+        manifest = f"{os.path.splitext(self.output)[0]}.json"
+        return self.output if os.path.exists(self.output) else manifest
+
+    @property
+    def _record(self) -> str:
+        return f"{self.output}.part.json"
+
+
+def _facts(path: str) -> list[str | int]:
+    return [os.path.basename(path), *file_facts(path)[1:]]

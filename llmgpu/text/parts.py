@@ -1,0 +1,174 @@
+"""A part of a corpus: one of N that are read apart, on any machines, and together are the whole.
+
+- The files, end to end in the order they are read, are cut into N ranges of equally many bytes. A
+  document belongs to the part in whose range it begins.
+- The lines of a .jsonl and the rows of a .parquet are documents. Any other file is one, as is each
+  of its lines under `CorpusOptions.line_documents`. A compressed file is never cut.
+- Where documents need not stay whole, as in counting words, a text is cut inside of them: where
+  `CutText` says.
+- Where a file is cut depends on its bytes alone, so parts that are read elsewhere agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import BinaryIO
+
+from llmgpu.errors import InputError
+from llmgpu.input_files import quote
+from llmgpu.text.corpus import CorpusOptions
+from llmgpu.text.sources import Sources, format_of
+from llmgpu.text.streams import STANDARD_INPUT, Source
+
+_BLOCK_BYTES = 1 << 20
+
+# Takes a file and an offset in it. Returns the first position from there on at which the text may
+# be cut inside a document, or the length of the file.
+CutText = Callable[[BinaryIO, int], int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `number`, from 1, of `count`."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise InputError(f"there is no part {self}: parts are numbered from 1/N to N/N")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def file_name(self) -> str:
+        """What names the part in the name of a file; sorts as the parts do."""
+        return f"{self.number:0{len(str(self.count))}}-of-{self.count}"
+
+    def range_of(self, total: int) -> tuple[int, int]:
+        """Return the range of the part in `total` bytes."""
+        return total * (self.number - 1) // self.count, total * self.number // self.count
+
+
+# Variables of the environment that give a job's number and how many there are, and what number the
+# first has: another variable, or 0.
+_ENVIRONMENTS = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", ""),
+    ("RANK", "WORLD_SIZE", ""),
+)
+
+
+def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[Part, str]:
+    """Return the part that a scheduler gave this process, and the variables that say so.
+
+    Raises InputError if there are none, two disagree, or one is not a number.
+    """
+    found = {}
+    for number, count, first in _ENVIRONMENTS:
+        if number in environment and count in environment:
+            low = _whole(environment, first) if first in environment else 0
+            part = Part(_whole(environment, number) - low + 1, _whole(environment, count))
+            found[f"{number} and {count}"] = part
+    if len(set(found.values())) > 1:
+        both = ", ".join(f"{names} part {part}" for names, part in found.items())
+        raise InputError(f"the environment names different parts ({both}): give --part I/N")
+    for names, part in found.items():
+        return part, names
+    known = "; ".join(f"{number} and {count}" for number, count, _ in _ENVIRONMENTS)
+    raise InputError(f"nothing in the environment names a part ({known}): give --part I/N")
+
+
+def _whole(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InputError(f"{name} is {quote(text)}, not a number of a part: give --part I/N")
+    return int(text)
+
+
+def take_part(
+    sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None = None
+) -> Sources:
+    """Return what a part has of the sources.
+
+    options: how they are read. cut_text: where a document may be cut; None: nowhere.
+
+    Raises InputError for a pipe, for a limit, or if a file can't be read.
+    """
+    if options.limit is not None:
+        raise InputError("--part can't be combined with --limit: a part has to know where it ends")
+    return Sources([*_files_of(sources, part, options, cut_text)], sources.left_out)
+
+
+def _files_of(
+    sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None
+) -> Iterator[Source]:
+    total = sources.total_bytes
+    pipes = (source.path for source in sources.files if source.length is None)
+    for path in [*pipes, *(source.path for source in sources.files)]:
+        if total is None or path == STANDARD_INPUT:
+            raise InputError(f"--part needs files, not {path}: what it has can't be cut")
+    assert total is not None
+    low, high = part.range_of(total)
+    is_last = part.number == part.count
+    begin = 0
+    for source in sources.files:
+        size = source.length or 0
+        first, last = max(0, low - begin), min(size, high - begin)
+        starts_here = low <= begin < high or (is_last and begin == total)
+        begin += size
+        cut = _cut_of(source, options, cut_text)
+        if cut is None or (first == 0 and last == size):
+            if starts_here:
+                yield source
+        elif first < last:
+            span = cut(first), cut(last)
+            if span[0] < span[1]:
+                inside = cut_text is not None and format_of(source) is None and span[0] > 0
+                yield replace(source, span=span, continues=inside)
+
+
+def _cut_of(
+    source: Source, options: CorpusOptions, cut_text: CutText | None
+) -> Callable[[int], int] | None:
+    """Return what moves an offset in a file to where it may be cut; None if it must not be."""
+    find: CutText | None
+    if source.compression:
+        return None
+    kind = format_of(source)
+    if kind is not None:
+        find = _next_line if kind.cut_at_lines else _anywhere
+    elif not options.line_documents:
+        find = cut_text
+    else:
+        find = None if options.separators else _next_line
+    return None if find is None else partial(_cut, source, find)
+
+
+def _cut(source: Source, find: CutText, offset: int) -> int:
+    if offset == 0 or offset == source.size or find is _anywhere:
+        return offset
+    try:
+        with source.open() as file:
+            return find(file, offset)
+    except OSError as error:
+        raise InputError(f"can't read {source.path}: {error.strerror or error}") from error
+
+
+def _anywhere(file: BinaryIO, offset: int) -> int:
+    return offset
+
+
+def _next_line(file: BinaryIO, offset: int) -> int:
+    """Return where the first line begins that begins at an offset or after it."""
+    position = file.seek(offset - 1)
+    while block := file.read(_BLOCK_BYTES):
+        found = block.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(block)
+    return position

@@ -1,0 +1,189 @@
+"""Parts of a corpus: all of them together are the whole, whatever it is cut into."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.parts import CutText, Part, part_from_environment, take_part
+from llmgpu.text.sources import resolve_sources
+from tests.text.reading import read_documents, write
+
+LINES = CorpusOptions(line_documents=True)
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def parts_of(
+    names: list[str], count: int, options: CorpusOptions, cut: CutText | None = None
+) -> list[Corpus]:
+    sources = resolve_sources(names)
+    parts = [Part(number, count) for number in range(1, count + 1)]
+    return [Corpus(take_part(sources, part, options, cut), options) for part in parts]
+
+
+def documents_of(corpora: list[Corpus], size: int) -> list[bytes]:
+    return [document for corpus in corpora for document in read_documents(corpus, size)]
+
+
+def text_of(corpus: Corpus) -> bytes:
+    """Return the text of a corpus, which may begin inside a document."""
+    pieces, end = [], False
+    while not end:
+        piece = corpus.read_into(np.empty(7, np.uint8))
+        pieces.append(piece.text.tobytes())
+        end = piece.end
+    return b"".join(pieces)
+
+
+@same_folder
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=5),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 50),
+)
+def test_documents_of_all_parts_are_those_of_the_whole(
+    tmp_path: Path, files: list[bytes], count: int, lines: bool, size: int
+) -> None:
+    names = [write(tmp_path, f"{k}.txt", data) for k, data in enumerate(files)]
+    options = LINES if lines else CorpusOptions()
+    whole = read_documents(Corpus(names, options), size)
+    assert documents_of(parts_of(names, count, options), size) == whole
+
+
+@same_folder
+@given(
+    st.lists(st.one_of(st.none(), st.text(max_size=12)), max_size=12),
+    st.integers(1, 9),
+    st.sampled_from([b"", b"\xef\xbb\xbf"]),
+    st.booleans(),
+)
+def test_json_lines_are_cut_at_lines(
+    tmp_path: Path, documents: list[str | None], count: int, mark: bytes, ends: bool
+) -> None:
+    rows = [b"" if text is None else json.dumps({"text": text}).encode() for text in documents]
+    data = mark + b"\n".join(rows) + (b"\n" if ends else b"")
+    names = [write(tmp_path, "a.jsonl", data), write(tmp_path, "b.txt", b"b")]
+    options = CorpusOptions()
+    whole = read_documents(Corpus(names, options))
+    assert documents_of(parts_of(names, count, options), 64) == whole
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+def test_rows_of_parquet_are_cut_anywhere(tmp_path: Path, count: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [f"document {k}" * (k % 5) if k % 7 else None for k in range(30)]
+    path = str(tmp_path / "a.parquet")
+    parquet.write_table(arrow.table({"text": arrow.array(rows, arrow.string())}), path, 8)
+    corpora = parts_of([path], count, CorpusOptions())
+    documents = documents_of(corpora, 64)
+    assert documents == [row.encode() for row in rows if row is not None]
+    assert sum(corpus.null_rows for corpus in corpora) == sum(row is None for row in rows)
+    if count == 2:
+        assert all(0 < corpus.documents < len(documents) for corpus in corpora)
+
+
+def test_compressed_files_and_texts_are_not_cut(tmp_path: Path) -> None:
+    text = b"line\n" * 100
+    names = [write(tmp_path, "a.gz", gzip.compress(text)), write(tmp_path, "b.txt", text)]
+    corpora = parts_of(names, 8, CorpusOptions())
+    assert sorted(documents_of(corpora, 64)) == [text, text]
+    whole = parts_of(names[:1], 3, LINES)
+    assert [len(read_documents(corpus)) for corpus in whole] == [100, 0, 0]
+
+
+def test_a_text_cut_inside_is_one_document(tmp_path: Path) -> None:
+    def cut_at_spaces(file: BinaryIO, offset: int) -> int:
+        file.seek(offset)
+        rest = file.read()
+        return offset + rest.index(b" ") if b" " in rest else offset + len(rest)
+
+    text = b"one two three four five"
+    names = [write(tmp_path, "a.txt", text), write(tmp_path, "b.txt", b"six seven")]
+    for separators in ((), (b"two",)):
+        options = CorpusOptions(separators=separators)
+        corpora = parts_of(names, 4, options, cut_at_spaces)
+        texts = [text_of(corpus) for corpus in corpora]
+        assert b"".join(texts) == (text + b"six seven").replace(*(separators or (b"",)), b"")
+        assert sum(corpus.documents for corpus in corpora) == 2 + len(separators)
+        assert max(map(len, texts)) < len(text)
+
+
+def test_offsets_are_those_in_the_file(tmp_path: Path) -> None:
+    name = write(tmp_path, "a.txt", b"a line\n" * 20 + b"\xff")
+    *_, last = parts_of([name], 4, CorpusOptions(line_documents=True, encoding_errors="strict"))
+    with pytest.raises(InputError, match="invalid UTF-8 at byte 140"):
+        text_of(last)
+    assert last.place(0)[1] > 100
+    rows = write(tmp_path, "a.jsonl", b'{"text": "a"}\n' * 10 + b"no")
+    *_, last = parts_of([rows], 2, CorpusOptions())
+    with pytest.raises(InputError, match="line 5 after byte 84: not JSON"):
+        text_of(last)
+
+
+def test_what_has_no_parts(tmp_path: Path) -> None:
+    name = write(tmp_path, "a.txt", b"text")
+    with pytest.raises(InputError, match="--part needs files, not -"):
+        take_part(resolve_sources(["-"]), Part(1, 2), CorpusOptions())
+    with pytest.raises(InputError, match="--part can't be combined with --limit"):
+        take_part(resolve_sources([name]), Part(1, 2), CorpusOptions(limit=5))
+    for number, count in ((0, 2), (3, 2), (-1, -1)):
+        with pytest.raises(InputError, match="parts are numbered from 1/N to N/N"):
+            Part(number, count)
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "1/4"),
+        ({"JOB_COMPLETION_INDEX": "3", "JOB_COMPLETIONS": "4", "RANK": "0"}, "4/4"),
+        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "9"}, "4/9"),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "3",
+                "SLURM_ARRAY_TASK_COUNT": "9",
+                "SLURM_ARRAY_TASK_MIN": "1",
+                "RANK": "2",
+                "WORLD_SIZE": "9",
+            },
+            "3/9",
+        ),
+    ],
+)
+def test_parts_of_the_environment(environment: dict[str, str], part: str) -> None:
+    found, names = part_from_environment(environment)
+    assert str(found) == part
+    assert all(name in environment for name in names.split(" and "))
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "nothing in the environment names a part"),
+        ({"RANK": "1"}, "nothing in the environment names a part"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "there is no part 5/4"),
+        ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK is 'one', not a number"),
+        (
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "4",
+                "JOB_COMPLETION_INDEX": "1",
+                "JOB_COMPLETIONS": "5",
+            },
+            "names different parts",
+        ),
+    ],
+)
+def test_environments_that_name_no_part(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        part_from_environment(environment)
