@@ -298,9 +298,10 @@ def device_option(command: Decorated) -> Decorated:
         envvar="LLMGPU_DEVICE",
         default="auto",
         show_default=True,
-        metavar="auto|cpu|gpu|NAME",
+        metavar="auto|cpu|gpu|NAME[:N]",
         help="Compute on the CPU (cpu), on the best adapter (gpu), on the adapter whose "
-        "name contains NAME, or on the fastest of these for the work (auto). Also LLMGPU_DEVICE.",
+        "name contains NAME, or on the fastest of these for the work (auto). gpu:1 and NAME:1 are "
+        "the second such adapter. Also LLMGPU_DEVICE.",
     )(command)
 
 

@@ -6,8 +6,9 @@ lists the adapters: the choice never falls back silently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmgpu.errors import CapacityError, DeviceError
@@ -34,6 +35,8 @@ class AdapterInfo:
     kind: "discrete GPU", "integrated GPU", "software adapter" or "unknown kind of GPU".
     limits: name -> number, as WebGPU names them.
     matrix_shapes: what its matrix units multiply, if the driver can use any.
+    name: as the driver gives it; where several have the same name, ":0" and so on at its end tell
+        them apart.
     webgpu: the driver that lists it. handle: that driver's adapter object.
     """
 
@@ -63,7 +66,14 @@ def list_adapters(driver: Driver | None = None) -> list[AdapterInfo]:
     """
     driver = driver or default_driver()
     infos = [_describe(driver, handle) for handle in driver.list_handles()]
-    return sorted(infos, key=lambda info: list(_KINDS.values()).index(info.kind))
+    infos.sort(key=lambda info: list(_KINDS.values()).index(info.kind))
+    names = [info.name for info in infos]
+    return [
+        replace(info, name=f"{info.name}:{names[:place].count(info.name)}")
+        if names.count(info.name) > 1
+        else info
+        for place, info in enumerate(infos)
+    ]
 
 
 def _describe(driver: Driver, handle: Any) -> AdapterInfo:
@@ -84,6 +94,8 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
 def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> AdapterInfo:
     """Return the best adapter, or the best whose name contains `wanted`, ignoring case.
 
+    wanted: "gpu" for any name. With ":1" at its end the next one, with ":2" the one after it, and
+        so on.
     driver: the WebGPU driver that lists it, `default_driver` by default.
 
     DeviceError if there is no adapter, or none of that name (the message lists all).
@@ -91,13 +103,18 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
     adapters = list_adapters(driver)
     if not adapters:
         raise DeviceError(NO_ADAPTER)
-    if wanted == "gpu":
-        return adapters[0]
-    for info in adapters:
-        if wanted.lower() in info.name.lower():
-            return info
+    found = _named(adapters, wanted)
+    numbered = re.fullmatch(r"(.*):([0-9]{1,4})", wanted, re.DOTALL)
+    if not found and numbered:
+        found = _named(adapters, numbered[1])[int(numbered[2]) :]
+    if found:
+        return found[0]
     names = ", ".join(repr(info.name) for info in adapters)
     raise DeviceError(f"no adapter's name contains {quote(wanted)}; use one of {names}, or cpu")
+
+
+def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:
+    return [info for info in adapters if name == "gpu" or name.lower() in info.name.lower()]
 
 
 ALIGNMENT = 256  # bytes; every size is rounded up to a multiple of it, and none is 0
