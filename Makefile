@@ -4,6 +4,9 @@ SETUP := .stamps/setup
 ENGINE := .stamps/engine
 DOCS_SETUP := .stamps/docs
 
+# Tests start hundreds of processes: none of them compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests run side by side: a process for each core, which takes tests from others when it is idle.
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 

@@ -14,6 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("LP_NUM_THREADS", "1")
 
+import gc
 import importlib.metadata
 import random
 import signal
@@ -84,6 +85,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if item.get_closest_marker("pinned_regex") and (reason := other_regex()):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over thousands of tests that stay until the end."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

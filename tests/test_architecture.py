@@ -37,8 +37,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported_names(path: Path) -> Iterator[str]:
-    """Yield the full name of everything that a file imports, ``module.name`` for names."""
+@cache
+def imported_names(path: Path) -> list[str]:
+    """Return the full name of everything that a file imports, ``module.name`` for names."""
+    return list(_imported_names(path))
+
+
+def _imported_names(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -36,8 +36,15 @@ def expected_counts(documents: list[bytes], pattern: str) -> Counter[bytes]:
     return Counter(word for text in documents for word in reference.pre_tokens(text, pattern))
 
 
-@pytest.mark.parametrize("slice_bytes", [20_000, None])
-@pytest.mark.parametrize("collide", [False, True])
+@pytest.mark.parametrize(
+    ("collide", "slice_bytes"),
+    [
+        (False, None),
+        (True, 20_000),
+        pytest.param(False, 20_000, marks=pytest.mark.slow),
+        pytest.param(True, None, marks=pytest.mark.slow),
+    ],
+)
 def test_words_that_differ_in_one_byte(
     engine: Engine, collide: bool, slice_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

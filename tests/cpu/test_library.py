@@ -32,6 +32,7 @@ def test_the_library_is_built_from_these_sources() -> None:
         assert library.describe() == "C", "run make setup"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
 def test_nothing_in_the_sources_is_warned_of(tmp_path: Path) -> None:
     warnings = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")

@@ -35,6 +35,11 @@ def vocabulary() -> Vocabulary:
     return train(NumpyEngine(), [TEXT], options).vocabulary
 
 
+@cache
+def ids_of_numpy() -> NDArray[np.uint32]:
+    return ids_of(NumpyEncoder(vocabulary()))
+
+
 def ids_of(encoder: HostEncoder) -> NDArray[np.uint32]:
     pieces = [piece.ids.copy() for piece in encoder.encode(corpus_from_bytes(TEXT))]
     return np.concatenate(pieces)
@@ -46,7 +51,7 @@ def test_its_limit_changes_no_ids(
     most_bytes: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder_c, "MAX_TABLE_BYTES", most_bytes)
-    expected = ids_of(NumpyEncoder(vocabulary()))
+    expected = ids_of_numpy()
     encoder = CpuEncoder(vocabulary(), 20_000, threads)
     for _ in range(2):  # with no words in the table, and with those of the first time
         assert np.array_equal(ids_of(encoder), expected)

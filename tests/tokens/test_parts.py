@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
@@ -61,6 +63,19 @@ class Kept(Collecting):
         self.ended = "aborted"
 
 
+@cache
+def vocabulary() -> Vocabulary:
+    return train(TEXT)
+
+
+@cache
+def ids_of_each(documents: tuple[bytes, ...], eos: int | None = None) -> list[list[int]]:
+    """Return the ids of each document, encoded alone."""
+    encoder = open_encoder(vocabulary(), NUMPY, special=SpecialOptions(eos=eos))
+    encoded = (encoder.encode(corpus_from_bytes(document)) for document in documents)
+    return [[i for piece in pieces for i in piece.ids.tolist()] for pieces in encoded]
+
+
 def split_mix(seed: int, number: int) -> float:
     """Return what a document draws, in whole numbers of any size."""
     word = (number * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) % 2**64
@@ -73,17 +88,14 @@ def split_mix(seed: int, number: int) -> float:
 def test_documents_go_where_their_number_says(slice_bytes: int) -> None:
     documents = [part for part in TEXT.split(b"e") for _ in range(2)]
     documents[5:5] = [b"", b"", b""]
-    vocabulary = train(TEXT)
-    whole = open_encoder(vocabulary, NUMPY)
     expected: list[list[list[int]]] = [[], [], []]
-    for number, document in enumerate(documents):
+    for number, ids in enumerate(ids_of_each(tuple(documents))):
         drawn = split_mix(7, number)
         part = 1 if drawn < 0.2 else 2 if drawn < 0.3 else 0
-        pieces = whole.encode(corpus_from_bytes(document))
-        expected[part].append([i for piece in pieces for i in piece.ids.tolist()])
+        expected[part].append(ids)
     sinks = [Kept(), Kept(), Kept()]
-    encoder = open_encoder(vocabulary, NUMPY, slice_bytes)
-    with SplitSink(sinks, [0.2, 0.1], 7, spans_without(vocabulary, ())) as split:
+    encoder = open_encoder(vocabulary(), NUMPY, slice_bytes)
+    with SplitSink(sinks, [0.2, 0.1], 7, spans_without(vocabulary(), ())) as split:
         encode_into(split, encoder, corpus_from_bytes(documents), no_progress)
     assert [sink.found for sink in sinks] == expected
     assert [sink.ended for sink in sinks] == ["closed"] * 3
@@ -128,17 +140,14 @@ def test_shares_leave_something() -> None:
 @pytest.mark.parametrize("most", [1, 2, 99, 100, 1_000_000])
 def test_the_first_tokens(most: int) -> None:
     documents = [b"", b"low low", *TEXT.split(b"e"), b""]
-    vocabulary = train(TEXT)
     around = SpecialOptions(eos=ABSENT)
-    whole = open_encoder(vocabulary, NUMPY, special=around)
-    spans = spans_without(vocabulary, {ABSENT})
+    spans = spans_without(vocabulary(), {ABSENT})
     ids: list[int] = []
     begins = []
-    for document in documents:
+    for own in ids_of_each(tuple(documents), eos=ABSENT):
         begins.append(len(ids))
-        for piece in whole.encode(corpus_from_bytes(document)):
-            ids += piece.ids.tolist()
-    first = FirstTokens(open_encoder(vocabulary, NUMPY, 200, special=around), most, spans)
+        ids += own
+    first = FirstTokens(open_encoder(vocabulary(), NUMPY, 200, special=around), most, spans)
     sink = Kept()
     encode_into(sink, first, corpus_from_bytes(documents), no_progress)
     taken = ids[:most]

@@ -103,7 +103,7 @@ def documents(seed: int) -> list[bytes]:
     return [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])] + [b"", b""]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_ids_do_not_depend_on_who_encodes_what(device: Device, seed: int) -> None:
     texts = documents(seed)
     vocabulary = train(texts[0])

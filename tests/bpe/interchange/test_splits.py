@@ -90,7 +90,7 @@ def test_tokenizers_cuts_alike(tmp_path: Path, kind: str) -> None:
     assert vocabulary.pattern.startswith("splits:[") and "the package regex" in notes[0]
     cut = get_pattern(vocabulary.pattern)
     none = np.empty(0, np.int64)
-    for text in mixed_texts(2_000):
+    for text in mixed_texts(600):
         data = np.frombuffer(text.encode(), np.uint8)
         if len(data) == 0:
             continue

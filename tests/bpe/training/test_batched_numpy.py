@@ -121,8 +121,8 @@ def make_text(seed: int, words: int) -> bytes:
 
 @pytest.mark.parametrize("tie", ["hf", "bytes"])
 def test_merges_of_a_longer_text(tie: str) -> None:
-    documents = [make_text(seed, 1500) for seed in (1, 2)]
-    check(documents, 300, "class", tie, 2)
+    documents = [make_text(seed, 1000) for seed in (1, 2)]
+    check(documents, 200, "class", tie, 2)
 
 
 def test_long_keys_are_sorted_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Merges of 2 048 ids on real text, pattern gpt2, against the peers that are installed."""
+"""Merges of 1 024 ids on real text, pattern gpt2, against the peers that are installed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.reference.bpe import bytes_to_unicode
 
-SIZE = 2048
+SIZE = 1024
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    """300 KB of sources of the standard library."""
-    return load_text((), 300_000).data.decode()
+    """150 KB of sources of the standard library."""
+    return load_text((), 150_000).data.decode()
 
 
 def merges_of(text: str, tie: str, backend: Backend) -> list[tuple[bytes, bytes]]:

@@ -27,8 +27,15 @@ from tests.conftest import examples
 from tests.reference import bpe as reference
 
 
-@pytest.mark.parametrize("pattern", ["class", "none"])
-@pytest.mark.parametrize("tie", ["hf", "bytes"])
+@pytest.mark.parametrize(
+    ("pattern", "tie"),
+    [
+        ("class", "bytes"),
+        ("none", "hf"),
+        pytest.param("class", "hf", marks=pytest.mark.slow),
+        pytest.param("none", "bytes", marks=pytest.mark.slow),
+    ],
+)
 def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie: str) -> None:
     documents = [words(1, 1_000, 300), b"", words(2, 1_000, 300), b"\x00\xff" * 300]
     adapter = Backend(any_device, "the adapter")
