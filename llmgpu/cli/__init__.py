@@ -59,8 +59,13 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        return COMMANDS.get(cmd_name)
+        """Import a command; for a shell that completes words, plain texts name files."""
+        command = COMMANDS.get(cmd_name)
+        if command and ctx.resilient_parsing:
+            for parameter in command.params:
+                if parameter.type is click.STRING:
+                    parameter.type = click.Path()
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, none of which is imported for that."""
@@ -75,7 +80,10 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
 
-        near = get_close_matches(args[0], COMMANDS)
+        from llmgpu.cli.other_names import COMMAND_NAMES
+
+        meant = COMMAND_NAMES.get(args[0].replace("_", "-"))
+        near = [meant] if meant else get_close_matches(args[0], COMMANDS)
         if near:
             names = " or ".join(repr(name) for name in near)
             raise click.UsageError(f"No such command {quote(args[0])}. Did you mean {names}?", ctx)
@@ -138,6 +146,10 @@ def main() -> None:
 
 def _refuse(error: click.ClickException) -> int:
     """Print wrong usage, what is wrong on one line of its own; return the exit code."""
+    if isinstance(error, click.NoSuchOption):
+        from llmgpu.cli.other_names import suggest_option
+
+        error = suggest_option(error)
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
         click.echo(context.get_usage(), err=True)

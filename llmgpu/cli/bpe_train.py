@@ -190,7 +190,8 @@ def _check_sources(
 ) -> None:
     """Raise UsageError unless there is one kind of source, and options that go with it."""
     if bool(corpus) == bool(from_counts):
-        raise click.UsageError("give either CORPUS or --from-counts")
+        what = "files, folders or globs, or - for standard input"
+        raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
     if counts_only and not output:
         raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
     context = click.get_current_context()

@@ -17,9 +17,10 @@ from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import chosen_pattern
+from llmgpu.errors import VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import decode_text, naming, number_of, read_limited
-from llmgpu.outputs import VOCABULARY, Output, check_outputs
+from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 
 if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.checkpoint import Checkpoint
@@ -43,6 +44,8 @@ def import_vocabulary(
     if merges is None:
         found = find_vocabulary(source, format_name)
         source, merges = found.path, found.merges
+    if format_name is None and kind_of(source) == VOCABULARY:
+        raise VocabularyError(f"{source} is llmgpu's own already: use it as it is, or export it")
     chosen = format_name or guess_format(source, merges)
     vocabulary = READERS[chosen].read(
         source,

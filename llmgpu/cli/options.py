@@ -104,6 +104,13 @@ class TokenCount(Amount):
     examples = "4096, 100M or 1B"
 
 
+class Count(Amount):
+    """How many of something: 500, 8k, 1Ki."""
+
+    name, one, units = "number", "", {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
+    examples = "500, 8k or 1Ki"
+
+
 class Percentage(click.ParamType[float]):
     """A share of 0 or more: 10%, or 10 for the same."""
 
@@ -123,6 +130,9 @@ class Percentage(click.ParamType[float]):
             shown = quote(str(value))
             self.fail(f"{shown} is not a percentage of 0 or more; write 10%", param, ctx)
         return percent / 100
+
+
+COUNT = Count()
 
 
 class PatternName(click.Choice[str]):

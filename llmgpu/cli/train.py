@@ -141,7 +141,7 @@ def _callbacks(report: Reporter, steps: int) -> dict[str, Any]:
 def _piped_corpus(report: Reporter) -> tuple[str, ...]:
     corpus = piped_input(report)
     if not corpus:
-        raise click.UsageError("give CORPUS: text, or token files")
+        raise click.UsageError("give CORPUS: text or token files, or - for standard input")
     return corpus
 
 

@@ -74,6 +74,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
     [
         (["import", "missing"], 1, "missing"),
         (["import", "missing", "--from", "huggingface"], 1, "missing"),
+        (["import", "v.bin"], 1, "v.bin is llmgpu's own already"),
         (["import", "ranks"], 1, "--pattern"),
         (["import", "ranks", "--from", "huggingface"], 1, "ranks"),
         (["import", "t.json", "--from", "tiktoken"], 1, "t.json: line 1"),
@@ -122,7 +123,8 @@ def test_vocabularies_of_others_are_taken_everywhere(llmgpu: Run, v_bin: Path) -
         assert done.returncode == 0, done.stderr
     done = llmgpu("tokenize", "text", "--vocab", "hf", "-o", "hf/tokenizer.json", "--force")
     fails(done, 1, "hf/tokenizer.json is an input")
-    fails(llmgpu("info", "o300k"), 1, "can't read the vocabulary o300k")
+    fails(llmgpu("info", "o300k"), 1, "can't read the vocabulary o300k: no such file, and no publi")
+    fails(llmgpu("info", "Qwen/Qwen2"), 1, "hf download Qwen/Qwen2 tokenizer.json")
 
 
 def test_a_published_vocabulary_by_name(

@@ -12,6 +12,7 @@ import pytest
 from llmgpu import __version__
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS
+from llmgpu.cli.other_names import COMMAND_NAMES, OPTION_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
 
@@ -119,6 +120,57 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
     fails(llmgpu("tokenise"), 2, "No such command 'tokenise'. Did you mean 'tokenize'?")
     fails(llmgpu("tokenize", "--vocb", "v.bin"), 2, "--vocab")
     fails(llmgpu("x"), 2, "No such command 'x'")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("encode", "No such command 'encode'. Did you mean 'tokenize'?"),
+        ("decode ids", "Did you mean 'tokenize --decode'?"),
+        ("bpe-train --vocab_size 8000", "Did you mean '--vocab-size'?"),
+        ("bpe-train --model-prefix m", "Did you mean '--output'?"),
+        ("bpe-train --input t.txt", "files need no option: llmgpu bpe-train FILE"),
+        ("tokenize --tokenizer gpt2", "Did you mean '--vocab'?"),
+        ("train --n_layer=4", "No such option '--n_layer'. Did you mean '--layers'?"),
+        ("train --max-tokens 5", "No such option '--max-tokens'"),
+        ("generate --max-tokens 5", "Did you mean '--max-new-tokens'?"),
+    ],
+)
+def test_names_of_other_tools_are_understood(llmgpu: Run, command: str, message: str) -> None:
+    fails(llmgpu(*command.split()), 2, message)
+
+
+def test_suggested_names_are_those_of_commands_and_options() -> None:
+    options = {name for each in COMMANDS for p in COMMANDS[each].params for name in p.opts}
+    assert {option for meant in OPTION_NAMES.values() for option in meant} <= options
+    commands = {name.split()[0] for name in COMMAND_NAMES.values()}
+    assert commands <= {*COMMANDS, "--help", "--version"}
+    assert not COMMAND_NAMES.keys() & set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("llmgpu info ", "file,"),
+        ("llmgpu tokenize --vocab v", "file,v"),
+        ("llmgpu tokenize --vo", "plain,--vocab"),
+        ("llmgpu export v.bin --to ti", "plain,tiktoken"),
+        ("llmgpu tok", "plain,tokenize"),
+    ],
+)
+def test_words_are_completed(words: str, found: str) -> None:
+    count = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv[0] = 'llmgpu'; from llmgpu.cli import main; main()",
+        ],
+        env=environment() | count | {"_LLMGPU_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{found}\n"
 
 
 def test_a_pipe_is_read_if_nothing_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:

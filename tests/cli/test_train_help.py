@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, fails
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,11 @@ def test_what_is_needed_first_is_listed_first(llmgpu: Run, command: str, expecte
     listed = re.findall(r"^  (?:-\w, )?(--[a-z0-9-]+)", options, re.MULTILINE)
     positions = [listed.index(option) for option in expected.split()]
     assert positions == sorted(positions)
+
+
+def test_numbers_have_units(llmgpu: Run) -> None:
+    """What is wrong with a number is said before anything is read."""
+    command = ("train", "text", "-o", "run", "--vocab", "missing.bin", "--dim", "1Ki", "--steps")
+    fails(llmgpu(*command, "2k"), 1, "can't read the vocabulary missing.bin")
+    fails(llmgpu(*command, "x"), 2, "'x' is not a number; write 500, 8k or 1Ki")
+    fails(llmgpu(*command, "0"), 2, "'0' is less than one")

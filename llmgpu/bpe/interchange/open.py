@@ -6,6 +6,7 @@ The content of a file says what it is. An existing path wins over a name.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,9 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         from llmgpu.bpe.interchange.published import find_ranks
 
         ranks = find_ranks(name)
-        return VocabularyFiles(name) if ranks is None else VocabularyFiles(ranks, "tiktoken")
+        if ranks is None:
+            raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
+        return VocabularyFiles(ranks, "tiktoken")
     kind = kind_of(name)
     if kind in _SINGLE:
         return VocabularyFiles(name, _SINGLE[kind])
@@ -92,6 +95,18 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return _pair(name, _MERGES, _VOCAB)
     is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))
     return VocabularyFiles(name, "huggingface" if is_json else None)
+
+
+def _missing(name: str) -> str:
+    """Say what to do about a name of no file and no published encoding."""
+    if re.fullmatch(r"[\w-]+/[\w.-]+", name) and not os.path.exists(os.path.dirname(name)):
+        return (
+            "no such file, and nothing is downloaded: if it is a model of the Hugging Face hub, "
+            f"run hf download {name} tokenizer.json --local-dir FOLDER, and name the folder"
+        )
+    if re.fullmatch(r"[\w-]+", name):
+        return "no such file, and no published encoding; those are cl100k, o200k, gpt2 and p50k"
+    return "No such file or directory"
 
 
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:

@@ -19,9 +19,15 @@ from llmgpu.bpe.interchange.tiktoken import ENCODINGS, side_path
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import read_limited
 
-ALIASES = {"gpt2": "r50k_base"} | {
-    encoding.name.removesuffix("_base"): encoding.name for encoding in ENCODINGS.values()
-}
+ALIASES = {
+    "gpt2": "r50k_base",
+    "gpt-2": "r50k_base",
+    "gpt-3.5-turbo": "cl100k_base",
+    "gpt4": "cl100k_base",
+    "gpt-4": "cl100k_base",
+    "gpt4o": "o200k_base",
+    "gpt-4o": "o200k_base",
+} | {encoding.name.removesuffix("_base"): encoding.name for encoding in ENCODINGS.values()}
 
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
 _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"  # part of names in the cache

@@ -23,6 +23,23 @@ PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "p
 SPECIAL = "special tokens"
 
 
+# What names of letters begin with that are of several scripts, or say it in another word.
+_NO_SCRIPTS = frozenset(
+    (
+        "",
+        "Combining",
+        "Double",
+        "Feminine",
+        "Masculine",
+        "Mathematical",
+        "Micro",
+        "Modifier",
+        "Variation",
+    )
+)
+_WIDTHS = ("FULLWIDTH", "HALFWIDTH")
+
+
 def scripts_of(vocabulary: Vocabulary) -> list[str]:
     """Return the script of each token, by id."""
     special = set(vocabulary.special_tokens.values())
@@ -51,8 +68,11 @@ def script_of(token: bytes) -> str:
 
 @cache
 def _script_of_letter(letter: str) -> str:
-    name = unicodedata.name(letter, "").split(" ")[0].split("-")[0]
-    return name if name == "CJK" else name.capitalize() or "other letters"
+    words = unicodedata.name(letter, "").split(" ")
+    name = words[words[0] in _WIDTHS and len(words) > 1].split("-")[0].capitalize()
+    if name == "Cjk":
+        return "CJK"
+    return "other letters" if name in _NO_SCRIPTS else name
 
 
 def lengths_of(vocabulary: Vocabulary) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from llmgpu.cli.options import (
+    COUNT,
     TEXT,
     Decorated,
     add_options,
@@ -39,7 +40,7 @@ def _sampling_options(command: Decorated) -> Decorated:
 )
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=200,
     show_default=True,
     help="Generate at most this many tokens.",

@@ -8,6 +8,7 @@ import click
 
 from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import (
+    COUNT,
     TEXT,
     Decorated,
     add_options,
@@ -26,17 +27,16 @@ _DERIVED = ("steps", "min_learning_rate", "warmup_steps")  # their defaults foll
 
 def _model_options(command: Decorated) -> Decorated:
     """Add the sizes of the model; the preset gives those that are left out."""
-    positive = click.IntRange(min=1)
     options = (
         click.option("--preset", type=click.Choice(list(PRESETS)), default="tiny",
                      show_default=True, help="Model sizes to start from."),
-        click.option("--dim", type=positive, help="Width of the model."),
-        click.option("--layers", type=positive, help="Number of layers."),
-        click.option("--heads", type=positive, help="Attention heads; must divide --dim."),
-        click.option("--kv-heads", type=positive,
+        click.option("--dim", type=COUNT, help="Width of the model."),
+        click.option("--layers", type=COUNT, help="Number of layers."),
+        click.option("--heads", type=COUNT, help="Attention heads; must divide --dim."),
+        click.option("--kv-heads", type=COUNT,
                      help="Key/value heads.  [default: same as --heads]"),
-        click.option("--ffn-dim", type=positive, help="Width of the feed-forward network."),
-        click.option("--seq-len", type=positive, help="Tokens per sequence."),
+        click.option("--ffn-dim", type=COUNT, help="Width of the feed-forward network."),
+        click.option("--seq-len", type=COUNT, help="Tokens per sequence."),
         click.option("--tied/--untied", default=None,
                      help="Use the embedding table as the output layer.  [default: tied]"),
         click.option("--activation", type=click.Choice(ACTIVATIONS),
@@ -47,14 +47,14 @@ def _model_options(command: Decorated) -> Decorated:
 
 def _training_options(command: Decorated) -> Decorated:
     """Add how the model is trained; the defaults are those of `TrainOptions`."""
-    positive, number = click.IntRange(min=1), click.FLOAT
+    number = click.FLOAT
     steps = ", ".join(f"{name}: {count}" for name, count in PRESET_STEPS.items())
     optimizers = "; ".join(f"{name} {summary}" for name, summary in OPTIMIZERS.summaries.items())
     table = (
-        ("--steps", "steps", positive,
+        ("--steps", "steps", COUNT,
          f"Number of optimizer steps.  [default: {TrainOptions.steps}; {steps}]"),
-        ("--batch-size", "batch_size", positive, "Sequences per batch."),
-        ("--grad-accum", "grad_accum", positive,
+        ("--batch-size", "batch_size", COUNT, "Sequences per batch."),
+        ("--grad-accum", "grad_accum", COUNT,
          "Batches per step: more tokens a step in the same memory."),
         ("--lr", "learning_rate", number, "Peak learning rate."),
         ("--min-lr", "min_learning_rate", number,
@@ -78,7 +78,7 @@ def _training_options(command: Decorated) -> Decorated:
          "Seed of the initial weights and of the order of the text."),
         ("--eval-fraction", "evaluation_fraction", number,
          "Share of the text held out for evaluation."),
-        ("--eval-batches", "evaluation_batches", positive,
+        ("--eval-batches", "evaluation_batches", COUNT,
          "Evaluate on at most this many batches."),
     )  # fmt: skip
     sparse = click.option(
@@ -91,12 +91,11 @@ def _training_options(command: Decorated) -> Decorated:
 
 def _interval_options(command: Decorated) -> Decorated:
     """Add how often to log, evaluate and save, in steps."""
-    positive = click.IntRange(min=1)
     table = (
-        ("--log-interval", "log", positive, "Log every this many steps."),
-        ("--eval-interval", "evaluation", positive, "Evaluate every this many steps."),
-        ("--save-interval", "save", positive, "Save a checkpoint every this many steps."),
-        ("--keep", "keep", positive, "Keep this many of the newest checkpoints."),
+        ("--log-interval", "log", COUNT, "Log every this many steps."),
+        ("--eval-interval", "evaluation", COUNT, "Evaluate every this many steps."),
+        ("--save-interval", "save", COUNT, "Save a checkpoint every this many steps."),
+        ("--keep", "keep", COUNT, "Keep this many of the newest checkpoints."),
     )
     return add_options(command, options_of(Intervals, table))
 

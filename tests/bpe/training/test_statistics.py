@@ -34,6 +34,9 @@ from tests.bpe.encoding.test_special_encoding import vocabulary
     ("token", "script"),
     [
         (" the", "Latin"),
+        ("ｔｈｅ", "Latin"),
+        ("µ", "other letters"),
+        ("\u0301", "other letters"),
         ("_é9", "Latin"),
         ("нет", "Cyrillic"),
         ("你好", "CJK"),
