@@ -55,6 +55,10 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
         *(c_char_p, c_int64, c_void_p),
     ),
+    "jsonl_texts": (
+        *(c_int64, c_void_p, c_int64, c_int, c_int64, c_char_p, c_int64),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+    ),
     "shared_words_new": (c_void_p, c_int64),
     "shared_words_free": (None, c_void_p),
     "shared_words_spent": (c_int, c_void_p),

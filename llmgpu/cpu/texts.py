@@ -1,11 +1,13 @@
-"""Texts made and taken apart in C: ids as decimals."""
+"""Texts made and taken apart in C: ids as decimals, the texts of JSON Lines."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import address_of, library
+from llmgpu.cpu.library import TEXT_PADDING, address_of, library
 
 CELL_IDS = 10**6  # the most whose digits fit into cells
 
@@ -37,3 +39,65 @@ def format_ids(
     arrays = address_of(cells), address_of(ids), len(ids), address_of(starts), len(starts)
     length = loaded.llmgpu_format_ids(*arrays, border, len(border), address_of(text))
     return text[:length].data
+
+
+def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
+    """Tell whether a text is valid (RFC 3629)."""
+    loaded = library()
+    assert loaded is not None, "there is no CPU engine"
+    valid: int = loaded.llmgpu_valid_utf8(address_of(text), len(text))
+    return valid == len(text)
+
+
+class TakenTexts(NamedTuple):
+    """Texts end to end, where each starts, up to which byte they are, and of how many lines."""
+
+    text: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    end: int
+    lines: int
+
+
+class JsonlTexts:
+    """Takes the texts of JSON Lines from blocks of a file."""
+
+    def __init__(self, text_field: str, longest: int) -> None:
+        """Take a field, or one of an object within: "a.b"; longest: bytes of a line."""
+        loaded = library()
+        assert loaded is not None, "there is no CPU engine"
+        self._take = loaded.llmgpu_jsonl_texts
+        self._field = text_field.encode()
+        parts = [len(part) + 1 for part in self._field.split(b".")]
+        self._ends = np.cumsum(parts, dtype=np.int64) - 1
+        self._longest = longest
+
+    def take(self, data: NDArray[np.uint8], begin: int, end: int, *, is_last: bool) -> TakenTexts:
+        """Return the texts of the lines from `begin` on; any number of threads may.
+
+        data: uint8, in which TEXT_PADDING bytes follow `end`; the first of them is overwritten.
+        is_last: the file ends there.
+
+        A line that Python's `json` may see in another way, or refuse, is not taken, nor what
+        follows it.
+        """
+        assert len(data) >= end + TEXT_PADDING
+        data[end] = ord("\n")
+        length = end - begin
+        text = np.empty(length + 8, np.uint8)
+        starts = np.empty(length // 8 + 1, np.int64)
+        done = np.empty(3, np.int64)
+        count = self._take(
+            address_of(data[begin:]),
+            length,
+            is_last,
+            self._longest,
+            self._field,
+            len(self._field),
+            address_of(self._ends),
+            len(self._ends),
+            address_of(text),
+            address_of(starts),
+            address_of(done),
+        )
+        used, lines, nbytes = done.tolist()
+        return TakenTexts(text[:nbytes], starts[:count], begin + used, lines)

@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -228,8 +229,7 @@ class Corpus(Closing):
             self._reader = self._read_text(stream, source.continues)
         else:
             self._file = file = documents_in(source, self.options.text_field)
-            pieces = self._document_pieces(file.documents(self._policy))
-            self._reader = PieceReader(pieces, file.wait)
+            self._reader = PieceReader(self._split(file.documents(self._policy)), file.wait)
         return self._reader
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
@@ -250,6 +250,15 @@ class Corpus(Closing):
         for block in read_blocks(stream, _BLOCK_BYTES):
             yield self._splitter.feed(policy.apply(block, final=False), final=False)
         yield self._splitter.feed(policy.apply(b"", final=True), final=True)
+
+    def _split(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """Cut each document of some pieces into those that separators and lines make of it."""
+        if not self.options.separators and not self.options.line_documents:
+            yield from pieces
+            return
+        for piece in pieces:
+            for begin, end in pairwise([*piece.starts.tolist(), piece.length]):
+                yield from self._document_pieces(iter([piece.text[begin:end].tobytes()]))
 
     def _document_pieces(self, documents: Iterator[bytes]) -> Iterator[Piece]:
         for document in documents:

@@ -12,14 +12,22 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.cpu.library import TEXT_PADDING, library
+from llmgpu.cpu.texts import JsonlTexts, TakenTexts
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
-from llmgpu.text.documents import REPLACEMENT, Utf8Policy
-from llmgpu.text.streams import ByteStream, Source
+from llmgpu.processors import usable_processors
+from llmgpu.text.documents import REPLACEMENT, Piece, Utf8Policy
+from llmgpu.text.streams import ByteStream, Source, in_order
 
 _BLOCK_BYTES = 1 << 20  # of the file, read at a time
+_BLOCKS_AHEAD = 8  # that are taken apart in threads before they are needed
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -47,12 +55,19 @@ def jsonl_lines(
     while line := stream.readline(LINE_BYTES + 1):
         number += 1
         if len(line) > LINE_BYTES:
-            raise InputError(
-                f"{name}, line {number}: longer than {LINE_BYTES} bytes: split the document"
-            )
+            raise _too_long(name, number)
         line = line.removeprefix(_BYTE_ORDER_MARK) if is_begin and number == 1 else line
         if not line.isspace() and line:
             yield number, line
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Whole lines: the first `end` bytes of `data`; is_last: the last one may lack its newline."""
+
+    data: NDArray[np.uint8]
+    end: int
+    is_last: bool = False
 
 
 class JsonlFile(ByteStream):
@@ -70,15 +85,83 @@ class JsonlFile(ByteStream):
         super().__init__(source)
         self._text_field = text_field
         self._begin = source.begin
+        self._lines = 0
+        self._texts: JsonlTexts | None = None
+        if library() is not None and _SURROGATE.search(text_field) is None:
+            self._texts = JsonlTexts(text_field, LINE_BYTES)
 
-    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
-        """Yield the text of each line; InputError names the file and the line."""
-        buffered, begin = io.BufferedReader(self, _BLOCK_BYTES), self._begin
-        after = f" after byte {begin}" if begin else ""
-        for number, line in jsonl_lines(buffered, self.name, is_begin=not begin):
-            where = f"{self.name}, line {number}{after}"
-            decoded, has_invalid = _decode(line, where, policy)
-            yield _encode(_field(decoded, where, self._text_field), has_invalid, where, policy)
+    def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
+        """Yield the text of the lines; InputError names the file and the line."""
+        texts = self._texts
+        if texts is None:
+            for block in self._blocks():
+                yield from self._take(block, policy, None)
+            return
+
+        def take(block: _Block) -> TakenTexts:
+            return texts.take(block.data, 0, block.end, is_last=block.is_last)
+
+        most = 0 if self._pollable is not None else min(usable_processors(), _BLOCKS_AHEAD)
+        for block, taken in in_order(self._blocks(), take, most):
+            yield from self._take(block, policy, taken)
+        self.check_unchanged()
+
+    def _blocks(self) -> Iterator[_Block]:
+        """Yield the file in blocks of whole lines."""
+        data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
+        held = 0  # bytes of a line that is not whole
+        while count := self.readinto(data[held:-TEXT_PADDING]):
+            length = held + count
+            newlines = data[held:length].tobytes()
+            end = held + newlines.rfind(b"\n") + 1 if b"\n" in newlines else 0
+            held = length - end
+            room = _BLOCK_BYTES if end or length < len(data) - TEXT_PADDING else 2 * length
+            following = data
+            if end or room > len(data):
+                following = np.empty(max(room, 2 * held) + TEXT_PADDING, np.uint8)
+                following[:held] = data[end:length]
+            if end:
+                yield _Block(data, end)
+            if held > LINE_BYTES:
+                raise _too_long(self.name, self._lines + 1)
+            data = following
+        if held:
+            yield _Block(data, held, is_last=True)
+
+    def _take(self, block: _Block, policy: Utf8Policy, taken: TakenTexts | None) -> Iterator[Piece]:
+        """Yield the texts of a block: those that C has taken, and by `json` the others."""
+        begin, end, lines = 0, block.end, b""
+        while begin < end:
+            if self._texts is not None:
+                taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
+                begin = taken.end
+                self._lines += taken.lines
+                if len(taken.starts):
+                    yield Piece(taken.text, taken.starts, closed=True)
+                taken = None
+                if begin == end:
+                    return
+            lines = lines or block.data[:end].tobytes()
+            after = lines.find(b"\n", begin) + 1 or end
+            line, begin = lines[begin:after], after
+            self._lines += 1
+            if len(line) > LINE_BYTES:
+                raise _too_long(self.name, self._lines)
+            if self._lines == 1 and not self._begin:
+                line = line.removeprefix(_BYTE_ORDER_MARK)
+            if not line.isspace() and line:
+                text = np.frombuffer(self._document(line, policy), np.uint8)
+                yield Piece(text, np.zeros(1, np.int64), closed=True)
+
+    def _document(self, line: bytes, policy: Utf8Policy) -> bytes:
+        after = f" after byte {self._begin}" if self._begin else ""
+        where = f"{self.name}, line {self._lines}{after}"
+        decoded, has_invalid = _decode(line, where, policy)
+        return _encode(_field(decoded, where, self._text_field), has_invalid, where, policy)
+
+
+def _too_long(name: str, number: int) -> InputError:
+    return InputError(f"{name}, line {number}: longer than {LINE_BYTES} bytes: split the document")
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:

@@ -11,13 +11,17 @@ import os
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
+import numpy as np
+
+from llmgpu.cpu.library import library
+from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
-from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.documents import NO_TEXT, Piece, Utf8Policy
 from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, FileContent, Source
 
 _BATCH_BYTES = 1 << 22
-_BATCH_ROWS = 1024
+_BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
 _SHOWN_COLUMNS = 20
 
@@ -63,22 +67,33 @@ class ParquetFile:
             self.close()
             raise self._damaged(error) from error
 
-    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
-        """Yield the text of each row; InputError for damage or, under "strict", invalid UTF-8."""
+    def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
+        """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
         rows = max(1, self._file.metadata.num_rows)
-        number, last = self._rows
-        first = number
-        for values in self._batches(number, last):
-            for value in values:
-                number += 1
-                self.position = min(self._size, self._size * (number - first) // rows)
-                if value is None:
-                    self.null_rows += 1
-                else:
-                    policy.begin(f"{self._path}, row {number}")
-                    yield policy.apply(value, final=True)
-
+        first, last = self._rows
+        number = first
+        for array in self._batches(first, last):
+            if policy.policy == "raw":
+                pieces = iter([_text_of(array)])
+            else:
+                pieces = self._checked(array, number, policy)
+            number += len(array)
+            yield from pieces
+            self.null_rows += array.null_count
+            self.position = min(self._size, self._size * (number - first) // rows)
         self.check_unchanged()
+
+    def _checked(self, array: Any, number: int, policy: Utf8Policy) -> Iterator[Piece]:
+        """Yield rows as the policy has them; number: of those before."""
+        piece = _text_of(array)
+        if _is_valid(piece):
+            yield piece
+            return
+        for row, value in enumerate(array.to_pylist(), number + 1):
+            if value is not None:
+                policy.begin(f"{self._path}, row {row}")
+                text = np.frombuffer(policy.apply(value, final=True), np.uint8)
+                yield Piece(text, np.zeros(1, np.int64), closed=True)
 
     def wait(self, seconds: float | None) -> bool:
         """Say that reading would not block."""
@@ -137,8 +152,8 @@ class ParquetFile:
         first, last = (-(-offset * rows // self._size) for offset in self._span)
         return first, last
 
-    def _batches(self, first: int, last: int) -> Iterator[list[bytes | None]]:
-        """Yield the values of rows first .. last - 1; groups of others are not read."""
+    def _batches(self, first: int, last: int) -> Iterator[Any]:
+        """Yield rows first .. last - 1, arrays of large_binary; groups of others are not read."""
         end = 0
         try:
             for group in range(self._file.num_row_groups):
@@ -156,7 +171,7 @@ class ParquetFile:
                     array = batch.column(self._names[0])
                     for name in self._names[1:]:  # the text of a row without the outer is missing
                         array = array.flatten()[array.type.get_field_index(name)]
-                    yield self._values(array)
+                    yield self._binary(array)
         except self._errors as error:
             self.check_unchanged()
             raise self._damaged(error) from error
@@ -167,8 +182,26 @@ class ParquetFile:
         rows: int = _BATCH_BYTES // max(1, bytes_a_row)
         return max(1, min(_BATCH_ROWS, rows))
 
-    def _values(self, array: Any) -> list[bytes | None]:
+    def _binary(self, array: Any) -> Any:
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        values: list[bytes | None] = array.cast(self._arrow.large_binary()).to_pylist()
-        return values
+        return array.cast(self._arrow.large_binary())
+
+
+def _text_of(array: Any) -> Piece:
+    """Return the text of the rows that have some; array: of type large_binary."""
+    rows = array.drop_null() if array.null_count else array
+    _, offsets, data = rows.buffers()
+    bounds = np.zeros(1, np.int64)
+    if len(rows):
+        bounds = np.frombuffer(offsets, np.int64)[rows.offset : rows.offset + len(rows) + 1]
+    text = NO_TEXT.text if data is None else np.frombuffer(data, np.uint8)
+    return Piece(text[bounds[0] : bounds[-1]], bounds[:-1] - bounds[0], closed=True)
+
+
+def _is_valid(piece: Piece) -> bool:
+    """Whether each document of a piece is known to be valid UTF-8."""
+    if library() is None or not is_valid_utf8(piece.text):
+        return False
+    firsts = piece.text[piece.starts[piece.starts < piece.length]]
+    return not ((firsts & 0xC0) == 0x80).any()  # none begins inside of a character

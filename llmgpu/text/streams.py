@@ -17,14 +17,15 @@ import select
 import stat
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, BinaryIO, ClassVar, Protocol, cast
+from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar, cast
 
 from llmgpu.errors import InputError
-from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.documents import Piece, Utf8Policy
 
 STANDARD_INPUT = "-"
 
@@ -210,8 +211,11 @@ class DocumentFile(Protocol):
     def __init__(self, source: Source, text_field: str) -> None:
         """Open the file; text_field: the part of each document that is its text."""
 
-    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
-        """Yield the text of each document; InputError names the file and the place in it."""
+    def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
+        """Yield the text of whole documents, some at a time, each with one start or more.
+
+        InputError names the file and the place in it.
+        """
 
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
@@ -378,6 +382,45 @@ def _read_parts(file: BinaryIO, view: memoryview) -> int:
             count += got
     file.seek(first + count)
     return count
+
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def in_order(
+    jobs: Iterator[Job], do: Callable[[Job], Result], most: int
+) -> Iterator[tuple[Job, Result]]:
+    """Yield jobs, each with what `do` returns, which is done in threads for up to `most` of them.
+
+    What `jobs` raises is raised once all jobs before are yielded.
+    """
+    if most < 2:
+        for job in jobs:
+            yield job, do(job)
+        return
+    waiting: deque[tuple[Job, Future[Result]]] = deque()
+    failure: Exception | None = None
+    ended = False
+    try:
+        while waiting or not ended:
+            while not ended and len(waiting) < most:
+                try:
+                    job = next(jobs)
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    failure, ended = error, True
+                else:
+                    waiting.append((job, _readers(os.getpid()).submit(do, job)))
+            if waiting:
+                job, done = waiting.popleft()
+                yield job, done.result()
+        if failure is not None:
+            raise failure
+    finally:
+        for _, done in waiting:
+            done.cancel()
 
 
 def _pollable_descriptor(raw: BinaryIO) -> int | None:

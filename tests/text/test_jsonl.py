@@ -5,15 +5,22 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmgpu.cpu.library import TEXT_PADDING, library
+from llmgpu.cpu.texts import JsonlTexts
 from llmgpu.errors import InputError
 from llmgpu.text import jsonl
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.streams import Source
+from tests.conftest import examples
 from tests.text.reading import read_documents, split_lines, write
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -102,3 +109,125 @@ def test_a_field_of_an_object_within(tmp_path: Path) -> None:
         path = write(tmp_path, "f.jsonl", json.dumps(line).encode())
         with pytest.raises(InputError, match=re.escape(message)):
             read_documents(Corpus([path], options))
+
+
+# What C takes is what Python's json says
+
+atoms = st.sampled_from(
+    [
+        *('"', '\\"', "\\\\", "\\/", "\\b\\f\\n\\r\\t", "\\u0041", "\\u00e9", "\\u20AC", "\\u12"),
+        *("\\ud83d\\ude00", "\\ud83d", "\\udc00", "\\ud83dx", "\\ud83d\\u0041", "\\x", "\\", "é"),
+        *("語", "😀", "\x00", "\t", "\x7f", "a plain text of some words", "b"),
+    ]
+)
+strings = st.lists(atoms, max_size=4).map(lambda parts: f'"{"".join(parts)}"')
+numbers = st.sampled_from(
+    [
+        *("0", "-0", "12", "-1.5e+3", "1E5", "0.10", "01", "1.", ".5", "1e", "-", "+1", "NaN"),
+        *("Infinity", "-Infinity", "9" * 300, "9" * 5000, "1e999", "0x1", "true", "false", "null"),
+        *("tru", "nul", "True"),
+    ]
+)
+names = st.sampled_from(['"t"', '"a"', '"b"', '"a.b"', '"\\u0074"', '"é"', '""', "t"])
+
+
+space = st.sampled_from(["", "", " ", "\t\r ", "\x0b"])
+changed_bytes = st.tuples(st.integers(0, 200), st.sampled_from(b'\xff"\\{}[],:\n\xed 0\xa0'))
+
+
+def containers(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    parts = st.tuples(space, names, space, values, space)
+    members = parts.map(lambda found: "{0}{1}{2}:{4}{3}".format(*found))
+    objects = st.lists(members, max_size=4).map(lambda parts: f"{{{','.join(parts)}}}")
+    arrays = st.tuples(st.lists(values, max_size=3), space)
+    return objects | arrays.map(lambda found: f"[{','.join(found[0])}{found[1]}]")
+
+
+values = st.recursive(strings | numbers, containers, max_leaves=6)
+plain = st.dictionaries(st.sampled_from(["t", "a", "b"]), st.text(), min_size=1).map(json.dumps)
+others = st.sampled_from(["", " ", "x", "\x0c"])
+lines = st.lists(plain | containers(values) | others, max_size=5)
+
+
+def expected_texts(data: bytes, field: str) -> list[bytes]:
+    """The text of each line up to the first that has none."""
+    texts = []
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line.decode())
+            for name in [field] if field in value else field.split("."):
+                assert isinstance(value, dict)
+                value = value[name]
+            assert isinstance(value, str)
+        except (ValueError, RecursionError, KeyError, TypeError, AssertionError):
+            break
+        texts.append(value.encode("utf-8", "surrogatepass"))
+    return texts
+
+
+@settings(same_folder, max_examples=examples(60))
+@given(
+    lines,
+    st.sampled_from(["t", "a.b", "", "é"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.none() | changed_bytes,
+    st.integers(30, 4000),
+)
+def test_texts_are_those_of_json(
+    tmp_path: Path,
+    lines: list[str],
+    field: str,
+    newline: str,
+    change: tuple[int, int] | None,
+    block: int,
+) -> None:
+    data = bytearray(newline.join(lines).encode())
+    if change and data:
+        data[change[0] % len(data)] = change[1]
+    path = write(tmp_path, "f.jsonl", bytes(data))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "_BLOCK_BYTES", block)
+        outcomes = [read_texts(path, field)]
+        patch.setenv("LLMGPU_CPU", "numpy")
+        outcomes.append(read_texts(path, field))
+    assert outcomes[0] == outcomes[1]
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return
+    texts, failure = outcomes[0]
+    assert texts == expected_texts(bytes(data), field)
+    wanted = sum(bool(line.strip()) for line in data.split(b"\n"))
+    assert (len(texts) < wanted) == bool(failure)
+
+
+def read_texts(path: str, field: str) -> tuple[list[bytes], str]:
+    """Return the texts of a file, and what is said of the line after them."""
+    file = jsonl.JsonlFile(Source(path, None), field)
+    texts = []
+    try:
+        for piece in file.documents(Utf8Policy("raw")):
+            bounds = [*piece.starts.tolist(), piece.length]
+            assert bounds[0] == 0 and piece.closed
+            texts += [piece.text[begin:end].tobytes() for begin, end in pairwise(bounds)]
+    except InputError as error:
+        return texts, str(error)
+    finally:
+        file.close()
+    return texts, ""
+
+
+@pytest.mark.skipif(library() is None, reason="there is no CPU engine")
+def test_c_takes_plain_lines() -> None:
+    """Left to Python they would be right, too, but slow."""
+    texts = ["a", "", 'é"\\\n\t/\b\f\r', "\U0001f600", "x" * 1000, "語" * 30]
+    plain = [json.dumps({"n": [1, 2.5e-3, {"a": None}], "text": t}) for t in texts]
+    spelled = [json.dumps({"text": t, "b": True, "c": False}, ensure_ascii=False) for t in texts]
+    data = "\n".join([*plain, "", *spelled]).encode()
+    padded = np.frombuffer(data + bytes(TEXT_PADDING), np.uint8).copy()
+    taken = JsonlTexts("text", 1 << 20).take(padded, 0, len(data), is_last=True)
+    text, starts, used, lines = taken
+    assert (text.tobytes(), len(starts)) == ("".join(texts * 2).encode(), 2 * len(texts))
+    assert (used, lines) == (len(data), 2 * len(texts) + 1)
