@@ -1,19 +1,9 @@
-"""A record as one page of HTML: tables, bars, and the rooflines of engines.
-
-Places across a roofline are in per cent, so that text has one size on all screens.
-
-The roofline shows what an engine's memory and its arithmetic allow, and what kernels reach. Across:
-operations for each byte that has to be moved. Up: operations a second. No kernel is above the roof,
-which is the lower of bandwidth times operations a byte and the arithmetic's rate, both measured.
-"""
+"""A record as one page of HTML: tables, bars, and the rooflines of engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import pairwise
-
-import numpy as np
 
 from llmgpu.bench.report.tables import (
     OPERATION_RATE,
@@ -30,13 +20,11 @@ from llmgpu.bench.results import (
     KERNELS,
     TOKENIZE,
     TRAIN,
-    Limits,
     Record,
     Result,
     ResultTable,
 )
 from llmgpu.bench.units import quantity, seconds_text, three_digits
-from llmgpu.charts.axes import Axis, value_axis
 from llmgpu.charts.page import (
     Bar,
     Column,
@@ -47,15 +35,10 @@ from llmgpu.charts.page import (
     escape_text,
     folded,
 )
+from llmgpu.charts.roofline import Dot, Roof, draw_roofline
 
 MOST_KERNELS = 12  # in a chart; the others are added up
 _SOFTWARE = "software adapter"  # kind of an adapter
-HEIGHT = 380
-_TOP, _BOTTOM = 14, 330
-_LEFT = 58  # pixels for numbers
-_MARGIN = 4.0  # of the numbers on an axis, beyond the roof's edge: a ratio
-_GIGA = 1e9
-Dot = tuple[float, float]  # a kernel on a roofline: operations for each byte, and a second
 _PARTS: dict[str, tuple[str, ...]] = {
     BPE_TRAIN: (
         "Training tokenizers",
@@ -178,7 +161,12 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
         Column("FLOP per byte", "number", [three_digits(across) for across, _ in dots.values()]),
         Column("reached", "number", [*map(OPERATION_RATE.text, results)]),
     ]
-    roofline = draw_roofline([*dots.values()], limits, f"Roofline of {table.title}")
+    bandwidth, rate = limits.bytes_per_second, limits.operations_per_second
+    measured = (
+        f"copies move {quantity(bandwidth, 'B/s')}, multiply-adds do {quantity(rate, 'FLOP/s')}"
+    )
+    title, roof = f"Roofline of {table.title}", Roof(bandwidth, rate)
+    roofline = draw_roofline([*dots.values()], roof, title, f"{title}; {measured}")
     return [*roofline, *folded("What the numbers are", draw_table(columns)), *share_bars(table)]
 
 
@@ -242,70 +230,3 @@ def dot_of(result: Result) -> Dot | None:
     numbers = (result.bytes or 0, result.operations or 0, result.operations_per_second or 0)
     nbytes, operations, rate = numbers
     return (operations / nbytes, rate) if result.seconds and min(numbers) > 0 else None
-
-
-def draw_roofline(dots: Sequence[Dot], limits: Limits, caption: str) -> list[str]:
-    """Return the chart as lines of HTML; dots are numbered from 1."""
-    bandwidth, rate = limits.bytes_per_second, limits.operations_per_second
-    edge = rate / bandwidth  # operations a byte from which on arithmetic is the limit
-    corners = [(edge / _MARGIN, rate / _MARGIN), (edge * _MARGIN, rate)]
-    across, up = np.array([*dots, *corners]).T
-    x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)
-    said = f"{caption}; copies move {quantity(bandwidth, 'B/s')}, multiply-adds do "
-    return [
-        f"<figure>\n<figcaption>{escape_text(said + quantity(rate, 'FLOP/s'))}</figcaption>",
-        '<div class="plot">',
-        *_vertical_axis(y),
-        f'<svg class="across" width="100%" height="{HEIGHT}" role="img">',
-        f"<title>{escape_text(caption)}</title>",
-        *_grid(x, y),
-        *_roof(x, y, bandwidth, rate),
-        *_dots(dots, x, y),
-        "</svg>\n</div>\n</figure>",
-    ]
-
-
-def _vertical_axis(y: Axis) -> list[str]:
-    middle = (_TOP + _BOTTOM) / 2
-    lines = [
-        f'<svg class="down" width="{_LEFT}" height="{HEIGHT}">',
-        f'<text class="x" transform="translate(12 {middle:.1f}) rotate(-90)">GFLOP/s</text>',
-    ]
-    for at, label in y.marks():
-        lines.append(f'<text class="y" x="{_LEFT - 6}" y="{at + 4:.1f}">{label}</text>')
-    return [*lines, "</svg>"]
-
-
-def _grid(x: Axis, y: Axis) -> list[str]:
-    lines = [
-        f'<line class="grid" x1="0" y1="{at:.1f}" x2="100%" y2="{at:.1f}"/>' for at, _ in y.marks()
-    ]
-    for at, label in x.marks():
-        lines.append(
-            f'<line class="axis" x1="{at:.2f}%" y1="{_BOTTOM}" x2="{at:.2f}%" y2="{_BOTTOM + 5}"/>'
-        )
-        lines.append(f'<text class="x" x="{at:.2f}%" y="{_BOTTOM + 20}">{label}</text>')
-    return [
-        *lines,
-        f'<line class="axis" x1="0" y1="{_BOTTOM}" x2="100%" y2="{_BOTTOM}"/>',
-        f'<text class="x" x="50%" y="{_BOTTOM + 42}">FLOP per byte</text>',
-    ]
-
-
-def _roof(x: Axis, y: Axis, bandwidth: float, rate: float) -> list[str]:
-    """Return the slope, from where it enters the picture, and the level part."""
-    corners = [max(x.low, y.low * _GIGA / bandwidth), rate / bandwidth, x.high]
-    places = [(x.at(corner), y.at(min(bandwidth * corner, rate) / _GIGA)) for corner in corners]
-    return [
-        f'<line class="roof" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>'
-        for (x1, y1), (x2, y2) in pairwise(places)
-    ]
-
-
-def _dots(dots: Sequence[Dot], x: Axis, y: Axis) -> list[str]:
-    lines = []
-    for number, (across, up) in enumerate(dots, 1):
-        across, up = x.at(across), y.at(up / _GIGA)
-        lines.append(f'<circle cx="{across:.2f}%" cy="{up:.1f}" r="8.5"/>')
-        lines.append(f'<text class="number" x="{across:.2f}%" y="{up + 3.5:.1f}">{number}</text>')
-    return lines
