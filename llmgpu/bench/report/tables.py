@@ -107,7 +107,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
 
 
 def headlines(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield, for each part, how many times as fast llmgpu is as the fastest other program.
+    """Yield, for each part, how many times as fast llmgpu is as the fastest other program, or it.
 
     It is that of the last job that another program did, too, which is the largest; without one,
     that of an adapter against NumPy. Greedy matching, which no other program does, is left out.
@@ -125,9 +125,12 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         if best is other or (told.get(table.what, (False, ""))[0] and not peers):
             continue
         role = ", the fastest other program" if peers else ""
-        ratio = three_digits(other.median / max(best.median, _LEAST_SECONDS))
-        line = f"{best.engine} is {ratio} times as fast as {other.engine}{role}"
-        told[table.what] = bool(peers), line
+        names = [best.engine, f"{other.engine}{role}"]
+        fast, slow = sorted((best.median, other.median))
+        if other.median < best.median:
+            names = [f"{other.engine}{role and role + ','}", best.engine]
+        ratio = three_digits(slow / max(fast, _LEAST_SECONDS))
+        told[table.what] = bool(peers), f"{names[0]} is {ratio} times as fast as {names[1]}"
     yield from ((what, line) for what, (_, line) in told.items())
 
 
