@@ -12,19 +12,16 @@ which Python handles signals.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from typing import Any
 
 import numpy as np
 import wgpudawn
 from numpy.typing import NDArray
-from wgpudawn.backends.dawn import _api, extras
-from wgpudawn.backends.dawn._helpers import get_wgpu_instance
+from wgpudawn.backends.dawn import _api, _helpers, extras
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.driver import (
-    FORKED,
     MATRIX_FEATURE,
     NATIVE_BACKENDS,
     BufferMap,
@@ -74,7 +71,7 @@ def _wait_for(future: Any) -> None:
     info = ffi.new("WGPUFutureWaitInfo *")
     info.future = future
     while not info.completed:
-        status = libf.wgpuInstanceWaitAny(get_wgpu_instance(), 1, info, _TURN)
+        status = libf.wgpuInstanceWaitAny(_helpers.get_wgpu_instance(), 1, info, _TURN)
         if status not in (lib.WGPUWaitStatus_Success, lib.WGPUWaitStatus_TimedOut):
             raise DeviceError(f"Dawn can't wait for the device (status {int(status)})")
 
@@ -114,21 +111,15 @@ class DawnDriver(Driver):
     name = "dawn"
     errors = wgpudawn.GPUError
 
-    def __init__(self) -> None:
-        """Make nothing yet."""
-        self._process: int | None = None  # which made the instance
+    def has_instance(self) -> bool:
+        return _helpers._the_instance is not None
 
-    def is_usable(self) -> bool:
-        return self._process in (None, os.getpid())
+    def make_instance(self) -> None:
+        known = extras.all_toggles()
+        toggles = [name for name in _INSTANCE_TOGGLES if name in known]
+        extras.set_instance_extras(backends=NATIVE_BACKENDS, enable_toggles=toggles)
 
-    def list_handles(self) -> list[Any]:
-        if not self.is_usable():
-            raise DeviceError(FORKED)
-        if self._process is None:
-            known = extras.all_toggles()
-            toggles = [name for name in _INSTANCE_TOGGLES if name in known]
-            extras.set_instance_extras(backends=NATIVE_BACKENDS, enable_toggles=toggles)
-            self._process = os.getpid()
+    def enumerate_handles(self) -> list[Any]:
         handles: list[Any] = wgpudawn.gpu.enumerate_adapters_sync()
         return handles
 
@@ -168,7 +159,7 @@ class DawnDriver(Driver):
 
     def submit(self, device: Any, command_buffer: Any) -> object:
         # Forgets the submissions before this one that are done.
-        libf.wgpuInstanceProcessEvents(get_wgpu_instance())
+        libf.wgpuInstanceProcessEvents(_helpers.get_wgpu_instance())
         device.queue.submit([command_buffer])
         return self._done(device)
 
@@ -191,3 +182,6 @@ class DawnDriver(Driver):
 
 def _component(name: str) -> str:
     return str(name).lower()
+
+
+DAWN = DawnDriver()

@@ -6,7 +6,9 @@ are used directly, through the handles that a driver returns.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntFlag
@@ -14,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llmgpu.errors import DeviceError
 
 # The platform's own APIs; none of the drivers' OpenGL adapters has what kernels need.
 NATIVE_BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
@@ -110,17 +114,42 @@ class Driver(ABC):
     name: str
     errors: type[Exception]
 
-    @abstractmethod
+    def __init__(self) -> None:
+        """Make nothing yet."""
+        self._process: int | None = None  # which made the instance; its threads don't fork
+        self._starting = threading.Lock()
+
     def is_usable(self) -> bool:
         """Whether this process can use adapters: it was not forked from one that did."""
+        return self._process in (None, os.getpid())
 
-    @abstractmethod
     def list_handles(self) -> list[Any]:
-        """Return all adapters but OpenGL's, in any order.
+        """Return all adapters but OpenGL's, in any order; any thread may ask.
+
+        An instance of the driver that the program has made itself is used as it is.
 
         Raises:
             DeviceError: the process was forked from one that had used adapters.
         """
+        if not self.is_usable():
+            raise DeviceError(FORKED)
+        self._process = os.getpid()  # before the lock, which a forked process would find taken
+        with self._starting:
+            if not self.has_instance():
+                self.make_instance()
+        return self.enumerate_handles()
+
+    @abstractmethod
+    def has_instance(self) -> bool:
+        """Whether the driver's package has its one instance."""
+
+    @abstractmethod
+    def make_instance(self) -> None:
+        """Make the package's instance, with what the kernels need."""
+
+    @abstractmethod
+    def enumerate_handles(self) -> list[Any]:
+        """Return what `list_handles` returns, of the instance that there is."""
 
     @abstractmethod
     def features(self, adapter: Any) -> frozenset[str]:

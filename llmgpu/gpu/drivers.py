@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from functools import cache
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.driver import Driver
@@ -41,13 +40,12 @@ def default_driver() -> Driver:
     return load_driver(chosen_driver() or "wgpu")
 
 
-@cache
 def load_driver(name: str) -> Driver:
     """Return the one driver of a name in `DRIVERS`; raises what its import raises."""
     if name == "dawn":
-        from llmgpu.gpu.dawn_driver import DawnDriver
+        from llmgpu.gpu.dawn_driver import DAWN
 
-        return DawnDriver()
-    from llmgpu.gpu.wgpu_driver import WgpuDriver
+        return DAWN
+    from llmgpu.gpu.wgpu_driver import WGPU
 
-    return WgpuDriver()
+    return WGPU

@@ -21,10 +21,8 @@ import numpy as np
 import wgpu
 from numpy.typing import NDArray
 
-from llmgpu.errors import DeviceError
 from llmgpu.gpu.declarations import import_binding
 from llmgpu.gpu.driver import (
-    FORKED,
     NATIVE_BACKENDS,
     BufferMap,
     Driver,
@@ -33,7 +31,7 @@ from llmgpu.gpu.driver import (
 )
 
 import_binding()  # before the first import of the binding below
-from wgpu.backends.wgpu_native import _api  # noqa: E402
+from wgpu.backends.wgpu_native import _api, _helpers  # noqa: E402
 from wgpu.backends.wgpu_native._ffi import ffi, lib  # noqa: E402
 from wgpu.backends.wgpu_native.extras import set_instance_extras  # noqa: E402
 
@@ -126,27 +124,21 @@ class WgpuDriver(Driver):
     name = "wgpu"
     errors = wgpu.GPUError
 
-    def __init__(self) -> None:
-        """Make nothing yet."""
-        self._process: int | None = None  # which made the instance; its threads don't fork
+    def has_instance(self) -> bool:
+        return _helpers._the_instance is not None
 
-    def is_usable(self) -> bool:
-        return self._process in (None, os.getpid())
+    def make_instance(self) -> None:
+        """Enable the platform's native APIs alone.
 
-    def list_handles(self) -> list[Any]:
-        """Return all adapters but OpenGL's, in any order.
-
-        Only the platform's native APIs are enabled: an OpenGL adapter has neither subgroups nor
-        16-bit floats, and would be returned silently where Vulkan is missing. The hidden
-        validation of indirect dispatches is off, because kernels clamp the counts that they write.
+        An OpenGL adapter has neither subgroups nor 16-bit floats, and would be returned silently
+        where Vulkan is missing. The hidden validation of indirect dispatches is off, because
+        kernels clamp the counts that they write.
         """
-        if not self.is_usable():
-            raise DeviceError(FORKED)
-        if self._process is None:
-            # Without the folder a C library complains.
-            os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-            set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
-            self._process = os.getpid()
+        # Without the folder a C library complains.
+        os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+        set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
+
+    def enumerate_handles(self) -> list[Any]:
         handles = wgpu.gpu.enumerate_adapters_sync()
         return [handle for handle in handles if handle.info["backend_type"] != "OpenGL"]
 
@@ -195,3 +187,6 @@ class WgpuDriver(Driver):
 
     def fast_pass(self, compute_pass: Any) -> FastPass:
         return FastPass(compute_pass, lib, ffi)
+
+
+WGPU = WgpuDriver()

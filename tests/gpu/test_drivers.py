@@ -229,3 +229,39 @@ def test_a_model_is_trained_on_dawn_and_resumed_there(
     assert whole.read_bytes() == parts.read_bytes()
     said = on_dawn("generate whole --prompt the --max-new-tokens 3 --device gpu")
     assert b"generating on" in said
+
+
+ALL_AT_ONCE = """
+import sys, threading
+from llmgpu.gpu import list_adapters, load_driver
+import llmgpu.gpu.{0}_driver
+
+def list_all():
+    start.wait()
+    try:
+        found.append(len(list_adapters(load_driver('{0}'))))
+    except Exception as error:
+        found.append(error)
+
+found = []
+start = threading.Barrier(8)
+threads = [threading.Thread(target=list_all) for _ in range(8)]
+sys.setswitchinterval(1e-6)
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(len(found), len(set(found)), found)
+"""
+
+
+@pytest.mark.parametrize(("name", "package"), [("wgpu", "wgpu"), ("dawn", "wgpudawn")])
+@pytest.mark.parametrize("before", ["", "import {0}; {0}.gpu.enumerate_adapters_sync()"])
+def test_threads_list_adapters_at_once(name: str, package: str, before: str) -> None:
+    """Also where the program had used the driver's package before."""
+    pytest.importorskip(package)
+    done = subprocess.run(
+        [sys.executable, "-c", before.format(package) + ALL_AT_ONCE.format(name)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("8 1 ["), done.stdout + done.stderr

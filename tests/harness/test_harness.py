@@ -12,7 +12,8 @@ from llmgpu.cli import COMMANDS
 from tests.cli.conftest import COMMAND, environment, fails
 from tests.harness.faults import run_all
 from tests.harness.mutations import TARGETS, mutation
-from tests.harness.options import BASES, option_case
+from tests.harness.options import BASES, option_case, parameters
+from tests.harness.properties import run_checked
 from tests.harness.samples import fresh_copy, make_samples
 
 OPTION_CASES = 80
@@ -67,6 +68,23 @@ def test_options_of_all_commands(samples: Path, tmp_path: Path) -> None:
     for number in range(OPTION_CASES):
         arguments, wrong = option_case(samples, tmp_path / str(number), number)
         assert not wrong, (number, arguments, wrong)
+
+
+WITH_DEVICE = [
+    (command, *base)
+    for command, bases in BASES.items()
+    for base in bases
+    if any(each.name == "device" for each in parameters(command))
+]
+
+
+def test_an_unknown_device_is_refused(samples: Path, tmp_path: Path) -> None:
+    """Each begins while the one before may still be opening its adapter in a thread."""
+    for number, command in enumerate(WITH_DEVICE):
+        folder = tmp_path / str(number)
+        fresh_copy(samples, folder)
+        done, wrong = run_checked(folder, (*command, "--device", "no such device"))
+        assert not wrong, (command, wrong, done.stderr)
 
 
 @pytest.mark.slow
