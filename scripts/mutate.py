@@ -5,9 +5,11 @@ usage: python scripts/mutate.py [--sample N] [--seed N] [--module PART] [--jobs 
 A change is a comparison that includes or leaves out equality, a whole number one larger, + for -,
 a minimum for a maximum, "and" for "or", or a statement that is left out. It is made in a copy of
 the repository, in Python by its syntax tree, in C and WGSL by their text. Changes that alter no
-result are listed in UNCHANGED, judged by hand. The score is how many of the others fail a test; the
-exit status is 1 below LEAST_SCORE. Kernels are changed only with --module wgsl: a kernel that never
-ends may take a graphics driver with it.
+result are left out by the rules of `unchanged.py`. The score is how many of the others fail a test,
+or take so long that they hang; the exit status is 1 below LEAST_SCORE. What was tried until
+--seconds are over, or SIGTERM or SIGINT arrives, is summed up; what is under way then is not
+counted. Kernels are changed only with --module wgsl: a kernel that never ends may take a graphics
+driver with it.
 """
 
 from __future__ import annotations
@@ -25,18 +27,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from unchanged import RULES
 
 ROOT = Path(__file__).parents[1]
 LEAST_SCORE = 0.95
 MOST_SECONDS = 300  # of tests without a change
-SLOWER = 5  # tests that take this many times as long, and 20 s more, hang, and count as failed
+SLOWER = 5  # tests that take this many times as long, and at least 20 s, hang, and count as failed
+LEAST_SECONDS = 20
 FUZZ_ROUNDS = "60"  # of random texts in C and NumPy
 MEMORY_BYTES = 6 << 30  # of tests: a change may ask for any amount
 COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproject.toml")
@@ -125,16 +131,14 @@ TEXT_CHANGES = {
 }
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"|^#[^\n]*", re.DOTALL | re.MULTILINE)
 
-# (module, change) pairs that alter no result: sizes and orders that are free, and time alone.
-UNCHANGED: set[tuple[str, str]] = set()
-
 
 @dataclass(frozen=True)
 class Mutant:
     """A change of a module: where and what.
 
-    index: of the changed node in the order of `ast.walk`; in C and WGSL, where the changed text
-        begins. choice: which of a node's changes; how long the changed text is. new: its text.
+    what: the line, and what is changed from which column of it. index: of the changed node in the
+        order of `ast.walk`; in C and WGSL, where the changed text begins. choice: which of a
+        node's changes; how long the changed text is. new: its text.
     """
 
     module: str
@@ -201,10 +205,15 @@ def text_mutants(module: str) -> Iterator[Mutant]:
             old = found[0]
             new = others.get(old, ";") if not old.isdigit() else str(int(old) + 1)
             line = text.count("\n", 0, found.start()) + 1
-            whole = text.splitlines()[line - 1].strip()
             column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
-            what = f"{whole} | {column}: {old.strip()} -> {new}"
+            what = described(text.splitlines()[line - 1], column, f"{old.strip()} -> {new}")
             yield Mutant(module, line, what, found.start(), len(old), new)
+
+
+def described(line: str, column: int, change: str) -> str:
+    """Return a change in words that stay when lines move."""
+    indent = len(line) - len(line.lstrip())
+    return f"{line.strip()} | {max(0, column - indent)}: {change}"
 
 
 def mutants(module: str) -> Iterator[Mutant]:
@@ -212,9 +221,13 @@ def mutants(module: str) -> Iterator[Mutant]:
     if not module.endswith(".py"):
         yield from text_mutants(module)
         return
-    for index, node in enumerate(ast.walk(ast.parse(read_module(module)))):
-        for choice, (what, _) in enumerate(changes(node)):
-            yield Mutant(module, getattr(node, "lineno", 0), what, index, choice)
+    text = read_module(module)
+    lines = text.splitlines()
+    for index, node in enumerate(ast.walk(ast.parse(text))):
+        for choice, (change, _) in enumerate(changes(node)):
+            line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+            what = described(lines[line - 1], column, change)
+            yield Mutant(module, line, what, index, choice)
 
 
 def commands(module: str) -> Iterator[list[str]]:
@@ -231,37 +244,76 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def tests_fail(folder: Path, module: str, seconds: float) -> bool:
-    """Tell whether what is run for a module fails, or takes longer, in a copy of the repository."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "CI": "1",
-        "LLMGPU_TEST_EXAMPLES": "30",
-    }
-    return any(fails(command, folder, environment, seconds) for command in commands(module))
+class StoppedError(Exception):
+    """The run ends while tests are under way."""
 
 
-def fails(command: list[str], folder: Path, environment: dict[str, str], seconds: float) -> bool:
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=limit_memory,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return True
-    if process.returncode > 2:  # 2: a module that can't be imported
-        raise SystemExit(f"{command}: exit code {process.returncode}: {output.decode()[-2000:]}")
-    return process.returncode != 0
+class Processes:
+    """The processes that run tests, each with a group of its own."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self.stopped = threading.Event()
+
+    def stop(self, *_: object) -> None:
+        """End all tests, and begin none."""
+        self.stopped.set()
+        for process in list(self._running):
+            self._kill(process)
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def fail(self, folder: Path, module: str, seconds: float) -> bool:
+        """Tell whether the tests of a module fail, or take longer, in a copy of the repository.
+
+        Raises:
+            StoppedError: the run ends.
+        """
+        (folder / "tmp").mkdir(exist_ok=True)
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "CI": "1",
+            "LLMGPU_TEST_EXAMPLES": "30",
+            "TMPDIR": str(folder / "tmp"),
+        }
+        end = time.monotonic() + seconds
+        return any(self._fails(each, folder, environment, end) for each in commands(module))
+
+    def _fails(
+        self, command: list[str], folder: Path, environment: dict[str, str], end: float
+    ) -> bool:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=limit_memory,
+            start_new_session=True,
+        )
+        self._running.add(process)
+        if self.stopped.is_set():
+            self._kill(process)
+        try:
+            output, _ = process.communicate(timeout=max(1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            self._kill(process)  # and what it has started
+            process.wait()
+            self._running.discard(process)
+            if self.stopped.is_set():
+                raise StoppedError
+        if process.returncode > 2:  # 2: a module that can't be imported
+            raise SystemExit(
+                f"{command}: exit code {process.returncode}: {output.decode()[-2000:]}"
+            )
+        return process.returncode != 0
 
 
 def built(folder: Path, module: str) -> bool:
@@ -272,14 +324,14 @@ def built(folder: Path, module: str) -> bool:
     return subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
 
 
-def is_seen(folder: Path, mutant: Mutant, seconds: float) -> bool | None:
+def is_seen(folder: Path, mutant: Mutant, seconds: float, tests: Processes) -> bool | None:
     """Tell whether a test fails with the change; None if it can't be compiled."""
     path = folder / mutant.module
     path.write_text(mutant.text(), encoding="utf-8")
     try:
         if not built(folder, mutant.module):
             return None
-        return tests_fail(folder, mutant.module, seconds)
+        return tests.fail(folder, mutant.module, seconds)
     finally:
         path.write_text(read_module(mutant.module), encoding="utf-8")
         if mutant.module.startswith("llmgpu/cpu/"):
@@ -302,7 +354,14 @@ def all_mutants(part: str) -> list[Mutant]:
     )
     modules = [*TESTS, *(kernels if "wgsl" in part else ())]
     found = [one for module in modules if part in module for one in mutants(module)]
-    return [one for one in found if (one.module, one.what) not in UNCHANGED]
+    needed = {name: [re.compile(one) for one in rules] for name, rules in RULES.items()}
+    return [one for one in found if not is_left_out(one, needed)]
+
+
+def is_left_out(mutant: Mutant, rules: dict[str, list[re.Pattern[str]]]) -> bool:
+    """Tell whether a rule says that a change alters no result."""
+    named = [*rules[""], *rules.get(mutant.module, ())]
+    return any(rule.search(mutant.what) for rule in named)
 
 
 class Copies:
@@ -323,34 +382,37 @@ class Copies:
         finally:
             self._idle.put(folder)
 
-    def seconds_of(self, module: str) -> float | None:
+    def seconds_of(self, module: str, tests: Processes) -> float | None:
         """Return after how long the tests of a module hang; None if they fail as they are."""
         with self.take() as folder:
             started = time.monotonic()
-            if tests_fail(folder, module, MOST_SECONDS):
+            if tests.fail(folder, module, MOST_SECONDS):
                 print(f"left out: the tests of {module} fail without a change", flush=True)
                 return None
-            return SLOWER * (time.monotonic() - started) + 20
+            return max(SLOWER * (time.monotonic() - started), LEAST_SECONDS)
 
 
-def run(todo: list[Mutant], jobs: int, end: float) -> tuple[Counter[str], Counter[str]]:
-    """Try changes; return how many were tried and how many were seen, by module."""
+def run(todo: list[Mutant], jobs: int, tests: Processes) -> tuple[Counter[str], Counter[str]]:
+    """Try changes until told to stop; return how many were tried and seen, by module."""
     tried: Counter[str] = Counter()
     seen: Counter[str] = Counter()
-    modules = sorted({mutant.module for mutant in todo})
+    limits: dict[str, Future[float | None]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="mutate-") as name,
         ThreadPoolExecutor(jobs) as pool,
     ):
         copies = Copies(Path(name), jobs)
-        limits = dict(zip(modules, pool.map(copies.seconds_of, modules), strict=True))
+        for module in dict.fromkeys(mutant.module for mutant in todo):
+            limits[module] = pool.submit(copies.seconds_of, module, tests)
 
         def check(mutant: Mutant) -> None:
-            seconds = limits[mutant.module]
-            if seconds is None or time.monotonic() > end:
+            if tests.stopped.is_set():
+                return
+            seconds = limits[mutant.module].result()
+            if seconds is None:
                 return
             with copies.take() as folder:
-                found = is_seen(folder, mutant, seconds)
+                found = is_seen(folder, mutant, seconds, tests)
             if found is None:
                 return
             tried[mutant.module] += 1
@@ -358,7 +420,9 @@ def run(todo: list[Mutant], jobs: int, end: float) -> tuple[Counter[str], Counte
             if not found:
                 print(f"not seen: {mutant.module}:{mutant.line}: {mutant.what}", flush=True)
 
-        list(pool.map(check, todo))
+        for done in [pool.submit(check, mutant) for mutant in todo]:
+            with suppress(StoppedError):
+                done.result()
     return tried, seen
 
 
@@ -368,12 +432,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--module", default="", help="only modules whose name has this in it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none later")
+    parser.add_argument("--seconds", type=float, default=86_400, help="stop then")
     given = parser.parse_args()
-    end = time.monotonic() + given.seconds
+    tests = Processes()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, tests.stop)
+    timer = threading.Timer(given.seconds, tests.stop)
+    timer.daemon = True
+    timer.start()
     todo = all_mutants(given.module)
     random.Random(given.seed).shuffle(todo)
-    tried, seen = run(todo[: given.sample], given.jobs, end)
+    tried, seen = run(todo[: given.sample], given.jobs, tests)
     for module, count in sorted(tried.items()):
         print(f"{module}: {seen[module]} of {count} seen")
     score = seen.total() / max(1, tried.total())
