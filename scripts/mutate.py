@@ -235,6 +235,7 @@ def commands(module: str) -> Iterator[list[str]]:
     named = TESTS.get(module) or KERNEL_TESTS[os.path.dirname(module)]
     if module.startswith("llmgpu/cpu/"):
         yield [sys.executable, "-m", "tests.cpu.fuzz", "llmgpu/cpu/engine.so", "1", FUZZ_ROUNDS]
+        named += " cpu/test_allocations.py"
     chosen = "gpu" if module.endswith(".wgsl") else "not gpu and not warned"
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     yield [*pytest, "-m", "not slow", "-k", chosen, *(f"tests/{name}" for name in named.split())]

@@ -1,0 +1,117 @@
+"""The CPU engine when any allocation fails: an error or the same result, and nothing is kept."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from ctypes import c_int64
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.bpe.encoding.encoder_c import CSliceEncoder
+from llmgpu.bpe.pretokens import c_pattern
+from llmgpu.bpe.training import merge_host
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words.count_host import count_words
+from llmgpu.cpu import build, library
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.word_lists import listed
+from tests.cpu.fuzz import random_vocabulary
+
+HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
+pytestmark = pytest.mark.skipif(
+    not HAS_COMPILER or os.name == "nt", reason="there is no C compiler, or no mmap"
+)
+REPLACED = ("malloc", "calloc", "realloc", "free", "mmap", "munmap")
+WORDS = [b"%d" % (k * k) for k in range(2500)] + [b"longer than fifteen %d" % k for k in range(300)]
+TEXT = b" ".join(WORDS) + b" " + "aé€x".encode() * 60
+SMALL = b" ".join([*WORDS[:40], *WORDS[-10:]])
+FIRST, STRIDE = 120, 13  # every call of the first ones is tried, then one in some
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """The engine with allocations that are counted and fail, and with small windows."""
+    path: Path = tmp_path_factory.mktemp("engine") / "engine.so"
+    flags = [f"-D{name}=counted_{name}" for name in REPLACED]
+    source = str(Path(__file__).with_name("allocations.c"))
+    build.build(
+        path, ["-O1", "-fvisibility=default", "-DMOST_AT_ONCE=48", "-DWINDOW=16", *flags, source]
+    )
+    loaded, reason = library.load(path)
+    assert loaded is not None, reason
+    loaded.fail_at.argtypes = (c_int64,)
+    loaded.fail_at.restype = None
+    loaded.calls_left.restype = loaded.not_given_back.restype = c_int64
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_load", lambda: (loaded, ""))
+        patch.setenv(library.VARIABLE, "c")
+        patch.setattr(c_pattern, "_make", c_pattern._make.__wrapped__)
+        yield loaded
+
+
+def encode(kind: int) -> list[list[int]]:
+    """Encode documents with a random vocabulary."""
+    rng = random.Random(kind)
+    slices = CSliceEncoder(random_vocabulary(rng, "gpt2"), cuts_from=0)
+    slices._find_cuts(np.frombuffer(TEXT, np.uint8))
+    slices._is_complete = True
+    found = [slices.encode_document(text) for text in (TEXT, b"x" * 500 + TEXT)]
+    slices._matching.pairs()
+    return [[] if ids is None else ids.tolist() for ids in found]
+
+
+def count() -> list[tuple[bytes, int]]:
+    return sorted(listed(count_words(corpus_from_bytes([TEXT, TEXT]), "gpt2", threads=2)))
+
+
+def merge() -> list[list[int]]:
+    words = byte_symbols(count_words(corpus_from_bytes(SMALL), "gpt2"), byte_ranks("hf"))
+    trained = merge_host.train(words, TrainingOptions(256), merges=30)
+    results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
+    replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
+    return [trained.pairs.ravel().tolist(), trained.counts.tolist(), replayed.symbols.tolist()]
+
+
+# The numbers of random vocabularies: by the longest token, by ranks, by merges, by merges and whole
+# tokens, with an unknown token.
+JOBS: dict[str, Callable[[], object]] = {
+    **{f"encode {kind}": partial(encode, kind) for kind in (0, 4, 3, 6, 9)},
+    "count": count,
+    "merge": merge,
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_any_allocation_fails(engine: ctypes.CDLL, name: str) -> None:
+    gc.collect()
+    before = engine.not_given_back()
+    expected = JOBS[name]()
+    nth, errors = 1, 0
+    while True:
+        engine.fail_at(nth)
+        try:
+            found = JOBS[name]()
+        except InputError as error:
+            assert "memory" in str(error)
+            errors += 1
+        else:
+            assert found == expected
+        if engine.not_given_back() != before:
+            gc.collect()  # what failed in a thread refers to itself
+        assert engine.not_given_back() == before, nth
+        if engine.calls_left() > 0:  # none failed
+            break
+        nth += 1 if nth < FIRST else STRIDE
+    engine.fail_at(0)
+    assert errors > 3
