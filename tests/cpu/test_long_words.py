@@ -18,7 +18,12 @@ from llmgpu.bpe.pretokens import c_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, library
 from tests.bpe.encoding.test_long_words import WORDS, by_ranks, trained
-from tests.bpe.encoding.test_matching import merge_vocabularies
+from tests.bpe.encoding.test_matching import (
+    BYTES,
+    TOKENS,
+    make_vocabulary,
+    merge_vocabularies,
+)
 from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
 from tests.conftest import examples
 from tests.reference import encoding as reference
@@ -41,6 +46,13 @@ def small_windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@st.composite
+def ranks_in_any_order(draw: st.DrawFn) -> Vocabulary:
+    """Every byte, then tokens that may rank before their parts."""
+    tokens = draw(st.permutations(draw(TOKENS)))
+    return make_vocabulary([*BYTES, *tokens], [], ignore_merges=True)
+
+
 def encode(vocabulary: Vocabulary, word: bytes) -> list[int]:
     ids = CSliceEncoder(vocabulary).encode_document(word)
     assert ids is not None
@@ -48,7 +60,11 @@ def encode(vocabulary: Vocabulary, word: bytes) -> list[int]:
 
 
 @settings(deadline=None, max_examples=examples(100))
-@given(trained() | by_ranks() | merge_vocabularies() | any_order(), WORDS, st.integers(2, 9))
+@given(
+    trained() | by_ranks() | merge_vocabularies() | any_order() | ranks_in_any_order(),
+    WORDS,
+    st.integers(2, 9),
+)
 def test_windows_of_words(vocabulary: Vocabulary, word: bytes, times: int) -> None:
     word *= times
     if vocabulary.missing_bytes():

@@ -349,6 +349,13 @@ def test_the_whole_word_is_shown(tmp_path: Path) -> None:
         read_all(path, "ids")
 
 
+def test_the_first_number_that_is_no_id_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("4294967295 4294967296 4294967297\n")
+    with pytest.raises(InputError, match="line 1: '4294967296' is not"):
+        read_all(path, "ids")
+
+
 def test_white_space_between_ids(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"\r\n 1\t\t2\r\n007   4294967295\n\n")
@@ -431,6 +438,8 @@ def test_whole_numbers_of_any_kind(tmp_path: Path, dtype: str) -> None:
         (np.array(1), r"shape \(\)"),
         (np.array([{}], object), "array of object"),
         (np.array([5, -1]), "number 1: -1 is not a token id"),
+        (np.array([2**32 - 1, 2**32]), "number 1: 4294967296 is not a token id"),
+        (np.array([0, 2**32 - 1, -1]), "number 2: -1 is not a token id"),
         (np.array([2**32]), "number 0: 4294967296 is not a token id"),
         (np.array([2**64 - 1], np.uint64), "is not a token id"),
     ],

@@ -118,6 +118,14 @@ def test_keys_of_words_that_are_done_are_dropped(monkeypatch: pytest.MonkeyPatch
     assert sizes[0] == 3 * 500 + 33 and set(sizes[2:12]) == {33}
 
 
+def test_several_long_words() -> None:
+    word = b"ab" * matching.MOST_BYTES
+    tokens = [*BYTES, b"ab"]
+    vocabulary = make_vocabulary(tokens, [(97, 98, 256)], ignore_merges=False)
+    for words in ([word], [word, word + b"a"], [word, word, word], [b"a", word]):
+        check(vocabulary, words)
+
+
 def test_no_words() -> None:
     vocabulary = make_vocabulary(BYTES, [], ignore_merges=True)
     none = np.empty(0, np.int64)

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import pair_ranks as module
+from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
 from llmgpu.bpe.encoding.pair_ranks import pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table import LONGEST_HASHED
+from llmgpu.cpu.library import library
 
 BYTES = [bytes([value]) for value in range(256)]
 TOKEN = st.lists(st.sampled_from(b"ab\x00\xff"), min_size=1, max_size=9).map(bytes)
@@ -47,6 +49,9 @@ def assert_all_cuts(tokens: list[bytes]) -> None:
     assert list(found) == all_cuts(tokens)
     assert {pairs.left.dtype, pairs.right.dtype, pairs.ranks.dtype} == {np.dtype(np.int32)}
     assert pairs.results.tolist() == list(range(len(tokens)))
+    if library() is not None:
+        engine_pairs = make_c_vocabulary(make_vocabulary(tokens)).pairs()
+        assert [tuple(pair) for pair in engine_pairs.tolist()] == all_cuts(tokens)
 
 
 @settings(deadline=None)

@@ -19,7 +19,12 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import (
+    DocumentEncoder,
+    SpecialOptions,
+    token_id,
+    with_special_tokens,
+)
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
@@ -310,3 +315,37 @@ def test_a_text_of_several_ids_is_refused() -> None:
 def test_without_options_nothing_is_put_around() -> None:
     inner = NumpyEncoder(vocabulary())
     assert with_special_tokens(inner, vocabulary(), SpecialOptions()) is inner
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(9, "'<8>'"), (10, "'<9>'"), (12, "'<9>' and 2 more")]
+)
+def test_ten_special_tokens_are_named(count: int, shown: str) -> None:
+    made = build_vocabulary(
+        [], pattern="gpt2", tie="hf", special_tokens=[f"<{k}>" for k in range(count)], training={}
+    )
+    with pytest.raises(VocabularyError, match=f"{shown}$"):
+        with_special_tokens(NumpyEncoder(made), made, SpecialOptions(["<x>"]))
+
+
+@pytest.mark.parametrize("bos", [None, "<|a|>", 3])
+@pytest.mark.parametrize("eos", [None, "<|b|>", 5])
+def test_a_document_at_once_has_what_is_put_around(
+    bos: str | int | None, eos: str | int | None
+) -> None:
+    options = SpecialOptions(bos=bos, eos=eos)
+    documents = DocumentEncoder(lambda text: np.frombuffer(text, np.uint8), vocabulary(), options)
+    ids = documents.encode(b"ab")
+    expected = [*([] if bos is None else [token_id(vocabulary(), bos)]), 97, 98]
+    expected += [] if eos is None else [token_id(vocabulary(), eos)]
+    assert ids is not None and ids.tolist() == expected
+
+
+def test_a_byte_without_a_token_in_normalized_text() -> None:
+    tokens = tuple(token.encode() for token in ("a", " ", "e"))
+    none = np.empty((0, 3), np.uint32)
+    made = Vocabulary(tokens, none, "class", PATTERNS["class"].expression, normalizer="NFC")
+    encoder = with_special_tokens(NumpyEncoder(made), made, SpecialOptions())
+    assert encode(encoder, ["ea a"]) == [[2, 0, 1, 0]]
+    with pytest.raises(InputError, match=r"in the normalized text, .*byte 0xc3 at offset 2 "):
+        encode(encoder, ["a e\u0301 a"])

@@ -258,6 +258,23 @@ class TestNotExported:
         with pytest.raises(VocabularyError, match="another merge"):
             tiktoken.write(unfit, tmp_path / "r")
 
+    def test_the_first_merge_of_another_pair(self, tmp_path: Path) -> None:
+        unfit = by_merges([b"aaa", b"aa"], [[97, 97, 257], [257, 97, 256]])
+        with pytest.raises(VocabularyError, match="another order"):
+            tiktoken.write(unfit, tmp_path / "r")
+        unfit = by_merges([b"ab", b"cd"], [[99, 100, 257]])
+        with pytest.raises(VocabularyError, match=r"b'ab' .* is made by another merge"):
+            tiktoken.write(unfit, tmp_path / "r")
+
+    def test_classes_of_another_version_are_noted(self, tmp_path: Path) -> None:
+        notes: list[str] = []
+        tiktoken.write(rank_vocabulary(random_ranks(1), "gpt2"), tmp_path / "r", note=notes.append)
+        made_before = dataclasses.replace(rank_vocabulary(random_ranks(1), "gpt2"), unicode="18.0")
+        tiktoken.write(made_before, tmp_path / "s", note=notes.append)
+        assert [note for note in notes if "the character classes of Unicode 18" in note] == notes[
+            -1:
+        ]
+
     def test_a_token_that_no_merge_makes(self, tmp_path: Path) -> None:
         unfit = by_merges([b"ab", b"abcd"], [[97, 98, 256]])
         with pytest.raises(VocabularyError, match="1 tokens are made by no merge"):

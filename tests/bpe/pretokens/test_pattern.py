@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.byte_classes import _BLOCK
+from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.cpu.library import library
 from llmgpu.errors import LlmgpuError
 from tests.reference import bpe as reference
 
@@ -55,6 +57,24 @@ def test_published_expressions() -> None:
 def test_mask_is_that_of_the_expression(pattern: str, documents: list[bytes]) -> None:
     expected = reference.pre_token_starts(documents, pattern)
     assert mask_of(b"".join(documents), pattern, starts_of(documents)) == expected
+
+
+LETTER = [chr(byte) for byte in b"sdmtlvreLVREx\xe9"]
+
+
+@pytest.mark.pinned_regex
+@pytest.mark.parametrize("pattern", PATTERN_NAMES)
+@pytest.mark.parametrize("before", ["", "x", " ", "'", "x'"])
+def test_contractions_at_the_end_of_a_text(pattern: str, before: str) -> None:
+    """Also those that are cut off, which the padding after a text must not complete."""
+    endings = ["", *LETTER, *(one + two for one in LETTER for two in LETTER), "llx", "vex"]
+    for ending in endings:
+        text = f"{before}'{ending}".encode()
+        expected = reference.pre_token_starts([text], pattern)
+        assert mask_of(text, pattern, [0]) == expected, text
+        if library() is not None:
+            ends = [*np.flatnonzero(expected).tolist()[1:], len(text)]
+            assert make_c_pattern(get_pattern(pattern)).ends(text).tolist() == ends, text
 
 
 def test_every_pair_of_bytes() -> None:

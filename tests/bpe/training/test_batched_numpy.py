@@ -96,7 +96,6 @@ def test_merges_of_the_sequential_algorithm(
     check(documents, merges, pattern, tie, min_frequency)
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(150))
 @given(DOCUMENTS, PATTERNS, st.integers(1, 5), st.integers(1, 9))
 def test_sizes_of_batches_and_lists_do_not_matter(

@@ -129,10 +129,11 @@ def test_one_token_of_a_million_bytes() -> None:
     assert np.flatnonzero(trie.nodes[:, 2] != NO_TOKEN).tolist() == [1 << k for k in range(21)]
 
 
-@pytest.mark.parametrize("ids", [[-1], [NO_TOKEN], [1 << 40]])
+@pytest.mark.parametrize("ids", [[-1, 0], [0, NO_TOKEN], [1 << 40, 5], [5, -1]])
 def test_ids_out_of_range(ids: list[int]) -> None:
     with pytest.raises(VocabularyError, match="id"):
-        compile_trie([b"a"], ids)
+        compile_trie([b"a", b"b"], ids)
+    assert compile_trie([b"a", b"b"], [0, NO_TOKEN - 1]).longest == 1
 
 
 @settings(deadline=None)

@@ -7,10 +7,13 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.slices import SliceReader
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu.library import default_threads
@@ -140,3 +143,18 @@ def test_progress_ends_at_the_total() -> None:
 
 def test_threads_are_the_processors_there_are() -> None:
     assert default_threads() >= 1
+
+
+@pytest.mark.parametrize("longest", [9, 300])
+def test_the_memory_of_a_table_is_what_its_arrays_take(longest: int) -> None:
+    rng = random.Random(1)
+    text = b" ".join(bytes(rng.choices(b"abcdefgh", k=longest)) for _ in range(9000))
+    reader = SliceReader(corpus_from_bytes(text), PATTERNS["class"])
+    piece = reader.read(np.empty(len(text) + 1000, np.uint8))
+    assert piece is not None
+    table = count_host.make_table(PATTERNS["class"])
+    empty = table.nbytes
+    table.add(piece)
+    words, nbytes = table.size
+    words_bytes = nbytes * (longest > 15) + 24 * words  # short ones may be in the slots
+    assert words >= 9000 and empty < words_bytes <= table.nbytes <= 8 * (nbytes + 24 * words)
