@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding import pair_ranks as module
 from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
 from llmgpu.bpe.encoding.pair_ranks import pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table import LONGEST_HASHED
-from llmgpu.cpu.library import library
+from llmgpu.cpu.library import insert_pairs, library
 
 BYTES = [bytes([value]) for value in range(256)]
 TOKEN = st.lists(st.sampled_from(b"ab\x00\xff"), min_size=1, max_size=9).map(bytes)
@@ -69,3 +70,21 @@ def test_long_tokens(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 
 def test_bytes_alone_have_no_pairs() -> None:
     assert_all_cuts(BYTES)
+
+
+@pytest.mark.parametrize("count", [1, 100, 128])
+def test_pairs_lie_where_the_kernel_looks_for_them(count: int) -> None:
+    rng = np.random.default_rng(count)
+    entries = np.column_stack([rng.integers(0, 1 << 32, (count, 3)), np.arange(count)])
+    entries = entries.astype(np.uint32)
+    for is_used in (False, True):
+        table = np.full((256, 4), encoder_gpu.FREE, np.uint32)
+        if not (is_used and insert_pairs(entries, table, encoder_gpu.FREE)):
+            encoder_gpu._insert_pairs(entries, table)
+        for entry in entries:
+            at = encoder_gpu._pair_hash(entry[:1], entry[1:2]) & np.uint32(255)
+            while (table[at, :2] != entry[:2]).any():
+                assert table[at, 2] != encoder_gpu.FREE
+                at = (at + np.uint32(1)) & np.uint32(255)
+            assert (table[at] == entry).all()
+        assert int((table[:, 2] != encoder_gpu.FREE).sum()) == count
