@@ -53,7 +53,6 @@ def test_headlines_compare_with_the_fastest_other_program() -> None:
 
 def test_a_headline_tells_what_is_faster() -> None:
     rows = [result("tokenize", "NumPy", 3.0), result("tokenize", "other", 1.5, peer=True)]
-    rows += [result("train", "NumPy", 1.0), result("train", "a software adapter", 4.0)]
     assert dict(headlines(read_record(record(*rows)))) == {
         "tokenize": "other, the fastest other program, is 2 times as fast as NumPy"
     }
