@@ -77,7 +77,7 @@ def bpe_train(
     counts_output = job.output if job.part else counts_output
     found = resolve_sources(corpus) if corpus else None
     read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
-    loaded = add_counts([load_counts(path) for path in from_counts]) if from_counts else None
+    loaded = _load_counts(from_counts, settings) if from_counts else None
     resumed = checkpoint if resume else None
     options, reading = _take_options(settings, loaded, resumed, report)
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
@@ -231,6 +231,13 @@ def _plan(options: TrainingOptions, device: str, size: int | None) -> Plan:
     """Plan a training; size: bytes of text, None if that is not known."""
     least = 0 if options.engine == "recount" else gpu_from(GPU_FROM)
     return make_plan(options, start_selecting(device, size, least)())
+
+
+def _load_counts(paths: Sequence[str], settings: dict[str, Any]) -> WordCounts:
+    """Return the sum of word counts; those of another program are as `settings` ask for."""
+    pattern = chosen_pattern(settings["pattern"], settings["pattern_regex"])
+    special = tuple(text.encode() for text in settings["special_tokens"])
+    return add_counts([load_counts(path, pattern, special) for path in paths])
 
 
 def _paths_of(sources: Sources | None) -> list[str]:

@@ -7,6 +7,7 @@
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. The SHA-256 of everything before comes last.
 - The same counts give the same bytes, and the sum of the files of parts is the file of the whole.
+- A file whose name ends in .parquet is one of columns, see `llmgpu.bpe.words.counts_parquet`.
 - A file is checked from front to back before it is used, in memory of a few times its size.
 """
 
@@ -30,6 +31,7 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.pretokens.unicode_classes import UNRECORDED_VERSION
+from llmgpu.bpe.words.counts_parquet import is_parquet, read_parquet, write_parquet
 from llmgpu.bpe.words.distinct_words import (
     MAX_TEXT_BYTES,
     NO_WORDS,
@@ -86,6 +88,9 @@ def write_counts(
 
     Raises OutputError when that can't be done.
     """
+    if is_parquet(path):
+        write_parquet(path, facts, blocks)
+        return
     words = data_bytes = text_bytes = 0
     for block in blocks():
         words, data_bytes = words + len(block), data_bytes + len(block.data)
@@ -123,12 +128,18 @@ def write_counts(
         stream.write(digest.digest())
 
 
-def load_counts(path: str | Path) -> WordCounts:
+def load_counts(
+    path: str | Path, pattern: str | None = None, separators: tuple[bytes, ...] = ()
+) -> WordCounts:
     """Read a file of word counts.
+
+    pattern, separators: what another program counted by, which wrote a ``.parquet``.
 
     Raises InputError if it can't be read, is another kind of file or version, is damaged, or was
     counted by a pattern that this llmgpu does not know.
     """
+    if is_parquet(path):
+        return read_parquet(path, pattern, separators)
     try:
         with open(path, "rb") as stream:
             status = os.fstat(stream.fileno())

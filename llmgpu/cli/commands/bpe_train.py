@@ -99,7 +99,7 @@ from llmgpu.cli.part_option import part_option
     "--save-counts",
     "counts_output",
     metavar="FILE",
-    help="Also write the word counts to this file.",
+    help="Also write the word counts to this file; as columns if it ends in .parquet.",
 )
 @click.option("--counts-only", is_flag=True, help="Write the word counts without training.")
 @click.option(

@@ -302,3 +302,56 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         long = WordCounts(as_words(SAMPLE), 1, "class", (b"x" * (1 << 24),))
         save_counts(tmp_path / "c", long)
     assert list(tmp_path.iterdir()) == []
+
+
+# As columns
+
+
+def test_columns_have_the_words_and_what_is_known(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    counts = WordCounts(as_words(SAMPLE), 3, "gpt2", (b"<|end|>", b"\xff\x00"), unicode="18.0")
+    save_counts(tmp_path / "c.parquet", counts)
+    read = load_counts(tmp_path / "c.parquet")
+    assert listed(read.words) == sorted(SAMPLE.items())
+    for fact in ("documents", "pattern", "separators", "unicode"):
+        assert getattr(read, fact) == getattr(counts, fact)
+    rows = parquet.read_table(tmp_path / "c.parquet").to_pydict()
+    assert dict(zip(rows["word"], rows["count"], strict=True)) == SAMPLE
+
+
+def test_columns_of_another_program(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "c.parquet"
+    columns = {"count": [1, 2, 3], "word": ["b", "é", "b"], "other": [None, 1, 2]}
+    parquet.write_table(arrow.table(columns), path)
+    read = load_counts(path, "gpt2", (b"<|end|>",))
+    assert listed(read.words) == [(b"b", 4), ("é".encode(), 2)]
+    assert (read.pattern, read.separators, read.documents) == ("gpt2", (b"<|end|>",), 0)
+    with pytest.raises(InputError, match=r"does not say by which pattern .* give"):
+        load_counts(path)
+
+
+def test_columns_that_are_no_counts(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "c.parquet"
+    for columns, message in (
+        ({"word": ["a"]}, "no columns word and count"),
+        ({"word": ["a"], "count": ["x"]}, "can't be read as word counts"),
+        ({"word": ["a"], "count": [None]}, "a row has no word or no count"),
+        ({"word": [""], "count": [1]}, "words have 1 byte or more"),
+        ({"word": ["a"], "count": [0]}, "word b'a' has the count 0"),
+        ({"word": [["a"]], "count": [1]}, "can't be read as word counts"),
+        ({"word": ["a"], "count": arrow.array([2**63], "uint64")}, "can't be read as"),
+        ({"word": ["aa", "a"], "count": [2**63 - 1, 9]}, "more than counts can hold"),
+    ):
+        parquet.write_table(arrow.table(columns), path)
+        with pytest.raises(InputError, match=message):
+            load_counts(path, "gpt2")
+    metadata = {"llmgpu": '{"pattern": 1}'}
+    table = arrow.table({"word": ["a"], "count": [1]}).replace_schema_metadata(metadata)
+    parquet.write_table(table, path)
+    with pytest.raises(InputError, match="its metadata is not that of word counts"):
+        load_counts(path)
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(InputError, match="can't be read as word counts"):
+        load_counts(path)
