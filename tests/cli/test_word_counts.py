@@ -56,7 +56,7 @@ def test_counts_say_which_pattern(llmgpu: Run, corpus: Path) -> None:
     ("arguments", "code", "message"),
     [
         ([], 1, "the corpus is empty"),
-        (["corpus.txt", "--from-counts", "c"], 2, "give either CORPUS or --from-counts"),
+        (["corpus.txt", "--from-counts", "c"], 2, "for standard input) or --from-counts"),
         (["corpus.txt", "--counts-only"], 2, "--counts-only needs --save-counts"),
         (["--from-counts", "c", "--limit", "1KB"], 2, "--limit is for CORPUS"),
         (["--from-counts", "c", "--doc-separator", "x"], 2, "--doc-separator is for CORPUS"),
