@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
+from llmgpu.bench.options import ALL
 from llmgpu.bench.results import Adapter, Machine
 from llmgpu.bench.timing import timed
 from llmgpu.errors import DeviceError
 from llmgpu.processors import usable_processors
 from llmgpu.version import __version__
 
-ALL = "all"
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench.engines import ALL, Engine, describe_machine, open_engines
+from llmgpu.bench.engines import Engine, describe_machine, open_engines
 from llmgpu.bench.kernels.embedding import measure_embedding
 from llmgpu.bench.kernels.measure import measure_kernels
+from llmgpu.bench.options import TEXT_PARTS, BenchOptions
 from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
@@ -38,72 +38,19 @@ from llmgpu.bench.tokenizers.measure import (
 )
 from llmgpu.bench.train import measure_train
 from llmgpu.bpe.interchange.open import open_vocabulary
-from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.errors import DeviceError
 from llmgpu.progress import Progress, no_progress
 
-# Parts about texts, and those about language models, which have their own sizes.
-TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
+# Parts about language models have their own sizes.
 MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Iterator[Result]]] = {
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
     TRAIN: measure_train,
 }
-PARTS = (*TEXT_PARTS, *MODEL_PARTS)
-DEFAULT_LIMIT = 20_000_000
-DEFAULT_VOCAB_SIZE = 8192
-DEFAULT_PATTERN = "gpt2"  # which all peers know
-DEFAULT_RUNS = 5
-QUICK_LIMIT = 1_000_000
-QUICK_VOCAB_SIZE = 1024
-QUICK_RUNS = 2
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
 SOFTWARE_TRAIN_VOCAB_SIZE = 512
 QUICK_SOFTWARE_TRAIN_VOCAB_SIZE = 320
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What to measure.
-
-    parts: of PARTS. devices: as ``--device`` takes them, or "all". corpus: sources; none stands for
-    Python's standard library. limit: the most bytes of text to take. pattern: how text is cut.
-    runs: measurements of each engine. peers: whether to measure other programs.
-    vocabulary: file to tokenize with, whose size and pattern replace those given; None trains one.
-    match: the rule to tokenize by; None for that of the vocabulary, and greedy.
-    quick: whether to take smaller sizes where no option gives one.
-
-    Raises:
-        LlmgpuError: an option is out of range.
-    """
-
-    parts: tuple[str, ...] = PARTS
-    devices: tuple[str, ...] = (ALL,)
-    corpus: tuple[str, ...] = ()
-    limit: int = DEFAULT_LIMIT
-    vocab_size: int = DEFAULT_VOCAB_SIZE
-    pattern: str = DEFAULT_PATTERN
-    runs: int = DEFAULT_RUNS
-    peers: bool = True
-    vocabulary: str | None = None
-    match: str | None = None
-    quick: bool = False
-
-    def __post_init__(self) -> None:
-        get_pattern(self.pattern)
-        unknown = set(self.parts) - set(PARTS)
-        if unknown:
-            raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
-        for name, value in (("vocabulary", self.vocabulary), ("match rule", self.match)):
-            if value is not None and TOKENIZE not in self.parts:
-                raise LlmgpuError(f"a {name} is for {TOKENIZE}, which is not to be measured")
-        if self.runs < 1:
-            raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")
-        if self.vocab_size < 257:
-            raise LlmgpuError(
-                f"a vocabulary of {self.vocab_size} tokens has no merges; use 257 or more"
-            )
 
 
 class Benchmark:

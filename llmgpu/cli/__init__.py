@@ -23,7 +23,7 @@ from llmgpu.version import __version__
 _ROOM = "llmgpu.cli.commands"
 COMMANDS: Registry[click.Command] = Registry(
     {
-        "bench": Entry("llmgpu.cli.bench:bench", "Benchmark this machine."),
+        "bench": Entry(f"{_ROOM}.bench:bench", "Benchmark this machine."),
         "bpe-train": Entry(
             f"{_ROOM}.bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."
         ),

@@ -1,4 +1,4 @@
-"""``llmgpu bench``: how fast this machine does each part of the work, next to other programs."""
+"""What ``llmgpu bench`` does: measure, or read a record; show it, write it, compare it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,32 +16,33 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from llmgpu.bench import suite
-from llmgpu.bench.engines import ALL
-from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, Change, Comparison, compare_records
+from llmgpu.bench.options import (
+    ALL,
+    DEFAULT_LIMIT,
+    DEFAULT_RUNS,
+    DEFAULT_VOCAB_SIZE,
+    GENERATED,
+    PARTS,
+    QUICK_LIMIT,
+    QUICK_RUNS,
+    QUICK_VOCAB_SIZE,
+    BenchOptions,
+)
+from llmgpu.bench.report.compare import Change, Comparison, compare_records
 from llmgpu.bench.report.page import draw_report
 from llmgpu.bench.report.tables import columns_of, facts_of, headlines, time_lines
 from llmgpu.bench.results import KERNELS, Record, Result, ResultTable, load_record
-from llmgpu.bench.tokenizers.corpus import GENERATED, text_blocks
+from llmgpu.bench.suite import Benchmark
+from llmgpu.bench.tokenizers.corpus import text_blocks
 from llmgpu.bench.units import seconds_text
 from llmgpu.bpe.interchange.open import find_vocabulary
-from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.interrupts import last_act
-from llmgpu.cli.options import (
-    ByteSize,
-    Percentage,
-    VocabularySize,
-    force_option,
-    output_options,
-)
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
-ALL_PARTS = "all"
 NARROWEST = 80  # columns; less would break the tables' cells
 _NAME_WIDTH = 16
 # Options that say what to do with a record, measured or read; all others say what to measure.
@@ -86,103 +88,10 @@ class Outputs:
             print_json(plain, to_stderr=self.takes_stdout)
 
 
-@click.command()
-@click.argument(
-    "what",
-    nargs=-1,
-    metavar="[WHAT]...",
-    type=click.Choice((*suite.PARTS, ALL_PARTS)),
-)
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    default=(ALL,),
-    metavar="all|cpu|gpu|NAME",
-    help="Device to measure; all (the default) is the CPU and every adapter. Repeatable.",
-)
-@click.option(
-    "--corpus",
-    multiple=True,
-    metavar="PATH",
-    help="Text to measure on; by default the source of Python's standard library. Repeatable. "
-    '"generated" makes text of any size, with as many distinct words as real text of that size.',
-)
-@click.option(
-    "--limit", type=ByteSize(), metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
-)
-@click.option(
-    "--vocab-size",
-    type=VocabularySize(),
-    help=f"Size to train to.  [default: {suite.DEFAULT_VOCAB_SIZE}]",
-)
-@click.option(
-    "--pattern",
-    type=click.Choice(list(PATTERNS)),
-    default=suite.DEFAULT_PATTERN,
-    show_default=True,
-    help="How text is cut into pre-tokens.",
-)
-@click.option(
-    "--vocab",
-    metavar="VOCAB",
-    help="Tokenize with this vocabulary, and its pattern, instead of training one.",
-)
-@click.option(
-    "--match",
-    type=click.Choice(MATCH_RULES),
-    help="Tokenize by this rule alone: merges in order (bpe), or longest token first (greedy).  "
-    "[default: that of the vocabulary, and greedy]",
-)
-@click.option(
-    "--runs", type=int, help=f"Runs of each measurement.  [default: {suite.DEFAULT_RUNS}]"
-)
-@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other programs.")
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="Use smaller sizes: 1MB of text, 1024 ids and 2 runs, unless other options set them.",
-)
-@click.option(
-    "--write-corpus",
-    metavar="FILE",
-    help="Write the text to this file without measuring anything.",
-)
-@click.option(
-    "--from",
-    "record_path",
-    metavar="FILE",
-    help="Read results that -o has written instead of measuring.",
-)
-@click.option("--output", "-o", metavar="FILE", help="Write all results to this file as JSON.")
-@click.option("--report", metavar="FILE", help="Write an HTML page with charts and tables.")
-@click.option(
-    "--compare",
-    metavar="FILE",
-    help="Compare with results that -o has written; exit with code 1 if any part of llmgpu is "
-    "slower by more than the threshold.",
-)
-@click.option(
-    "--threshold",
-    type=Percentage(),
-    default=DEFAULT_THRESHOLD,
-    metavar="PERCENT",
-    help="How much slower a median may be with --compare.  [default: 10%]",
-)
-@force_option
-@output_options
 def bench(
-    what: tuple[str, ...],
-    devices: tuple[str, ...],
+    *,
     corpus: tuple[str, ...],
-    limit: int | None,
-    vocab_size: int | None,
-    pattern: str,
     vocab: str | None,
-    match: str | None,
-    runs: int | None,
-    peers: bool,
-    quick: bool,
     write_corpus: str | None,
     record_path: str | None,
     output: str | None,
@@ -193,30 +102,9 @@ def bench(
     as_json: bool,
     quiet: bool,
     debug: bool,
+    **measuring: Any,
 ) -> None:
-    """Benchmark this machine: median and spread, end to end, by phase and by kernel.
-
-    WHAT is bpe-train (training a tokenizer), tokenize, embedding (looking up rows), kernels (each
-    kernel of a language model alone), train (training a language model) or all, the default.
-
-    Every answer is checked before its time is shown. An interrupted run shows what it measured.
-    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, as far
-    as they are installed.
-
-    With --compare, the exit code is 1 if the median of any part of llmgpu grew by more than the
-    threshold. Results from another machine, or of other sizes, are listed but not compared.
-
-    \b
-    Example:
-      llmgpu bench --quick
-      llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
-      llmgpu bench tokenize --vocab cl100k --corpus text.txt
-      llmgpu bench tokenize --match greedy
-      llmgpu bench bpe-train --vocab-size 32768 --no-peers --json
-      llmgpu bench --report report.html --compare yesterday.json --threshold 20%
-      llmgpu bench --from results.json --report report.html
-      llmgpu bench --corpus generated --limit 10GB --write-corpus 10GB.txt
-    """
+    """Measure this machine, or read what was measured; show it, write it and compare it."""
     if record_path is not None:
         _check_measures_nothing()
     kinds = ((output, RECORD), (report, PAGE), (write_corpus, TEXT))
@@ -231,19 +119,7 @@ def bench(
         record = load_record(record_path)
         outputs.hand_over(record)
     else:
-        options = suite.BenchOptions(
-            parts=suite.PARTS if not what or ALL_PARTS in what else tuple(dict.fromkeys(what)),
-            devices=devices,
-            corpus=corpus,
-            limit=limit or (suite.QUICK_LIMIT if quick else suite.DEFAULT_LIMIT),
-            vocab_size=_first(vocab_size, quick, suite.QUICK_VOCAB_SIZE, suite.DEFAULT_VOCAB_SIZE),
-            runs=_first(runs, quick, suite.QUICK_RUNS, suite.DEFAULT_RUNS),
-            pattern=pattern,
-            peers=peers,
-            vocabulary=vocab,
-            match=match,
-            quick=quick,
-        )
+        options = _options(corpus=corpus, vocabulary=vocab, **measuring)
         if write_corpus is not None:
             with atomic_output(write_corpus) as file:
                 file.writelines(text_blocks(corpus, options.limit))
@@ -255,9 +131,32 @@ def bench(
         raise LlmgpuError("an engine gave a wrong answer; see the results")
 
 
-def _measure(options: suite.BenchOptions, outputs: Outputs) -> Record:
+def _options(
+    *,
+    what: tuple[str, ...],
+    limit: int | None,
+    vocab_size: int | None,
+    runs: int | None,
+    quick: bool,
+    **others: Any,
+) -> BenchOptions:
+    """Return what to measure; quick: smaller sizes where none is given."""
+    sizes = (QUICK_LIMIT, QUICK_VOCAB_SIZE, QUICK_RUNS)
+    if not quick:
+        sizes = (DEFAULT_LIMIT, DEFAULT_VOCAB_SIZE, DEFAULT_RUNS)
+    return BenchOptions(
+        parts=PARTS if not what or ALL in what else tuple(dict.fromkeys(what)),
+        limit=limit or sizes[0],
+        vocab_size=sizes[1] if vocab_size is None else vocab_size,
+        runs=sizes[2] if runs is None else runs,
+        quick=quick,
+        **others,
+    )
+
+
+def _measure(options: BenchOptions, outputs: Outputs) -> Record:
     """Return the record of a run, handed over even if the run is interrupted."""
-    benchmark = suite.Benchmark(options)
+    benchmark = Benchmark(options)
     reporter = Reporter(quiet=outputs.quiet)
     first = threading.Lock()
 
@@ -301,10 +200,6 @@ def _check_measures_nothing() -> None:
             raise click.UsageError(
                 f"{called} chooses what to measure, but --from FILE measures nothing"
             )
-
-
-def _first(given: int | None, quick: bool, quick_value: int, default: int) -> int:
-    return given if given is not None else quick_value if quick else default
 
 
 def print_results(record: Record, console: Console) -> None:

@@ -12,13 +12,14 @@ import pytest
 
 from llmgpu.backend import NUMPY, list_adapters
 from llmgpu.bench.engines import Engine, describe_machine
+from llmgpu.bench.options import PARTS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import (
     TOKENIZING_PEERS,
     TRAINING_PEERS,
 )
 from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
-from llmgpu.bench.suite import MODEL_PARTS, PARTS, TEXT_PARTS, Benchmark, BenchOptions
+from llmgpu.bench.suite import MODEL_PARTS, Benchmark
 from llmgpu.bench.tokenizers import measure
 from llmgpu.bench.tokenizers.corpus import load_text, make_job
 from llmgpu.bpe.training.options import TrainingOptions

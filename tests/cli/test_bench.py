@@ -18,10 +18,12 @@ from llmgpu import Tokenizer
 from llmgpu.backend import NUMPY
 from llmgpu.bench import suite
 from llmgpu.bench.engines import Engine, describe_machine
+from llmgpu.bench.options import PARTS, QUICK_RUNS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
-from llmgpu.bench.suite import MODEL_PARTS, PARTS, TEXT_PARTS, Benchmark, BenchOptions
+from llmgpu.bench.suite import MODEL_PARTS, Benchmark
 from llmgpu.bench.tokenizers.corpus import load_text
-from llmgpu.cli.bench import bench, print_results
+from llmgpu.cli.bench import print_results
+from llmgpu.cli.commands.bench import bench
 from llmgpu.progress import no_progress
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
@@ -143,10 +145,10 @@ def test_parts_of_the_command(
         def run(self, progress: Any = no_progress) -> None:
             pass
 
-    monkeypatch.setattr(suite, "Benchmark", Asked)
+    monkeypatch.setattr("llmgpu.cli.bench.Benchmark", Asked)
     result = CliRunner().invoke(bench, [*what, "--quick"])
     assert result.exit_code == 0, result.output
-    assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, suite.QUICK_RUNS)
+    assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, QUICK_RUNS)
 
 
 def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:

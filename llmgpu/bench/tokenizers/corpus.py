@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
+from llmgpu.bench.options import GENERATED
 from llmgpu.bench.results import Result, TextFacts, Times
 from llmgpu.errors import InputError
 from llmgpu.progress import Progress
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.generated import generate_text
 
-GENERATED = "generated"
 _READ_BYTES = 1 << 20
 _NOT_STANDARD = {"site-packages", "dist-packages"}
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from llmgpu.bench.report.compare import DEFAULT_THRESHOLD, Comparison, compare_records
 from llmgpu.bench.results import load_record, read_record
-from llmgpu.cli.bench import bench
+from llmgpu.cli.commands.bench import bench
 from llmgpu.errors import InputError
 
 MACHINE = {

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from llmgpu.bench.options import PARTS
 from llmgpu.bench.report.page import MOST_KERNELS, draw_report
 from llmgpu.bench.results import Record, load_record, read_record
-from llmgpu.bench.suite import PARTS
 from llmgpu.charts.roofline import HEIGHT
-from llmgpu.cli.bench import bench
+from llmgpu.cli.commands.bench import bench
 from tests.bench.conftest import given
 from tests.bench.report.test_compare import record, result
 

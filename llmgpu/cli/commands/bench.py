@@ -1,0 +1,131 @@
+"""``llmgpu bench``: how fast this machine does each part of the work, next to other programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from llmgpu.bench.options import ALL, DEFAULT_PATTERN, DEFAULT_RUNS, DEFAULT_VOCAB_SIZE, PARTS
+from llmgpu.bench.report.compare import DEFAULT_THRESHOLD
+from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary import MATCH_RULES
+from llmgpu.cli.options import (
+    ByteSize,
+    Percentage,
+    VocabularySize,
+    force_option,
+    output_options,
+)
+
+
+@click.command()
+@click.argument(
+    "what",
+    nargs=-1,
+    metavar="[WHAT]...",
+    type=click.Choice((*PARTS, ALL)),
+)
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    default=(ALL,),
+    metavar="all|cpu|gpu|NAME",
+    help="Device to measure; all (the default) is the CPU and every adapter. Repeatable.",
+)
+@click.option(
+    "--corpus",
+    multiple=True,
+    metavar="PATH",
+    help="Text to measure on; by default the source of Python's standard library. Repeatable. "
+    '"generated" makes text of any size, with as many distinct words as real text of that size.',
+)
+@click.option(
+    "--limit", type=ByteSize(), metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
+)
+@click.option(
+    "--vocab-size",
+    type=VocabularySize(),
+    help=f"Size to train to.  [default: {DEFAULT_VOCAB_SIZE}]",
+)
+@click.option(
+    "--pattern",
+    type=click.Choice(list(PATTERNS)),
+    default=DEFAULT_PATTERN,
+    show_default=True,
+    help="How text is cut into pre-tokens.",
+)
+@click.option(
+    "--vocab",
+    metavar="VOCAB",
+    help="Tokenize with this vocabulary, and its pattern, instead of training one.",
+)
+@click.option(
+    "--match",
+    type=click.Choice(MATCH_RULES),
+    help="Tokenize by this rule alone: merges in order (bpe), or longest token first (greedy).  "
+    "[default: that of the vocabulary, and greedy]",
+)
+@click.option("--runs", type=int, help=f"Runs of each measurement.  [default: {DEFAULT_RUNS}]")
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other programs.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Use smaller sizes: 1MB of text, 1024 ids and 2 runs, unless other options set them.",
+)
+@click.option(
+    "--write-corpus",
+    metavar="FILE",
+    help="Write the text to this file without measuring anything.",
+)
+@click.option(
+    "--from",
+    "record_path",
+    metavar="FILE",
+    help="Read results that -o has written instead of measuring.",
+)
+@click.option("--output", "-o", metavar="FILE", help="Write all results to this file as JSON.")
+@click.option("--report", metavar="FILE", help="Write an HTML page with charts and tables.")
+@click.option(
+    "--compare",
+    metavar="FILE",
+    help="Compare with results that -o has written; exit with code 1 if any part of llmgpu is "
+    "slower by more than the threshold.",
+)
+@click.option(
+    "--threshold",
+    type=Percentage(),
+    default=DEFAULT_THRESHOLD,
+    metavar="PERCENT",
+    help="How much slower a median may be with --compare.  [default: 10%]",
+)
+@force_option
+@output_options
+def bench(**options: Any) -> None:
+    """Benchmark this machine: median and spread, end to end, by phase and by kernel.
+
+    WHAT is bpe-train (training a tokenizer), tokenize, embedding (looking up rows), kernels (each
+    kernel of a language model alone), train (training a language model) or all, the default.
+
+    Every answer is checked before its time is shown. An interrupted run shows what it measured.
+    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, as far
+    as they are installed.
+
+    With --compare, the exit code is 1 if the median of any part of llmgpu grew by more than the
+    threshold. Results from another machine, or of other sizes, are listed but not compared.
+
+    \b
+    Example:
+      llmgpu bench --quick
+      llmgpu bench tokenize --device gpu --corpus text.txt --limit 1GB -o results.json
+      llmgpu bench tokenize --vocab cl100k --corpus text.txt
+      llmgpu bench tokenize --match greedy
+      llmgpu bench bpe-train --vocab-size 32768 --no-peers --json
+      llmgpu bench --report report.html --compare yesterday.json --threshold 20%
+      llmgpu bench --from results.json --report report.html
+      llmgpu bench --corpus generated --limit 10GB --write-corpus 10GB.txt
+    """
+    from llmgpu.cli import bench
+
+    bench.bench(**options)
