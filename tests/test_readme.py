@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from llmgpu.backend import list_adapters
 from llmgpu.cli import COMMANDS
+from tests.text.test_remote import Ranges, serve
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -25,23 +27,41 @@ BENCHMARKS = DOCS / "benchmarks.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 FOR_DEVELOPERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
 
-BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(?:<!-- needs (\w+) -->\n)?```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+ELSEWHERE = "https://example.com"  # in examples, a server that has the files of the page
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAX_README_LINES = 200
 
 
-def examples(page: Path) -> list[tuple[list[str], str]]:
-    """Return the commands and programs of a page in order, each with the output shown below it."""
-    found: list[tuple[list[str], str]] = []
-    for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+class Example(NamedTuple):
+    """A command or a program, the output shown below it, and what it needs: see `is_here`."""
+
+    command: list[str]
+    shown: str
+    needed: str
+
+
+def examples(page: Path) -> list[Example]:
+    """Return the commands and programs of a page in order."""
+    found: list[Example] = []
+    for needed, kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
         if kind == "python":
-            found.append(([sys.executable, "-c", block], ""))
+            found.append(Example([sys.executable, "-c", block], "", needed))
             continue
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
-            found.append((["bash", "-o", "pipefail", "-c", command], output))
+            found.append(Example(["bash", "-o", "pipefail", "-c", command], output, needed))
     return found
+
+
+def is_here(needed: str) -> bool:
+    """Whether this machine has a package, or an adapter."""
+    if needed == "adapter":
+        return bool(list_adapters())
+    return importlib.util.find_spec(needed) is not None
 
 
 WITH_EXAMPLES = [page for page in PAGES if examples(page)]
@@ -67,13 +87,29 @@ def test_examples_run_and_print_what_they_show(page: Path, tmp_path: Path) -> No
         "LLMGPU_DEVICE": "cpu",
         "OPENBLAS_NUM_THREADS": "1",  # threads of models this small only wait for each other
     }
-    for command, shown in examples(page):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, f"{command[-1]}\n{done.stderr}"
-        if shown:
-            assert done.stdout.rstrip("\n") == shown.rstrip("\n"), command[-1]
+    with serve(tmp_path, Ranges) as server:
+        for command, shown, needed in examples(page):
+            if needed and not is_here(needed):
+                continue  # `test_what_examples_need_is_here` says so
+            done = subprocess.run(
+                [word.replace(ELSEWHERE, server) for word in command],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, f"{command[-1]}\n{done.stderr}"
+            if shown:
+                assert done.stdout.rstrip("\n") == shown.rstrip("\n"), command[-1]
+
+
+@pytest.mark.parametrize(
+    "needed", sorted({each.needed for page in PAGES for each in examples(page) if each.needed})
+)
+def test_what_examples_need_is_here(needed: str) -> None:
+    if not is_here(needed):
+        pytest.skip(f"examples of the guide that need {needed} are not run")
 
 
 def test_the_readme_is_short() -> None:
