@@ -11,15 +11,14 @@ from click.core import ParameterSource
 
 from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
-from llmgpu.bpe.interchange.huggingface import name_tokens
 from llmgpu.bpe.interchange.open import find_vocabulary
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.chat import with_chat_template
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.options import chosen_pattern
 from llmgpu.errors import VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
-from llmgpu.input_files import decode_text, naming, number_of, read_limited
+from llmgpu.input_files import number_of
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 
 if TYPE_CHECKING:
@@ -102,15 +101,6 @@ def export_vocabulary(
     report.line(f"{number_of(vocabulary.size, 'id')} to {output}")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
-
-
-def with_chat_template(vocabulary: Vocabulary, path: str | None) -> Vocabulary:
-    """Return a vocabulary with the chat template in a file; None: with its own."""
-    if path is None:
-        return vocabulary
-    with naming(path):
-        source = decode_text(read_limited(path))
-        return replace(vocabulary, chat=ChatTemplate(source, name_tokens(vocabulary)))
 
 
 def _open_checkpoint(path: str) -> Checkpoint | None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import (
     Reporter,
     human_bytes,
@@ -35,7 +36,7 @@ from llmgpu.cli.options import (
     make_special_options,
 )
 from llmgpu.cli.parts import PartJob
-from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
@@ -44,6 +45,7 @@ from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import matched_as, read_side_file, side_path
+from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
 from llmgpu.tokens.formats import (
     SHOWN,
     format_by_name,
@@ -85,6 +87,7 @@ class _Output:
     split: dict[str, float]
     seed: int
     shuffle: bool
+    masked: bool
 
     @property
     def names(self) -> list[str]:
@@ -130,6 +133,8 @@ def tokenize(
     disallow_special: tuple[str, ...],
     bos: str | None,
     eos: str | None,
+    chat: bool,
+    chat_template: str | None,
     **reading: Any,
 ) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
@@ -140,11 +145,13 @@ def tokenize(
     output = job.output
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
-    target = _Output(output, *shape, resume, force, dict(split), seed, shuffle)
+    masked = chat and shape[0] == "bin" and not writes_directly(output)
+    target = _Output(output, *shape, resume, force, dict(split), seed, shuffle, masked)
     _check_output(target, is_encoding=not (decode or count))
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     if decode:
-        _check_decoding(format_name, special, count or line_documents or bool(max_tokens))
+        _check_decoding(format_name, special, count or line_documents or chat or bool(max_tokens))
+    check_chat(chat, chat_template, special, shuffle)
     if not files:
         report.line(READING_INPUT)
     sources = files or ("-",)
@@ -153,19 +160,22 @@ def tokenize(
     vocabulary_files = find_vocabulary(vocab)
     if not count:
         read = _read_for(ids) if decode else [source.path for source in found.files]
-        _check_files(target, [*vocabulary_files.inputs, *read], decode, job.outputs)
+        named = filter(None, [chat_template])
+        _check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
     options = make_corpus_options(line_documents=line_documents, **reading)
     found = job.take(found, options)
     growth = Growth()  # before a device is opened, which takes memory, too
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
-    vocabulary = vocabulary.with_match(match or vocabulary.match)
+    vocabulary = with_chat_template(vocabulary.with_match(match or vocabulary.match), chat_template)
     if decode:
         summary = _decode(ids, vocabulary, vocab, target)
     else:
-        text = _Text(found, options, special, threads, max_tokens)
-        written = None if count else target
-        summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
+        with Conversations(vocabulary) if chat else nullcontext() as conversations:
+            options = with_chat(options, conversations)
+            text = _Text(found, options, CHAT_TOKENS if chat else special, threads, max_tokens)
+            written = None if count else target
+            summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
@@ -176,7 +186,7 @@ def _check_decoding(format: str | None, special: SpecialOptions, encodes: bool) 
     """Raise click.UsageError for options that say how to encode."""
     if encodes:
         raise click.UsageError(
-            "--decode can't be combined with --count, --line-documents or --max-tokens"
+            "--decode can't be combined with --count, --line-documents, --chat or --max-tokens"
         )
     if format == SHOWN:
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
@@ -231,7 +241,10 @@ def _check_files(
         written = [file for name in output.names for file in ShardNames(name).outputs()]
     else:
         names, layout = output.names, output.layout
-        written = [file for name in names for file in outputs(name, output.format, layout)]
+        masked = output.masked
+        written = [
+            file for name in names for file in outputs(name, output.format, layout, masked=masked)
+        ]
     check_outputs([*written, *others], read, force=output.force)
 
 
@@ -313,6 +326,7 @@ def _open_sink(
             fingerprint=vocabulary.fingerprint,
             match_facts=vocabulary.match_facts,
             layout=output.layout,
+            masked=output.masked,
             force=output.force,
         )
     shards = ShardWriter(
@@ -321,6 +335,7 @@ def _open_sink(
         output.shard_tokens,
         layout=output.layout,
         added=added,
+        masked=output.masked,
         run=key,
         resume=output.resume,
         force=output.force,
@@ -356,6 +371,14 @@ def _tokenize(
     special, most = source.special, source.max_tokens
     added = {token_id(vocabulary, end) for end in (special.bos, special.eos) if end is not None}
     encoder: Encoder = open_encoder(vocabulary, backend, special=special, threads=source.threads)
+    chat, masking = source.options.chat, None
+    if chat is not None:
+        encoder = masking = MaskingEncoder(encoder, chat, vocabulary)
+        if output and not output.masked:
+            report.note(
+                f"format {output.format} has no place for what the assistant wrote: use --format "
+                "bin and a file to keep it"
+            )
     if most:
         encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
 
@@ -366,6 +389,8 @@ def _tokenize(
         opened = partial(_open_sinks, output, vocabulary, added, key, report) if output else None
         summary = _encode(text, encoder, opened, report, growth)
     summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
+    if masking and not most:
+        summary["assistant_tokens"] = masking.counted
     if backend.shares:
         summary["text_bytes_by_device"] = backend.shares
     if output:
@@ -428,11 +453,13 @@ def _encode(
 def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[str]) -> None:
     report.note_left_out(summary)
     if summary["tokens"]:
+        replies = summary.get("assistant_tokens")
         report.line(
             f"{number_of(summary['tokens'], 'token')} from {human_bytes(summary['text_bytes'])} in "
             f"{number_of(summary['documents'], 'document')}, "
             f"{summary['bytes_per_token']:.2f} bytes a token; "
-            f"{summary['seconds']:.2f} s, {human_bytes(summary['mb_per_second'] * 1e6)}/s"
+            + (f"{replies:,} are the assistant's; " if replies is not None else "")
+            + f"{summary['seconds']:.2f} s, {human_bytes(summary['mb_per_second'] * 1e6)}/s"
         )
     for name, part in zip(names, summary.get("parts", ()), strict=False):
         tokens = number_of(part["tokens"], "token")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,10 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.backend import Backend, select_backend
-from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
@@ -32,6 +33,7 @@ from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import resolve_sources
+from llmgpu.tokens.conversations import Conversations
 
 REPLACED = (
     "log.jsonl",
@@ -53,6 +55,8 @@ def train(
     resume: bool,
     force: bool,
     eos: str | None,
+    chat: bool,
+    chat_template: str | None,
     device: str,
     as_json: bool,
     quiet: bool,
@@ -66,7 +70,8 @@ def train(
     reading = {name: settings.pop(name) for name in _READING}
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
     vocabulary_files = find_vocabulary(vocab)
-    vocabulary = vocabulary_files.read(report.note)
+    check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
+    vocabulary = with_chat_template(vocabulary_files.read(report.note), chat_template)
     separator = _separator(vocabulary, eos)
     if not resume:  # what can't work is refused before there is a folder
         new_settings(settings, vocabulary.size)
@@ -74,13 +79,13 @@ def train(
     halves = settings["precision"] == "f16"
     new_backend = None if resume else select(matrices=halves)
     inputs = [source.path for source in resolve_sources(corpus).files]
-    inputs += [*vocabulary_files.inputs, *filter(None, [config])]
+    inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
     check_outputs(_written(output, force), inputs)
     with open_run_folder(output, resume=resume, force=force) as folder:
         checkpoint = _find_checkpoint(folder) if resume else None
         if checkpoint is not None:
             checkpoint.require_vocabulary(vocabulary, vocab)
-            vocabulary = checkpoint.vocabulary
+            vocabulary = with_chat_template(checkpoint.vocabulary, chat_template)
             asked = resumed_settings(checkpoint, _explicit(settings))
             backend = select(driver=asked.options.driver)
             separator = _same_separator(checkpoint, eos, separator)
@@ -94,14 +99,15 @@ def train(
         if checkpoint is None or checkpoint.state.step < asked.options.steps:
             _announce(report, asked, backend, host_bytes, needed_bytes)
         keep_options(folder.path)
-        with closing(report):
+        options = make_corpus_options(**reading)
+        with closing(report), Conversations(vocabulary) if chat else nullcontext() as conversations:
             source = open_tokens(
                 corpus,
                 vocabulary,
                 vocab,
                 folder.tokens,
                 backend=_encoding_backend(backend, device),
-                reading=make_corpus_options(**reading),
+                reading=with_chat(options, conversations),
                 separator=separator,
                 resume=resume,
                 progress=report,

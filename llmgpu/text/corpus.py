@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
+from llmgpu.text.chat import Chat, ChatFile
 from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
@@ -35,6 +36,7 @@ from llmgpu.text.documents import (
     PieceReader,
     Utf8Policy,
 )
+from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT, ByteStream, DocumentFile, read_blocks
 
@@ -67,6 +69,7 @@ class CorpusOptions:
     encoding_errors: "strict", "replace" or "raw", see `llmgpu.text.documents.Utf8Policy`.
     limit: read at most this many bytes of text; None for all.
     line_documents: whether each line, its newline included, is a document.
+    chat: makes text of conversations, which the lines of .jsonl files are then; None: they are not.
     """
 
     text_field: str = "text"
@@ -74,6 +77,7 @@ class CorpusOptions:
     encoding_errors: str = "raw"
     limit: int | None = None
     line_documents: bool = False
+    chat: Chat | None = None
 
 
 class Begin(NamedTuple):
@@ -120,6 +124,8 @@ class Corpus(Closing):
         limit = self.options.limit
         if limit is not None and limit < 1:
             raise InputError(f"a limit of {limit} bytes leaves no text: use 1 or more")
+        if self.options.chat is not None:
+            _check_chat(self.sources, self.options)
         self.total_bytes = self.sources.total_bytes
         self.text_bytes = 0
         self.documents = 0
@@ -224,7 +230,12 @@ class Corpus(Closing):
         self.begun.append(Begin(offset, self.documents + documents, source.path, skipped))
         self._policy.begin(source.path, skipped)
         self._splitter.begin(source.continues)
-        if documents_in is None:
+        chat = self.options.chat
+        if chat is not None:
+            self._file = conversations = ChatFile(source, self.options.text_field, chat)
+            pieces = self._document_pieces(conversations.documents(self._policy))
+            self._reader = PieceReader(pieces, conversations.wait)
+        elif documents_in is None:
             self._file = stream = ByteStream(source)
             self._reader = self._read_text(stream, source.continues)
         else:
@@ -278,6 +289,15 @@ class Corpus(Closing):
             self._closed = True
         self.documents += len(starts)
         return Piece(text, starts, self._closed, self._ended)
+
+
+def _check_chat(sources: Sources, options: CorpusOptions) -> None:
+    """Raise InputError for what conversations can't be combined with."""
+    if options.separators or options.line_documents or options.limit is not None:
+        raise InputError("conversations have no separators, lines or limit: leave the option out")
+    for source in sources.files:
+        if source.path != STANDARD_INPUT and format_of(source) is not JsonlFile:
+            raise InputError(f"{source.path}: conversations are read from .jsonl files")
 
 
 class _DirectReader:

@@ -43,19 +43,20 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def jsonl_lines(
-    stream: io.BufferedIOBase, name: str, *, is_begin: bool = True
+    stream: io.BufferedIOBase, name: str, most: int | None = None, *, is_begin: bool = True
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of every line that isn't blank.
 
     is_begin: the stream begins where the file does. A byte order mark there is dropped.
 
-    InputError for a line of more than LINE_BYTES.
+    InputError for a line of more than `most` bytes, LINE_BYTES by default.
     """
+    most = most or LINE_BYTES
     number = 0
-    while line := stream.readline(LINE_BYTES + 1):
+    while line := stream.readline(most + 1):
         number += 1
-        if len(line) > LINE_BYTES:
-            raise _too_long(name, number)
+        if len(line) > most:
+            raise _too_long(name, number, most)
         line = line.removeprefix(_BYTE_ORDER_MARK) if is_begin and number == 1 else line
         if not line.isspace() and line:
             yield number, line
@@ -123,7 +124,7 @@ class JsonlFile(ByteStream):
             if end:
                 yield _Block(data, end)
             if held > LINE_BYTES:
-                raise _too_long(self.name, self._lines + 1)
+                raise _too_long(self.name, self._lines + 1, LINE_BYTES)
             data = following
         if held:
             yield _Block(data, held, is_last=True)
@@ -146,7 +147,7 @@ class JsonlFile(ByteStream):
             line, begin = lines[begin:after], after
             self._lines += 1
             if len(line) > LINE_BYTES:
-                raise _too_long(self.name, self._lines)
+                raise _too_long(self.name, self._lines, LINE_BYTES)
             if self._lines == 1 and not self._begin:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if not line.isspace() and line:
@@ -154,14 +155,18 @@ class JsonlFile(ByteStream):
                 yield Piece(text, np.zeros(1, np.int64), closed=True)
 
     def _document(self, line: bytes, policy: Utf8Policy) -> bytes:
-        after = f" after byte {self._begin}" if self._begin else ""
-        where = f"{self.name}, line {self._lines}{after}"
-        decoded, has_invalid = _decode(line, where, policy)
-        return _encode(_field(decoded, where, self._text_field), has_invalid, where, policy)
+        where = place_of_line(self.name, self._lines, self._begin)
+        decoded, has_invalid = decode_line(line, where, policy)
+        return encode_text(_field(decoded, where, self._text_field), has_invalid, where, policy)
 
 
-def _too_long(name: str, number: int) -> InputError:
-    return InputError(f"{name}, line {number}: longer than {LINE_BYTES} bytes: split the document")
+def place_of_line(name: str, number: int, begin: int) -> str:
+    """Return what an error calls a line; begin: where in the file lines are counted from."""
+    return f"{name}, line {number}" + (f" after byte {begin}" if begin else "")
+
+
+def _too_long(name: str, number: int, most: int) -> InputError:
+    return InputError(f"{name}, line {number}: longer than {most} bytes: split the document")
 
 
 def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
@@ -171,29 +176,46 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, dict):
-        kind = _KINDS.get(type(value), "null")
-        raise InputError(f"{where}: not a JSON object but {kind}")
+        raise InputError(f"{where}: not a JSON object but {kind_of_value(value)}")
     return value
 
 
+def kind_of_value(value: object) -> str:
+    """Return what a value of JSON is, for a message."""
+    return _KINDS.get(type(value), "null")
+
+
 def _field(line: str, where: str, text_field: str) -> str:
-    """Return the text in a field of an object, or in one of an object within it: "a.b"."""
+    """Return the text in a field of an object."""
     document = parse_json_object(line, where)
+    value = find_field(document, where, text_field)
+    if not isinstance(value, str):
+        raise InputError(
+            f"{where}: field {quote(text_field)} is not a string but {kind_of_value(value)}"
+        )
+    return value
+
+
+def find_field(document: dict[str, object], where: str, text_field: str) -> object:
+    """Return what is in a field of an object, or in one of an object within it: "a.b".
+
+    Raises InputError, with the fields that there are, if it is missing.
+    """
     names = [text_field] if text_field in document else text_field.split(".")
     value: object = document
     for name in names:
         if not isinstance(value, dict) or name not in value:
             fields = value if isinstance(value, dict) else {}
             present = ", ".join(sorted(map(repr, fields))[:10]) or "none"
-            raise InputError(f"{where}: no field {quote(text_field)}; the fields are: {present}")
+            chat = " (conversations: --chat)" if "messages" in fields else ""
+            raise InputError(
+                f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}"
+            )
         value = value[name]
-    if not isinstance(value, str):
-        kind = _KINDS.get(type(value), "null")
-        raise InputError(f"{where}: field {quote(text_field)} is not a string but {kind}")
     return value
 
 
-def _decode(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]:
+def decode_line(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]:
     """Return the line as text and whether invalid bytes are in it as surrogate escapes."""
     try:
         return line.decode(), False
@@ -211,7 +233,8 @@ def _decode(line: bytes, where: str, policy: Utf8Policy) -> tuple[str, bool]:
         ) from error
 
 
-def _encode(text: str, has_invalid: bool, where: str, policy: Utf8Policy) -> bytes:
+def encode_text(text: str, has_invalid: bool, where: str, policy: Utf8Policy) -> bytes:
+    """Return the bytes of a text; has_invalid: surrogate escapes in it stand for bytes."""
     try:
         return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")
     except UnicodeEncodeError as error:

@@ -1,6 +1,7 @@
 """Token ids as plain little-endian numbers, with a side file ``PATH.json`` that describes them.
 
 A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may put a header first.
+``PATH.mask.npy`` says which ids count in a loss, where not all do: a NumPy array of truth values.
 
 A side file and ids that don't belong together would decode to wrong text. An old side file is
 removed before the ids that it describes are replaced, and the new one has a digest of samples of
@@ -26,12 +27,12 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import quote, read_whole
-from llmgpu.outputs import SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output
+from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output
 from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
-from llmgpu.tokens.npy import NumbersWriter, read_numbers
+from llmgpu.tokens.npy import HEADER_BYTES, NumbersWriter, npy_header, read_numbers
 from llmgpu.tokens.sinks import BLOCK_BYTES, PreparedSlice, id_dtype, open_stream
 
 SIDE_FORMAT = "llmgpu-tokens"
@@ -48,6 +49,7 @@ _SIDE_FIELDS: dict[str, type] = {
     "document_offsets": list,
 }
 _SAMPLED_FIELDS: dict[str, type] = {"length": int, "sample_sha256": str}  # not in old side files
+_MASK_ENDING = ".mask.npy"
 
 
 def read_bin(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
@@ -63,7 +65,18 @@ def side_path(path: str | Path) -> str:
     return f"{path}.json"
 
 
-def bin_outputs(path: str | Path, layout: str = "raw") -> list[Output]:
+def mask_path(path: str | Path) -> str:
+    """Return the name of the loss mask of the ``bin`` file `path`."""
+    return f"{path}{_MASK_ENDING}"
+
+
+def masked_file(path: str) -> str | None:
+    """Return the ``bin`` file whose loss mask a file is, by its name; None for another file."""
+    file = path.removesuffix(_MASK_ENDING)
+    return file if file != path and os.path.isfile(side_path(file)) else None
+
+
+def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
     """Return the files that are written for the ``bin`` file `path`; InputError if it can't be."""
     ids = Output(str(path), TOKEN_FILE)
     if writes_directly(ids.path):
@@ -71,6 +84,8 @@ def bin_outputs(path: str | Path, layout: str = "raw") -> list[Output]:
             raise InputError(f"{path}: layout {layout} is two files, it can't be a pipe or device")
         return [ids]
     side = [ids, Output(side_path(path), SIDE_FILE)]
+    if masked:
+        side.append(Output(mask_path(path), NPY))
     index = index_path(path, get_layout(layout))
     return side if index is None else [*side, Output(index, TOKEN_INDEX)]
 
@@ -116,6 +131,9 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise InputError(f"{name}: layout {quote(layout)} is not one of {', '.join(LAYOUTS)}")
     _check_offsets(name, cast(list[object], side["document_offsets"]), cast(int, side["count"]))
+    mask = side.get("loss_mask")
+    if mask is not None and (not isinstance(mask, dict) or mask.keys() != {"sample_sha256"}):
+        raise InputError(f"{name}: field 'loss_mask' is not an object with a sample_sha256")
     return side
 
 
@@ -141,7 +159,7 @@ class BinFile:
     """A ``bin`` file on disk whose length is as its side file says.
 
     offset: bytes before the numbers. count: ids. text_bytes: bytes of text that they stand for.
-    fingerprint: of the vocabulary that made them.
+    fingerprint: of the vocabulary that made them. has_mask: whether `mask_path` says which count.
     """
 
     path: str
@@ -150,12 +168,13 @@ class BinFile:
     count: int
     text_bytes: int
     fingerprint: str
+    has_mask: bool = False
 
 
 def describe_bin_file(path: str | Path) -> BinFile:
     """Return what the side file and the header of the ``bin`` file `path` say.
 
-    Raises InputError if one of them can't be read, or if they or the length of the file disagree.
+    Raises InputError if one of them can't be read, or if they or the lengths of the files disagree.
     """
     name = str(path)
     if not os.path.isfile(name):
@@ -168,7 +187,12 @@ def describe_bin_file(path: str | Path) -> BinFile:
         with open_stream(name) as stream:
             _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, facts)
     text_bytes, fingerprint = cast(int, side["bytes"]), cast(str, side["fingerprint"])
-    return BinFile(name, dtype, facts.layout.header_bytes, count, text_bytes, fingerprint)
+    mask = cast("dict[str, object] | None", side.get("loss_mask"))
+    if mask is not None:
+        length = HEADER_BYTES + count
+        _check_samples(mask_path(name), mask | {"length": length}, name)
+    offset = facts.layout.header_bytes
+    return BinFile(name, dtype, offset, count, text_bytes, fingerprint, mask is not None)
 
 
 def matched_as(
@@ -237,7 +261,7 @@ def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFact
             f"of {dtype.itemsize} bytes{header}: they don't belong together, or one is cut short"
         )
     if not is_stream and _is_sampled(side):
-        _check_samples(name, side, size)
+        _check_samples(name, side, name)
     return _BinFacts(layout, dtype, count)
 
 
@@ -246,14 +270,15 @@ def _is_sampled(side: dict[str, object]) -> bool:
     return bool(side.keys() & _SAMPLED_FIELDS.keys())
 
 
-def _check_samples(name: str, side: dict[str, object], size: int) -> None:
+def _check_samples(name: str, side: dict[str, object], tokens: str) -> None:
+    """Raise InputError unless a file is as it is described; tokens: whose side file says so."""
     try:
-        digest = sample_digest(name)
+        size, digest = os.stat(name).st_size, sample_digest(name)
     except OSError as error:
         raise InputError(f"can't read {name}: {error.strerror}") from error
     if (size, digest) != (side["length"], side["sample_sha256"]):
         raise InputError(
-            f"{name} is not the file that its side file {side_path(name)} describes: it was "
+            f"{name} is not the file that its side file {side_path(tokens)} describes: it was "
             "changed, or they don't belong together"
         )
 
@@ -297,8 +322,9 @@ class BinWriter(NumbersWriter):
         layout: str = "raw",
         *,
         continues: bool = False,
+        masked: bool = False,
     ) -> None:
-        """Open `path` for ids in one of LAYOUTS; InputError for another layout."""
+        """Open `path` for ids in one of LAYOUTS, and its mask; InputError for another layout."""
         self._layout = get_layout(layout)
         most = self._layout.max_ids
         if most is not None and vocabulary_size > most:
@@ -310,6 +336,19 @@ class BinWriter(NumbersWriter):
         self._continues = continues
         self._text_bytes = 0
         self._offsets: list[NDArray[np.int64]] = []
+        self._mask: OutputFile | None = None
+        if masked and not self.is_direct:
+            try:
+                self._mask = OutputFile(mask_path(path))
+            except BaseException:
+                super().abort()
+                raise
+            self._write_mask(npy_header(np.dtype(np.bool_), 0))
+
+    def _write_mask(self, data: bytes) -> None:
+        assert self._mask is not None
+        with output_errors(self._mask.path):
+            self._mask.stream.write(data)
 
     def _header(self, count: int) -> bytes:
         return self._layout.make_header(self._dtype.name, count)
@@ -322,11 +361,20 @@ class BinWriter(NumbersWriter):
                 f"{self._layout.name}: use --shard-tokens"
             )
         super()._write(piece)
+        if self._mask is not None:
+            assert piece.mask is not None
+            self._write_mask(piece.mask.tobytes())
         self._offsets.append(piece.document_starts + self.ids)
         self._text_bytes += piece.text_bytes
 
+    def abort(self) -> None:
+        """Remove what was written, if possible."""
+        if self._mask is not None:
+            self._mask.discard()
+        super().abort()
+
     def close(self) -> None:
-        """Write the side file and the index, and give all files their names."""
+        """Write the side file, the index and the mask, and give all files their names."""
         if self.is_direct:
             super().close()
             return
@@ -337,12 +385,18 @@ class BinWriter(NumbersWriter):
             with output_errors(self._output.path):
                 self._finish()
                 self._output.finish()
+            if self._mask is not None:
+                self._mask.stream.seek(0)
+                self._write_mask(npy_header(np.dtype(np.bool_), self.ids))
+                self._mask.finish()
+            with output_errors(self._output.path):
                 contents = self._describe(self._output.temporary)
             for path, content in contents.items():
                 others.append(OutputFile(path))
                 with output_errors(path):
                     others[-1].stream.write(content)
                 others[-1].finish()
+            others += [self._mask] if self._mask is not None else []
             for other in others:
                 other.remove_old()
             self._output.commit(is_last=False)
@@ -363,6 +417,11 @@ class BinWriter(NumbersWriter):
             make = imported(self._layout.index).make_index
             contents[index] = make(self._dtype.name, self._starts, self.ids)
         return contents
+
+    def _describe_mask(self) -> dict[str, object]:
+        if self._mask is None:
+            return {}
+        return {"loss_mask": {"sample_sha256": sample_digest(self._mask.temporary)}}
 
     @property
     def _starts(self) -> NDArray[np.int64]:
@@ -385,6 +444,7 @@ class BinWriter(NumbersWriter):
             "continues": self._continues,
             "length": os.stat(path).st_size,
             "sample_sha256": sample_digest(path),
+            **self._describe_mask(),
             "document_offsets": self._starts.tolist(),
         }
         return json.dumps(side).encode() + b"\n"

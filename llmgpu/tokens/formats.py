@@ -107,14 +107,16 @@ def _get_format(name: str) -> TokenFormat:
     return FORMATS[name]
 
 
-def outputs(path: str | Path, format: str, layout: str = "raw") -> list[Output]:
+def outputs(
+    path: str | Path, format: str, layout: str = "raw", *, masked: bool = False
+) -> list[Output]:
     """Return the files that a writer of ids in one of FORMATS writes; InputError for another."""
     ids = Output(str(path), _get_format(format).kind)
     if ids.kind != TOKEN_FILE:
         return [ids]
     from llmgpu.tokens.bin import bin_outputs
 
-    return bin_outputs(path, layout)
+    return bin_outputs(path, layout, masked=masked)
 
 
 def open_writer(
@@ -125,18 +127,21 @@ def open_writer(
     fingerprint: str,
     layout: str = "raw",
     match_facts: Mapping[str, str] | None = None,
+    masked: bool = False,
     force: bool = False,
 ) -> TokenWriter:
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
     vocabulary_size: number of ids. fingerprint, match_facts: the vocabulary's, for a side file.
-    layout: one of LAYOUTS, for ``bin``. force: replace even a file that is of another kind.
+    layout: one of LAYOUTS, for ``bin``, which alone keeps a loss mask. masked: slices have one.
+    force: replace even a file that is of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
-    check_outputs(outputs(path, format, layout), force=force)
+    check_outputs(outputs(path, format, layout, masked=masked), force=force)
     make = imported(_get_format(format).writer)
-    writer: TokenWriter = make(path, vocabulary_size, fingerprint, layout)
+    options = {"masked": True} if masked and format == "bin" else {}
+    writer: TokenWriter = make(path, vocabulary_size, fingerprint, layout, **options)
     writer.match_facts = match_facts or {}
     return writer
 

@@ -30,6 +30,7 @@ from llmgpu.tokens.sinks import (
     open_stream,
 )
 
+HEADER_BYTES = 128  # of the arrays that are written here
 _MAX_HEADER_BYTES = 1 << 16
 
 # What NumPy raises while it parses the Python literal in a header.
@@ -65,7 +66,7 @@ def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.
     return dtype, shape[0]
 
 
-def _npy_header(dtype: np.dtype[np.unsignedinteger], count: int) -> bytes:
+def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
     """Return the 128 bytes before the numbers; the length does not depend on `count`."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
@@ -124,7 +125,7 @@ class NpyWriter(NumbersWriter):
     """Writes numbers after the header of NumPy's format."""
 
     def _header(self, count: int) -> bytes:
-        return _npy_header(self._dtype, count)
+        return npy_header(self._dtype, count)
 
 
 def read_numbers(

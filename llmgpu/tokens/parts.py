@@ -43,7 +43,9 @@ class FirstTokens:
             if len(piece.ids) >= self._left:
                 ids, starts = piece.ids[: self._left], piece.document_starts
                 text_bytes = int(self._spans[ids].sum())
-                piece = EncodedSlice(ids, starts[starts < self._left], text_bytes, closed=True)
+                mask = None if piece.mask is None else piece.mask[: self._left]
+                starts = starts[starts < self._left]
+                piece = EncodedSlice(ids, starts, text_bytes, closed=True, mask=mask)
             self._left -= len(piece.ids)
             self.text_bytes += piece.text_bytes
             self.documents += len(piece.document_starts)
@@ -103,7 +105,8 @@ class SplitSink(TokenSink):
             ids = piece.ids[mine]
             closed = piece.closed and self._open == number
             text_bytes = int(self._spans[ids].sum())
-            sink.write(EncodedSlice(ids, before[starts[own]], text_bytes, closed))
+            mask = None if piece.mask is None else piece.mask[mine]
+            sink.write(EncodedSlice(ids, before[starts[own]], text_bytes, closed, mask))
         self.ids += size
         self.documents += len(starts)
 

@@ -43,6 +43,7 @@ from llmgpu.tokens.bin import (
     bin_outputs,
     describe_bin_file,
     index_path,
+    mask_path,
     read_side_file,
     side_path,
 )
@@ -88,7 +89,7 @@ class ShardNames:
         """
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
-        shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json)?")
+        shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json|\.mask\.npy)?")
         shards: list[str] = []
         with suppress(OSError):  # a folder that can't be read: writing says so
             found = filter(shard.fullmatch, os.listdir(folder or "."))
@@ -105,7 +106,7 @@ class ShardNames:
         """Remove the temporary files that a killed job left."""
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
-        own = rf"{stem}(-\d{{6}}{suffix}(\.json)?|(\.progress)?\.json)"
+        own = rf"{stem}(-\d{{6}}{suffix}(\.json|\.mask\.npy)?|(\.progress)?\.json)"
         temporary = re.compile(rf"\.{own}\.[0-9a-f]{{12}}\.tmp")
         for found in os.listdir(folder or "."):
             if temporary.fullmatch(found):
@@ -150,6 +151,7 @@ class ShardWriter(TokenSink):
         *,
         layout: str = "raw",
         added: Collection[int] = (),
+        masked: bool = False,
         run: Run | None = None,
         resume: bool = False,
         force: bool = False,
@@ -157,7 +159,8 @@ class ShardWriter(TokenSink):
         """Prepare for shards of `shard_tokens` ids.
 
         layout: one of LAYOUTS. added: ids that are not from the text, so they stand for none of
-            its bytes. run: resume key of the ids, in addition to these arguments.
+            its bytes. masked: slices have masks. run: resume key of the ids, in addition to these
+            arguments.
         resume: continue from where a job with the same key ended. force: replace even files that
             are of another kind.
 
@@ -174,6 +177,7 @@ class ShardWriter(TokenSink):
         self._shard_tokens = shard_tokens
         self._run = _job_key(vocabulary, shard_tokens, layout, run)
         self._force = force
+        self._masked = masked
         self._lock = FileLock(self._names.lock, self._names.output)
         try:
             self._former = _read_progress(self._names, self._run) if resume else []
@@ -211,7 +215,8 @@ class ShardWriter(TokenSink):
             high = int(np.searchsorted(starts, end, side="left"))
             is_whole = end - begin == len(ids)
             text_bytes = content.text_bytes if is_whole else self._count_bytes(ids[begin:end])
-            part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes)
+            mask = None if piece.mask is None else piece.mask[begin:end]
+            part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes, mask=mask)
             self._put(PreparedSlice.of(part, content.numbers[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
@@ -222,7 +227,8 @@ class ShardWriter(TokenSink):
         """Finish the last shard, write the manifest and remove files that are no longer needed."""
         try:
             if self._held or self._current is None:
-                rest = EncodedSlice(_NO_IDS, np.zeros(self._held, np.int64))
+                starts, mask = np.zeros(self._held, np.int64), np.zeros(0, np.bool_)
+                rest = EncodedSlice(_NO_IDS, starts, mask=mask)
                 self._put(PreparedSlice.of(rest, b""))
             self._finish_shard()
             _remove_from(self._names, len(self._shards), self._layout)
@@ -262,8 +268,9 @@ class ShardWriter(TokenSink):
         size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
         if index < self.kept:
             return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
-        check_outputs(bin_outputs(path, self._layout.name), force=self._force)
-        writer = BinWriter(path, size, fingerprint, self._layout.name, continues=self._continues)
+        check_outputs(bin_outputs(path, self._layout.name, masked=self._masked), force=self._force)
+        options = {"continues": self._continues, "masked": self._masked}
+        writer = BinWriter(path, size, fingerprint, self._layout.name, **options)
         writer.match_facts = self._vocabulary.match_facts
         return writer
 
@@ -491,7 +498,7 @@ def _remove_from(names: ShardNames, first: int, layout: Layout) -> None:
             end += 1
     for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
         path = names.shard(index)
-        for name in (path, side_path(path), index_path(path, layout)):
+        for name in (path, mask_path(path), side_path(path), index_path(path, layout)):
             if name is not None:
                 _remove(name)
 

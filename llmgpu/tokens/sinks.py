@@ -56,7 +56,9 @@ class PreparedSlice(EncodedSlice):
     @classmethod
     def of(cls, piece: EncodedSlice, content: Any) -> PreparedSlice:
         """Return a slice with its content."""
-        return cls(piece.ids, piece.document_starts, piece.text_bytes, piece.closed, content)
+        return cls(
+            piece.ids, piece.document_starts, piece.text_bytes, piece.closed, piece.mask, content
+        )
 
 
 class TokenSink(Closing):

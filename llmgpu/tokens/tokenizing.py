@@ -97,6 +97,7 @@ def encoding_key(
     sources: Sequence[str] | Sources, options: CorpusOptions, special: SpecialOptions
 ) -> Run:
     """Return what is read and how, the resume key of tokenizing; InputError for missing sources."""
+    chat = options.chat
     return {
         FILES: [file_facts(source.path) for source in resolve_sources(sources)[0]],
         "text field": options.text_field,
@@ -108,6 +109,7 @@ def encoding_key(
         "disallowed special tokens": sorted(special.disallowed),
         "token before documents": special.bos,
         "token behind documents": special.eos,
+        **({"chat template": chat.digest} if chat else {}),
     }
 
 

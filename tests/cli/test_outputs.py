@@ -38,8 +38,12 @@ INPUTS = {
     ("import", "merges"): ["vocab.json {}"],
     ("info", "file"): ["{}"],
     ("info", "texts"): ["v.bin --on {}"],
+    ("tokenize", "chat_template"): [
+        "--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"
+    ],
     ("tokenize", "files"): ["--vocab v.bin --device cpu {}", "--vocab v.bin --decode {}"],
     ("tokenize", "vocab"): ["--vocab {} --device cpu corpus.txt"],
+    ("train", "chat_template"): ["--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"],
     ("train", "config"): ["--vocab v.bin --device cpu corpus.txt --config {}"],
     ("train", "corpus"): ["--vocab v.bin --device cpu {}"],
     ("train", "vocab"): ["--vocab {} --device cpu corpus.txt"],
@@ -72,6 +76,7 @@ OUTPUTS = {
         ("out", "--format npy -o out"),
         ("out", "--format bin -o out"),
         ("out.json", "--format bin -o out"),
+        ("out.mask.npy", "--format bin -o out --chat"),
         ("out.idx", "--format bin --layout megatron -o out.bin"),
         ("out.json", SHARDS),
         ("out.progress.json", SHARDS),
@@ -140,6 +145,7 @@ def make_inputs(llmgpu: Run, vocab: Path) -> dict[str, bytes]:
         "{} merges.txt": (folder / "vocab.json").read_bytes(),
         "vocab.json {}": (folder / "merges.txt").read_bytes(),
         "--vocab v.bin --decode {}": b"1 2 3\n",
+        "--vocab v.bin --device cpu corpus.txt --chat-template {} --chat": b"{{ messages }}",
         "--vocab v.bin --device cpu corpus.txt --config {}": b"steps = 1\n",
     }
 

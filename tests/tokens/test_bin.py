@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.errors import InputError
+from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import describe_bin_file, read_bin, sample_digest
+from llmgpu.tokens.formats import open_writer
 from tests.tokens.killed_token_file import NEW, OLD, write_ids
 
 
@@ -50,6 +52,38 @@ def test_samples_of_a_file(tmp_path: Path, length: int) -> None:
     firsts = [k * (length - 4096) // 63 for k in range(64)]
     taken = b"".join(data[i : i + 4096] for i in firsts) if length > 64 * 4096 else data
     assert sample_digest(path) == hashlib.sha256(taken).hexdigest()
+
+
+def test_a_damaged_mask_is_refused(tmp_path: Path) -> None:
+    path, mask = tmp_path / "ids.bin", tmp_path / "ids.bin.mask.npy"
+    with open_writer(path, "bin", vocabulary_size=300, fingerprint="", masked=True) as writer:
+        ids = np.arange(5, dtype=np.uint32)
+        writer.write(EncodedSlice(ids, np.zeros(1, np.int64), mask=ids % 2 == 0))
+    assert np.load(mask).tolist() == [True, False, True, False, True]
+    assert describe_bin_file(path).has_mask
+    whole = mask.read_bytes()
+    for data in (whole[:-1], whole + b"\1", whole[:-1] + b"\0", whole[:-5]):
+        mask.write_bytes(data)
+        with pytest.raises(InputError, match=r"mask.npy is not the file that its side file"):
+            describe_bin_file(path)
+    mask.unlink()
+    with pytest.raises(InputError, match=r"can't read .*ids.bin.mask.npy: No such file"):
+        describe_bin_file(path)
+    side = json.loads((tmp_path / "ids.bin.json").read_bytes())
+    for wrong in (5, [], {}, {"sample_sha256": "", "x": 1}):
+        (tmp_path / "ids.bin.json").write_text(json.dumps(side | {"loss_mask": wrong}))
+        with pytest.raises(InputError, match="'loss_mask' is not an object"):
+            describe_bin_file(path)
+
+
+def test_a_failed_job_leaves_no_mask(tmp_path: Path) -> None:
+    options = {"vocabulary_size": 300, "fingerprint": "", "masked": True}
+    with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "a.bin", "bin", **options):
+        raise ZeroDivisionError
+    (tmp_path / "a.bin.mask.npy").mkdir()
+    with pytest.raises(OutputError, match=r"can't write .*a.bin.mask.npy"):
+        open_writer(tmp_path / "a.bin", "bin", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin.mask.npy"]
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:

@@ -221,9 +221,9 @@ def test_the_side_file(tmp_path: Path) -> None:
     }
 
 
-def test_the_npy_header_has_one_length() -> None:
+def test_thenpy_header_has_one_length() -> None:
     for count in (0, 10**18):
-        header = npy._npy_header(np.dtype("<u4"), count)
+        header = npy.npy_header(np.dtype("<u4"), count)
         assert len(header) == 128
         stream = io.BytesIO(header)
         np.lib.format.read_magic(stream)

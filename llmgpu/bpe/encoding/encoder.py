@@ -35,12 +35,14 @@ class EncodedSlice:
     document_starts: int64, positions in ids where documents start, repeated for empty documents.
     text_bytes: bytes of text that the slice covers.
     closed: a document ends where the slice does.
+    mask: bool (tokens,), the ids that count in a loss; None where all do.
     """
 
     ids: NDArray[np.uint32]
     document_starts: NDArray[np.int64]
     text_bytes: int = 0
     closed: bool = False
+    mask: NDArray[np.bool_] | None = None
 
 
 class Encoder(Protocol):

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from llmgpu.bpe.vocabulary import MATCH_RULES
+from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.options import (
     THREADS,
     Share,
@@ -109,6 +110,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @force_option
 @special_options
 @corpus_options
+@chat_options
 @device_option
 @output_options
 def tokenize(**options: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import (
     COUNT,
@@ -125,6 +126,7 @@ def _interval_options(command: Decorated) -> Decorated:
 @_training_options
 @_interval_options
 @corpus_options
+@chat_options
 @device_option
 @output_options
 def train(**options: Any) -> None:

@@ -5,6 +5,7 @@
 - The last sequences of the row are for evaluation only.
 - Each epoch cuts the rest at other borders and takes the sequences in another order: it starts at a
   random token, less than seq_len from the first. Up to seq_len tokens at the ends are left out.
+- Ids that a loss mask leaves out are read, and not predicted: their targets are ignored.
 - Order and borders depend on seed and epoch alone, so a resumed run only needs the number of
   sequences taken so far.
 """
@@ -112,6 +113,8 @@ class Batches:
             except InputError as error:
                 raise InputError(f"a token file was changed during the run: {error}") from error
             tokens[row], targets[row] = ids[:-1], ids[1:]
+            if self._source.has_mask:
+                targets[row][~self._source.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
         return tokens, targets
 
 

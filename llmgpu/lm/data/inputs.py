@@ -30,7 +30,8 @@ from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file
+from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file, masked_file
+from llmgpu.tokens.conversations import CHAT_TOKENS, MaskingEncoder
 from llmgpu.tokens.shards import (
     MANIFEST_FORMAT,
     PROGRESS_FORMAT,
@@ -86,8 +87,13 @@ def open_tokens(
     sources = resolve_sources(inputs)
     paths = _token_files(sources)
     if paths is None:
-        options = SpecialOptions(eos=None if separator is None else token_id(vocabulary, separator))
-        texts = _Texts(sources, reading or CorpusOptions(), options, vocabulary, folder)
+        reading = reading or CorpusOptions()
+        if reading.chat is not None:  # its template says what is between conversations
+            options = CHAT_TOKENS
+        else:
+            eos = None if separator is None else token_id(vocabulary, separator)
+            options = SpecialOptions(eos=eos)
+        texts = _Texts(sources, reading, options, vocabulary, folder)
         if not texts.are_tokenized(resume):
             texts.tokenize(backend, shard_tokens, resume, progress)
         paths = _listed_files(texts.names.manifest)
@@ -142,6 +148,9 @@ class _Texts:
         if resume:
             require_rereadable(self._inputs)
         encoder = open_encoder(self._vocabulary, backend, special=self._special)
+        chat = self._reading.chat
+        if chat is not None:
+            encoder = MaskingEncoder(encoder, chat, self._vocabulary)
         separator = self._special.eos
         with (
             Corpus(self._inputs, self._reading) as text,
@@ -150,6 +159,7 @@ class _Texts:
                 self._vocabulary,
                 shard_tokens,
                 added=() if separator is None else {token_id(self._vocabulary, separator)},
+                masked=chat is not None,
                 run=self._key,
                 resume=resume,
             ) as writer,
@@ -196,6 +206,8 @@ def _named_token_files(path: str) -> list[str] | None:
         return None
     if suffix == ".bin":
         return [path]
+    if suffix == ".npy" and (masked := masked_file(path)):
+        return [masked]
     if suffix == ".npy":
         raise InputError(
             f"{path}: an array of ids does not say of which vocabulary they are; write them with "

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,17 +18,20 @@ from numpy.typing import ArrayLike, NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.progress import Progress, no_progress
-from llmgpu.tokens.bin import BinFile, describe_bin_file, matched_as
+from llmgpu.tokens.bin import BinFile, describe_bin_file, mask_path, matched_as
+from llmgpu.tokens.npy import HEADER_BYTES
 
 _SCANNED_IDS = 1 << 22  # at a time
 _NAMED_IDS = 5  # invalid ids that a message names
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 class TokenSource:
     """The ids of token files, end to end.
 
     vocabulary: that all of them were made with, by its match rule. checksum: CRC-32 of all ids, in
-    one file or in many; 0 before `check_ids`.
+    one file or in many; mask_checksum: that of which ids count in the loss; 0 before `check_ids`.
     """
 
     def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
@@ -35,7 +39,7 @@ class TokenSource:
         self._files = [file for file in files if file.count]
         self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
         self.vocabulary = vocabulary
-        self.checksum = 0
+        self.checksum = self.mask_checksum = 0
 
     def __len__(self) -> int:
         """Return the number of ids."""
@@ -46,33 +50,53 @@ class TokenSource:
         """The folders that the files are in."""
         return {Path(file.path).parent for file in self._files}
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether a file says that not all of its ids count in the loss."""
+        return any(file.has_mask for file in self._files)
+
+    def read_mask(self, start: int, count: int) -> NDArray[np.bool_]:
+        """Return which of the ids [start, start + count) count in the loss; errors as `read`."""
+        return self._gather(start, count, np.bool_, _read_mask)
+
     def read(self, start: int, count: int) -> NDArray[np.uint32]:
         """Return the ids [start, start + count): uint32 (count,).
 
         Raises IndexError unless all of them are there, InputError if a file can't be read any more.
         """
+        return self._gather(start, count, np.uint32, _read_ids)
+
+    def _gather(
+        self,
+        start: int,
+        count: int,
+        kind: type[_Number],
+        read: Callable[[BinFile, int, int], NDArray[Any]],
+    ) -> NDArray[_Number]:
+        """Return what `read` returns for files, each with a beginning and a count, end to end."""
         if not 0 <= start <= start + count <= len(self):
             raise IndexError(f"{count} ids from {start} on, but there are {len(self)}")
-        ids = np.empty(count, np.uint32)
+        found = np.empty(count, kind)
         index = int(np.searchsorted(self._ends, start, side="right"))
         done = 0
         while done < count:
             file = self._files[index]
             begin = start + done - (int(self._ends[index]) - file.count)
-            piece = _read_ids(file, begin, min(count - done, file.count - begin))
-            ids[done : done + len(piece)] = piece
+            piece = read(file, begin, min(count - done, file.count - begin))
+            found[done : done + len(piece)] = piece
             done += len(piece)
             index += 1
-        return ids
+        return found
 
     def check_ids(self, progress: Progress = no_progress) -> None:
-        """Check all ids and keep their checksum, the CRC-32 of them as uint32.
+        """Check all ids and keep their checksum, the CRC-32 of them as uint32, and that of masks.
 
-        Raises InputError for the first id that is beyond the vocabulary.
+        Raises InputError for the first id that is beyond the vocabulary, and if none counts.
 
         progress: called with the number of ids checked, phase "checking tokens".
         """
-        done = checksum = 0
+        done = checksum = mask_checksum = 0
+        has_mask, counts = self.has_mask, False
         for file in self._files:
             for begin in range(0, file.count, _SCANNED_IDS):
                 block = _read_ids(file, begin, min(_SCANNED_IDS, file.count - begin))
@@ -83,9 +107,18 @@ class TokenSource:
                         f"beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
                     )
                 checksum = zlib.crc32(block.astype("<u4").tobytes(), checksum)
+                if has_mask:
+                    mask = _read_mask(file, begin, len(block))
+                    counts |= bool(mask.any())
+                    mask_checksum = zlib.crc32(mask.tobytes(), mask_checksum)
                 done += len(block)
                 progress("checking tokens", done, len(self))
-        self.checksum = checksum
+        if has_mask and not counts:
+            raise InputError(
+                f"{self._files[0].path}: no id counts in the loss: no conversation has a message "
+                "of the assistant"
+            )
+        self.checksum, self.mask_checksum = checksum, mask_checksum
 
 
 def open_token_files(
@@ -118,16 +151,32 @@ def open_token_files(
 
 def _read_ids(file: BinFile, begin: int, count: int) -> NDArray[np.integer]:
     """Return `count` ids of a file from `begin` on: (count,)."""
-    width = file.dtype.itemsize
+    return _read_numbers(file.path, file.dtype, file.offset, file.count, begin, count)
+
+
+def _read_mask(file: BinFile, begin: int, count: int) -> NDArray[np.bool_]:
+    """Return which of `count` ids of a file from `begin` on count in the loss: (count,)."""
+    if not file.has_mask:
+        return np.ones(count, np.bool_)
+    path, byte = mask_path(file.path), np.dtype(np.uint8)
+    mask: NDArray[np.bool_] = _read_numbers(path, byte, HEADER_BYTES, file.count, begin, count) != 0
+    return mask
+
+
+def _read_numbers(
+    path: str, dtype: np.dtype[np.integer], offset: int, length: int, begin: int, count: int
+) -> NDArray[np.integer]:
+    """Return `count` numbers from `begin` on of a file of `length` numbers after `offset` bytes."""
+    width = dtype.itemsize
     try:
-        with open(file.path, "rb", buffering=0) as stream:
+        with open(path, "rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
-            ids = np.fromfile(stream, file.dtype, count, offset=file.offset + begin * width)
+            numbers = np.fromfile(stream, dtype, count, offset=offset + begin * width)
     except OSError as error:
-        raise InputError(f"can't read {file.path}: {error.strerror or error}") from error
-    if size < file.offset + file.count * width or len(ids) < count:
-        raise InputError(f"{file.path} was cut short to {size} bytes while it was read")
-    return ids
+        raise InputError(f"can't read {path}: {error.strerror or error}") from error
+    if size < offset + length * width or len(numbers) < count:
+        raise InputError(f"{path} was cut short to {size} bytes while it was read")
+    return numbers
 
 
 def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:

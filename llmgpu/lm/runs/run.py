@@ -153,7 +153,9 @@ class TrainingRun:
         return self._backend.device is None and has_fixed_products()
 
     def _token_facts(self) -> dict[str, Any]:
-        return {"tokens": len(self._source), "tokens_crc32": self._source.checksum}
+        source = self._source
+        mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
+        return {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
 
     def _facts(self, needed_bytes: int) -> dict[str, Any]:
         """Return what the log starts with."""

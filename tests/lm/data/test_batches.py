@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,32 @@ def starts_of_epoch(batches: Batches, epoch: int) -> list[int]:
     for position in range(epoch * count, (epoch + 1) * count, size):
         starts += batches.training(position)[0][:, 0].tolist()
     return starts[:count]
+
+
+def test_a_loss_mask_leaves_targets_out(tmp_path: Path, source: TokenSource) -> None:
+    rng = np.random.default_rng(3)
+    mask = rng.random(10_007) < 0.5
+    ids = np.arange(10_007, dtype=np.uint32)
+    fingerprint = source.vocabulary.fingerprint
+    paths = []
+    for begin, end, masked in ((0, 4_000, True), (4_000, 5_000, False), (5_000, 10_007, True)):
+        paths.append(str(tmp_path / f"{begin}.bin"))
+        with open_writer(
+            paths[-1], "bin", vocabulary_size=65_536, fingerprint=fingerprint, masked=masked
+        ) as writer:
+            piece = EncodedSlice(ids[begin:end], np.zeros(1, np.int64), mask=mask[begin:end])
+            writer.write(piece)
+    mask[4_000:5_000] = True  # without a mask, all ids count
+    masked_source = open_token_files(paths, source.vocabulary, "v.bin")
+    assert masked_source.mask_checksum == zlib.crc32(mask.tobytes())
+    options: dict[str, Any] = {"batch_size": 4, "seq_len": 32}
+    plain, counted = Batches(source, **options), Batches(masked_source, **options)
+    rows = [(plain.training(k), counted.training(k)) for k in range(0, 600, 4)]
+    rows += zip(plain.evaluation(), counted.evaluation(), strict=True)
+    for (tokens, targets), (same_tokens, some) in rows:
+        assert np.array_equal(tokens, same_tokens)
+        left = (targets != IGNORED_TARGET) & ~mask[np.minimum(targets, 10_006)]
+        assert np.array_equal(some, np.where(left, IGNORED_TARGET, targets))
 
 
 def test_targets_are_the_next_tokens(source: TokenSource) -> None:

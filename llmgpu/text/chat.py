@@ -1,0 +1,152 @@
+"""Conversations: the lines of a JSON Lines file that hold messages, as text and who wrote it.
+
+A message has a role and a content. How messages become a text is for a `Renderer`: a template of
+others, run by `llmgpu.text.chat_template`, or the plain ChatML of `PlainRenderer`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError
+from llmgpu.input_files import quote
+from llmgpu.text.documents import Utf8Policy
+from llmgpu.text.jsonl import (
+    JsonlFile,
+    decode_line,
+    encode_text,
+    find_field,
+    jsonl_lines,
+    kind_of_value,
+    parse_json_object,
+    place_of_line,
+)
+from llmgpu.text.streams import ByteStream, Source
+
+MESSAGES = "messages"  # the usual name of the field
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")
+_BLOCK_BYTES = 1 << 20  # read at a time
+LINE_BYTES = 1 << 25  # of a conversation: a template takes many times the memory
+
+# Text of a conversation in order, each part with whether the assistant wrote it.
+Parts = list[tuple[str, bool]]
+
+
+class Renderer(Protocol):
+    """Makes text of conversations."""
+
+    def render(self, messages: list[dict[str, Any]], tools: object, where: str) -> Parts:
+        """Return the text of a conversation; InputError says `where` it can't be made."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
+        ...
+
+
+class PlainRenderer:
+    """ChatML: ``<|im_start|>ROLE``, a line end, the content, ``<|im_end|>`` and a line end.
+
+    What the assistant wrote is its content and the token after it.
+    """
+
+    def render(self, messages: list[dict[str, Any]], tools: object, where: str) -> Parts:
+        """Return the text of a conversation; InputError for contents that are not strings."""
+        begin, end = PLAIN_TOKENS
+        parts: Parts = []
+        if tools is not None:
+            raise InputError(f"{where}: the plain template has no place for tools")
+        for number, message in enumerate(messages, 1):
+            content, role = message.get("content"), message["role"]
+            if not isinstance(content, str):
+                raise InputError(
+                    f"{where}, message {number}: the content is not a string but "
+                    f"{kind_of_value(content)}: the plain template takes strings"
+                )
+            parts += [(f"{begin}{role}\n", False), (content + end, role == "assistant")]
+            parts += [("\n", False)]
+        return parts
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:
+    """Raise InputError unless `messages` is a list of messages, each with role and content.
+
+    is_role: whether a role that is not one of ROLES is known.
+    """
+    if not isinstance(messages, list):
+        raise InputError(f"{where}: the messages are not a list but {kind_of_value(messages)}")
+    if not messages:
+        raise InputError(f"{where}: there are no messages")
+    for number, message in enumerate(messages, 1):
+        what = f"{where}, message {number}"
+        if not isinstance(message, dict):
+            raise InputError(f"{what}: not an object but {kind_of_value(message)}")
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise InputError(f"{what}: no role; roles are {', '.join(ROLES)}")
+        if role not in ROLES and not is_role(role):
+            raise InputError(f"{what}: unknown role {quote(role)}; roles are {', '.join(ROLES)}")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise InputError(f"{what}: no content")
+
+
+class Chat(Protocol):
+    """What takes the messages of files.
+
+    digest: of what decides the text, for a resume key. text_bytes: of all conversations so far.
+    """
+
+    digest: str
+    text_bytes: int
+
+    def read(self, messages: object, tools: object, where: str) -> Parts:
+        """Return the text of a conversation; InputError says `where` it can't be made."""
+        ...
+
+    def add(self, parts: list[tuple[bytes, bool]]) -> None:
+        """Take note of the bytes of a conversation, the next ones of the text."""
+        ...
+
+    def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which ids have bytes that the assistant wrote: (n,).
+
+        edges: where in the whole text each id begins, and where the last one ends: (n + 1,). Each
+            call continues where the last one ended.
+        """
+        ...
+
+
+class ChatFile(ByteStream):
+    """A JSON Lines file of which each line is a conversation, opened."""
+
+    may_be_compressed = JsonlFile.may_be_compressed
+
+    def __init__(self, source: Source, field: str, chat: Chat) -> None:
+        """Open the file; `field` of each line's object holds the messages."""
+        super().__init__(source)
+        self._field, self._chat, self._begin = field, chat, source.begin
+
+    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
+        """Yield the text of each line; InputError names the file and the line."""
+        stream = io.BufferedReader(self, _BLOCK_BYTES)
+        lines = jsonl_lines(stream, self.name, LINE_BYTES, is_begin=not self._begin)
+        for number, line in lines:
+            where = place_of_line(self.name, number, self._begin)
+            decoded, has_invalid = decode_line(line, where, policy)
+            document = parse_json_object(decoded, where)
+            messages = find_field(document, where, self._field)
+            parts = [
+                (encode_text(text, has_invalid, where, policy), is_reply)
+                for text, is_reply in self._chat.read(messages, document.get("tools"), where)
+            ]
+            self._chat.add(parts)
+            yield b"".join(data for data, _ in parts)

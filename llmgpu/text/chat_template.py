@@ -1,0 +1,88 @@
+"""Chat templates of others, rendered in a process that has limits: `llmgpu.text.chat_worker`.
+
+Jinja's sandbox keeps a template from files and from the rest of Python, but it may still count to
+any number and make any text. So its process may take a bounded time and memory, and is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from llmgpu.closing import Closing
+from llmgpu.errors import InputError
+from llmgpu.text.chat import Parts
+from llmgpu.text.streams import Package
+
+JINJA = Package("jinja2", "chat")
+
+_PROGRAM = Path(__file__).with_name("chat_worker.py")
+
+
+class TemplateRenderer(Closing):
+    """Makes text of conversations by a template; see `llmgpu.text.chat.Renderer`."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        """Compile a template in a new process.
+
+        tokens: what it calls special tokens, and their texts.
+
+        Raises InputError for a template that is wrong, and without the package for it.
+        """
+        JINJA.require("chat template")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        try:
+            self._ask({"source": source, "tokens": dict(tokens)}, "the chat template")
+        except BaseException:
+            self.close()
+            raise
+
+    def render(self, messages: list[dict[str, Any]], tools: object, where: str) -> Parts:
+        """Return the text of a conversation; InputError says `where` it can't be made."""
+        answer = self._ask({"messages": messages, "tools": tools}, f"{where}: the chat template")
+        text, spans = answer["text"], answer["spans"]
+        edges = [0, *(edge for span in spans for edge in span), len(text)]
+        if edges != sorted(edges):
+            raise InputError(f"{where}: the chat template has generation blocks in each other")
+        return [(text[a:b], bool(i % 2)) for i, (a, b) in enumerate(pairwise(edges)) if a < b]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
+        """Return the answer of the process; InputError if there is none."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            line = json.dumps(request, ensure_ascii=False) + "\n"
+            self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, and the answer is empty
+        data = self._process.stdout.readline()
+        if not data:
+            raise InputError(f"{what} {self._describe_end()}")
+        answer: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
+        if "error" in answer:
+            raise InputError(f"{what} fails: {answer['error']}")
+        return answer
+
+    def _describe_end(self) -> str:
+        code = self._process.wait()
+        if sys.platform != "win32" and code == -signal.SIGPROF:
+            return "takes too long: more than 10 seconds of processor time for one conversation"
+        return f"has ended its process, with {code}"

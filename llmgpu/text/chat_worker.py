@@ -1,0 +1,199 @@
+"""Renders a chat template of others: a program in a process of its own, which has limits.
+
+It reads lines of JSON and answers each with one: first ``{"source": ..., "tokens": ...}``, the
+template and the special tokens that it names, with ``{}``; then
+``{"messages": [...], "tools": ...}`` with ``{"text": ..., "spans": [[begin, end], ...]}``, where
+the spans are what the assistant wrote, in characters. What goes wrong is ``{"error": ...}``.
+
+- A template sees what transformers shows it: the same functions and filters in Jinja's sandbox. It
+  is not told the date, because ids would depend on it.
+- What the assistant wrote is in its ``{% generation %}`` blocks. A template that has none is
+  rendered with fewer messages: what an assistant's message adds to a text that asks for it is its
+  own.
+- A template that takes too much processor time or memory ends the process, or gets an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+SECONDS = 10.0  # of processor time, for each line
+MEMORY_BYTES = 1 << 30  # of addresses
+RENDERED_CHARACTERS = 1 << 26
+LEAST_JINJA = (3, 1, 6)  # before it, templates can leave the sandbox
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the first counts
+_SHOWN = 300  # characters of a reason
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}``: what the assistant wrote.
+
+    found: (begin, text) of each block of a rendering. length: returns how much was rendered before.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        """Start without blocks."""
+        super().__init__(environment)
+        self.is_used = False
+        self.found: list[tuple[int, str]] = []
+        self.length: Callable[[], int] = lambda: 0
+
+    def parse(self, parser: Any) -> Any:
+        """Return the node of a block."""
+        self.is_used = True
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_note"), [], [], body).set_lineno(line)
+
+    def _note(self, caller: Callable[[], str]) -> str:
+        text = caller()
+        self.found.append((self.length(), text))
+        return text
+
+
+class Template:
+    """A template, compiled."""
+
+    def __init__(self, source: str, tokens: dict[str, str]) -> None:
+        """Compile it; an exception of Jinja's for one that is wrong."""
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationBlocks, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        self._tokens = tokens
+        self._blocks: Any = environment.extensions[GenerationBlocks.identifier]
+        self._template = environment.from_string(source)
+
+    def render(self, messages: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
+        """Return the answer for a conversation."""
+        cleaned = [_clean(message) for message in messages]
+        text = self._render(cleaned, tools)
+        if not self._blocks.is_used:
+            return {"text": text, "spans": self._spans_by_prefixes(text, cleaned, tools)}
+        spans = [(begin, begin + len(block)) for begin, block in self._blocks.found]
+        for (begin, block), (_, end) in zip(self._blocks.found, spans, strict=True):
+            if text[begin:end] != block:
+                _raise("a generation block is not where it was rendered: take it out of its macro")
+        return {"text": text, "spans": spans}
+
+    def _render(self, messages: list[dict[str, Any]], tools: Any, prompt: bool = False) -> str:
+        parts: list[str] = []
+        length = 0
+        self._blocks.found, self._blocks.length = [], lambda: length
+        for part in self._template.generate(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=prompt,
+            **self._tokens,
+        ):
+            length += len(part)
+            if length > RENDERED_CHARACTERS:
+                _raise(f"it makes more than {RENDERED_CHARACTERS} characters of one conversation")
+            parts.append(part)
+        return "".join(parts)
+
+    def _spans_by_prefixes(
+        self, text: str, messages: list[dict[str, Any]], tools: Any
+    ) -> list[tuple[int, int]]:
+        spans = []
+        for index, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            before = self._render(messages[:index], tools, prompt=True)
+            after = self._render(messages[: index + 1], tools)
+            if not (text.startswith(after) and after.startswith(before)):
+                _raise(
+                    f"it renders message {index + 1} otherwise when others follow, so that what "
+                    "the assistant wrote can't be told: put {% generation %} blocks around it"
+                )
+            spans.append((len(before), len(after)))
+        return spans
+
+
+def _clean(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as transformers shows it: no empty fields, one name for reasoning."""
+    kept = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+    if reasoning is None:
+        return kept
+    return {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _limit_memory() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def _limit_time(seconds: float) -> None:
+    """Have the process ended by SIGPROF after so much processor time; 0: never."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _answer(request: dict[str, Any], template: Template | None) -> tuple[Any, Template]:
+    if template is None:
+        version = tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))
+        if version < LEAST_JINJA:
+            needed = ".".join(map(str, LEAST_JINJA))
+            _raise(f"jinja2 {jinja2.__version__} is too old: {needed} or newer is needed")
+        return {}, Template(request["source"], request["tokens"])
+    return template.render(request["messages"], request["tools"]), template
+
+
+def main() -> None:
+    """Answer until there are no more requests."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    _limit_memory()
+    template = None
+    for line in sys.stdin.buffer:
+        _limit_time(SECONDS)
+        try:
+            request = json.loads(line.decode("utf-8", "surrogatepass"))
+            answer, template = _answer(request, template)
+            data = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        except MemoryError:
+            data = json.dumps({"error": f"it takes more than {MEMORY_BYTES} bytes"}).encode()
+        except Exception as error:  # templates raise what they like
+            reason = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+            data = json.dumps({"error": reason}).encode()
+        _limit_time(0)
+        sys.stdout.buffer.write(data + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Conversations on their way to ids: their text by a chat template, and which ids count in a loss.
+
+- The ids that count are those that have any byte of what the assistant wrote.
+- Text is encoded with all special tokens allowed, those that contents spell included, as
+  transformers does it.
+- Ids are matched with the text by their lengths. So where the vocabulary normalizes text, it is
+  normalized here first, between special tokens as the encoder does it; normalizing it again changes
+  nothing. Where a normalized character has parts of both sides of an edge, it counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
+from llmgpu.bpe.encoding.special_encoding import ALL, SpecialOptions
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.closing import Closing
+from llmgpu.errors import InputError, VocabularyError
+from llmgpu.input_files import quote
+from llmgpu.text.chat import PLAIN_TOKENS, Chat, Parts, PlainRenderer, Renderer, check_messages
+from llmgpu.text.composition import normalize, starts_unit
+from llmgpu.text.corpus import TextSource
+
+CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # of conversations
+
+
+class Conversations(Closing):
+    """Makes text of messages, and knows which bytes of it the assistant wrote; a `Chat`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Take the vocabulary's template, or the plain one if it has its tokens.
+
+        Raises VocabularyError if there is neither, InputError for a template that is wrong.
+        """
+        chat = vocabulary.chat
+        if chat is None and not set(PLAIN_TOKENS) <= vocabulary.special_tokens.keys():
+            raise VocabularyError(
+                "the vocabulary has no chat template, nor the special tokens "
+                f"{' and '.join(PLAIN_TOKENS)} of the plain one: give --chat-template"
+            )
+        self._source = "" if chat is None else chat.source
+        facts = None if chat is None else [chat.source, sorted(chat.tokens.items())]
+        self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        self._renderer: Renderer = PlainRenderer() if chat is None else _open_renderer(chat)
+        late = {vocabulary.tokens[number].decode() for number in vocabulary.normalized_tokens}
+        early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
+        self._normalizes = vocabulary.normalizer is not None
+        self.text_bytes = 0
+        self._spans: list[tuple[int, int]] = []  # of bytes that the assistant wrote, not asked for
+
+    def close(self) -> None:
+        """End the process that renders, if there is one."""
+        self._renderer.close()
+
+    def read(self, messages: object, tools: object, where: str) -> Parts:
+        """Return the text of a conversation; see `llmgpu.text.chat.Chat`."""
+        check_messages(messages, where, self._is_role)
+        if tools is not None and not isinstance(tools, list):
+            raise InputError(f"{where}: the tools are not a list")
+        found = cast("list[dict[str, Any]]", messages)
+        parts = self._renderer.render(found, tools, where)
+        return self._normalized(parts, where) if self._normalizes else parts
+
+    def add(self, parts: list[tuple[bytes, bool]]) -> None:
+        """Take note of the bytes of a conversation, the next ones of the text."""
+        for data, is_reply in parts:
+            begin, self.text_bytes = self.text_bytes, self.text_bytes + len(data)
+            if is_reply and data:
+                self._spans.append((begin, self.text_bytes))
+
+    def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which ids have bytes that the assistant wrote; see `llmgpu.text.chat.Chat`."""
+        spans = np.array(self._spans, np.int64).reshape(-1, 2)
+        last = (
+            np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
+        )  # that begins before its end
+        mask = (last >= 0) & (spans[last, 1] > edges[:-1]) if len(spans) else last >= 0
+        done = int(np.searchsorted(spans[:, 1], edges[-1], side="right"))
+        del self._spans[:done]
+        return mask
+
+    def _is_role(self, role: str) -> bool:
+        """Whether the template names a role, as 'role' or "role"."""
+        return bool(role) and (f"'{role}'" in self._source or f'"{role}"' in self._source)
+
+    def _normalized(self, parts: Parts, where: str) -> Parts:
+        text = "".join(part for part, _ in parts)
+        if text.isascii():
+            return parts
+        ends = list(accumulate(len(part) for part, _ in parts))
+        found: Parts = []
+        position = 0
+        for match in [*self._special.finditer(text), None]:
+            begin, end = match.span() if match else (len(text), len(text))
+            found += self._normalized_between(text, position, begin, ends, parts, where)
+            found += _cut(text, begin, end, ends, parts)
+            position = end
+        return found
+
+    def _normalized_between(
+        self, text: str, begin: int, end: int, ends: Sequence[int], parts: Parts, where: str
+    ) -> Parts:
+        """Return a text without special tokens, normalized; ends: of all parts of the text."""
+        segment = text[begin:end]
+        pieces = _cut(text, begin, end, ends, parts)
+        whole = normalize(segment)
+        made = self._special.search(whole)
+        if made:
+            raise InputError(f"{where}: normalizing the text makes {quote(made[0])} of it")
+        found: Parts = []
+        done = edge = 0
+        for (piece, is_reply), following in pairwise([*pieces, ("", False)]):
+            edge += len(piece)
+            place = _normalized_edge(segment, whole, edge, before=following[1] and not is_reply)
+            found.append((whole[done : max(done, place)], is_reply))
+            done = max(done, place)
+        return found
+
+
+def _open_renderer(chat: ChatTemplate) -> Renderer:
+    from llmgpu.text.chat_template import TemplateRenderer  # starting processes takes time to load
+
+    return TemplateRenderer(chat.source, chat.tokens)
+
+
+def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> Parts:
+    """Return a part of a text, cut at the ends of parts."""
+    inside = [edge for edge in ends if begin < edge < end]
+    edges = [begin, *inside, end]
+    first = sum(edge <= begin for edge in ends)
+    return [(text[a:b], parts[first + i][1]) for i, (a, b) in enumerate(pairwise(edges)) if a < b]
+
+
+def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
+    """Return where an edge is in normalized text; within a character before or after it."""
+    left = normalize(segment[:edge])
+    if left + normalize(segment[edge:]) == whole:
+        return len(left)
+    while 0 < edge < len(segment) and not starts_unit(segment[edge]):
+        edge += -1 if before else 1
+    return len(normalize(segment[:edge]))
+
+
+class MaskingEncoder:
+    """An encoder that says which ids of conversations count in a loss; counted: how many did."""
+
+    def __init__(self, encoder: Encoder, conversations: Chat, vocabulary: Vocabulary) -> None:
+        """Encode with `encoder` what `conversations` makes."""
+        self._encoder, self._conversations = encoder, conversations
+        self._lengths = vocabulary.token_spans.copy()
+        if vocabulary.normalizer is not None:
+            for number in vocabulary.normalized_tokens:
+                text = normalize(vocabulary.tokens[number].decode())
+                self._lengths[number] = len(text.encode())
+        self.counted = 0
+
+    def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
+        """Yield the ids of a text, with masks; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
+        position = 0
+        for piece in self._encoder.encode(source, allocate):
+            edges = position + np.concatenate([[0], np.cumsum(self._lengths[piece.ids])])
+            position = int(edges[-1])
+            mask = self._conversations.mask(edges)
+            self.counted += int(mask.sum())
+            yield replace(piece, mask=mask)
+        if position != self._conversations.text_bytes:
+            raise AssertionError("ids and conversations have other lengths")

@@ -1,0 +1,125 @@
+"""``--chat``: conversations to token files with a loss mask, and models trained on them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
+from llmgpu.lm.runs.records import read_log
+from llmgpu.tokenizer import Tokenizer
+from tests.cli.conftest import Run, fails
+from tests.cli.test_train import SIZES, STEPS
+
+CHATML = ("--special-token", "<|im_start|>", "--special-token", "<|im_end|>")
+TOKENIZE = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "--chat", "c.jsonl")
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}."
+    "{% endgeneration %}{% else %}{{ m.content }}?{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture
+def conversations(llmgpu: Run, corpus: Path) -> Path:
+    """Conversations, and a vocabulary with ChatML's tokens."""
+    options = ("--vocab-size", "400", "-q", "--device", "cpu")
+    assert llmgpu("bpe-train", "corpus.txt", *options, *CHATML).returncode == 0
+    lines = [
+        {"messages": [{"role": r, "content": f"{r} {k}"} for r in ("user", "assistant")]}
+        for k in range(40)
+    ]
+    path = corpus.parent / "c.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def replies(folder: Path, name: str = "t.bin") -> bytes:
+    """The text of the ids that count in a token file."""
+    ids, mask = np.fromfile(folder / name, "<u2"), np.load(folder / f"{name}.mask.npy")
+    assert mask.dtype == bool and mask.shape == ids.shape
+    return Tokenizer.load(folder / "v.bin").decode_bytes(ids[mask])
+
+
+def test_a_token_file_with_its_mask(llmgpu: Run, conversations: Path) -> None:
+    done = llmgpu(*TOKENIZE, "-o", "t.bin", "--json")
+    assert done.returncode == 0, done.stderr
+    expected = b"".join(b"assistant %d<|im_end|>" % k for k in range(40))
+    assert replies(conversations.parent) == expected
+    summary = json.loads(done.stdout)
+    assert summary["assistant_tokens"] == np.load(conversations.parent / "t.bin.mask.npy").sum()
+    assert f"{summary['assistant_tokens']} are the assistant's".encode() in done.stderr
+    decoded = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "t.bin").stdout
+    assert decoded.startswith(b"<|im_start|>user\nuser 0<|im_end|>\n<|im_start|>assistant\n")
+    piped = llmgpu(*TOKENIZE[:-1], "-o", "p.bin", stdin=conversations.read_bytes())
+    assert piped.returncode == 0 and replies(conversations.parent, "p.bin") == expected
+
+
+def test_shards_and_parts_have_masks(llmgpu: Run, conversations: Path) -> None:
+    folder = conversations.parent
+    llmgpu(*TOKENIZE, "-o", "t.bin")
+    whole = np.load(folder / "t.bin.mask.npy")
+    done = llmgpu(*TOKENIZE, "-o", "s.bin", "--shard-tokens", "100")
+    assert done.returncode == 0, done.stderr
+    shards = sorted(folder.glob("s-*.bin.mask.npy"))
+    assert np.array_equal(np.concatenate(list(map(np.load, shards))), whole)
+    shards[1].write_bytes(shards[0].read_bytes())
+    fails(llmgpu("info", "s-000001.bin"), 1, "s-000001.bin.mask.npy is not the file that its side")
+    again = (*TOKENIZE, "-o", "s.bin", "--shard-tokens", "100", "--resume")
+    assert llmgpu(*again).returncode == 0
+    assert np.array_equal(np.concatenate(list(map(np.load, shards))), whole)
+    (folder / "t.jinja").write_text(TEMPLATE)
+    (folder / "s.json").rename(folder / "s.progress.json")
+    changed = llmgpu(*again, "--chat-template", "t.jinja")
+    assert changed.returncode == 1
+    assert llmgpu(*TOKENIZE, "-o", "a.bin", "--split", "b=0.5").returncode == 0
+    both = replies(folder, "a.bin") + replies(folder, "a-b.bin")
+    assert sorted(both.split(b"<|im_end|>")) == sorted(replies(folder).split(b"<|im_end|>"))
+
+
+def test_what_does_not_go_together(llmgpu: Run, conversations: Path) -> None:
+    for options, message in (
+        (("--eos", "<|im_end|>"), "--chat takes no special tokens"),
+        (("--allowed-special", "all"), "--chat takes no special tokens"),
+        (("--shuffle",), "--chat can't be combined with --shuffle"),
+        (("--decode",), "--decode can't be combined with"),
+    ):
+        fails(llmgpu(*TOKENIZE, *options), 2, message)
+    without = (*TOKENIZE[:-2], "c.jsonl", "--chat-template", "c.jsonl")
+    fails(llmgpu(*without), 2, "--chat-template needs --chat")
+    fails(llmgpu(*TOKENIZE, "--limit", "5"), 1, "conversations have no separators, lines or limit")
+    noted = llmgpu(*TOKENIZE)
+    assert b"note: format ids has no place for what the assistant wrote" in noted.stderr
+    fails(llmgpu(*TOKENIZE[:-2], "c.jsonl"), 1, "(conversations: --chat)")
+
+
+def test_a_model_learns_the_replies_alone(llmgpu: Run, conversations: Path) -> None:
+    pytest.importorskip("jinja2")
+    folder = conversations.parent
+    (folder / "t.jinja").write_text(TEMPLATE)
+    options = (*SIZES, *STEPS, "--steps", "4", "--device", "cpu", "--vocab", "v.bin")
+    chat = ("--chat", "--chat-template", "t.jinja")
+    done = llmgpu("train", "c.jsonl", "-o", "run", *options, *chat)
+    assert done.returncode == 0, done.stderr
+    kept = load_checkpoint(folder / "run")
+    assert kept.vocabulary.chat is not None and kept.vocabulary.chat.source == TEMPLATE
+    config = json.loads((kept.folder / "tokenizer_config.json").read_bytes())
+    assert config["chat_template"] == TEMPLATE
+    assert llmgpu(*TOKENIZE, *chat[1:], "-o", "t.bin").returncode == 0
+    (folder / "data").mkdir()
+    for file in folder.glob("t.bin*"):
+        shutil.copy(file, folder / "data")
+    for name, source in (("from-file", "t.bin"), ("from-folder", "data")):
+        assert llmgpu("train", source, "-o", name, *options).returncode == 0
+        facts = [read_log(folder / run / "log.jsonl").facts for run in ("run", name)]
+        assert facts[0]["loss_mask_crc32"] == facts[1]["loss_mask_crc32"]
+        for tensor in ("model.norm.weight", "model.embed_tokens.weight"):
+            other = load_checkpoint(folder / name).weights[tensor]
+            np.testing.assert_array_equal(kept.weights[tensor], other)
+    resumed = llmgpu("train", "-o", "run", "--resume", "--steps", "5")
+    assert resumed.returncode == 0, resumed.stderr
+    (folder / "c.jsonl").write_text('{"messages": [{"role": "user", "content": "a b c d e f"}]}\n')
+    fails(llmgpu("train", "c.jsonl", "-o", "none", *options, *chat), 1, "no id counts in the loss")
