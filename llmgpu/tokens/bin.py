@@ -15,6 +15,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -27,7 +28,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import quote, read_whole
-from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output
+from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
 from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
@@ -399,6 +400,7 @@ class BinWriter(NumbersWriter):
             others += [self._mask] if self._mask is not None else []
             for other in others:
                 other.remove_old()
+            self._remove_what_lies()
             self._output.commit(is_last=False)
             for other in reversed(others):
                 other.commit(is_last=other is others[0])
@@ -407,6 +409,22 @@ class BinWriter(NumbersWriter):
             for other in others:
                 other.discard()
             raise
+
+    def _remove_what_lies(self) -> None:
+        """Remove an index and a mask that are of the file that is replaced, and not of this one."""
+        path = self._output.path
+        if not os.path.exists(path):
+            return
+        stale = {} if self._mask is not None else {mask_path(path): NPY}
+        for layout in LAYOUTS.values():
+            with suppress(InputError):  # a name that has no index
+                index = index_path(path, layout)
+                if index is not None and self._layout.index is None:
+                    stale[index] = TOKEN_INDEX
+        for name, kind in stale.items():
+            if kind_of(name) == kind:
+                with output_errors(name):
+                    os.unlink(name)
 
     def _describe(self, path: str) -> dict[str, bytes]:
         """Return the side file, and the index, by their names; path: where the ids are now."""

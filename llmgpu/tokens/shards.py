@@ -231,7 +231,7 @@ class ShardWriter(TokenSink):
                 rest = EncodedSlice(_NO_IDS, starts, mask=mask)
                 self._put(PreparedSlice.of(rest, b""))
             self._finish_shard()
-            _remove_from(self._names, len(self._shards), self._layout)
+            _remove_from(self._names, len(self._shards))
             self._write_manifest()
         except BaseException:
             self.abort()
@@ -490,7 +490,7 @@ def is_whole(path: str, shard: Shard) -> bool:
     return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
 
 
-def _remove_from(names: ShardNames, first: int, layout: Layout) -> None:
+def _remove_from(names: ShardNames, first: int) -> None:
     """Remove the shards from number `first` on, left by an earlier job."""
     end = first
     with suppress(InputError):
@@ -498,9 +498,10 @@ def _remove_from(names: ShardNames, first: int, layout: Layout) -> None:
             end += 1
     for index in reversed(range(first, end)):  # so that a kill in between leaves no gap
         path = names.shard(index)
-        for name in (path, mask_path(path), side_path(path), index_path(path, layout)):
-            if name is not None:
-                _remove(name)
+        layout = get_layout(str(read_side_file(path)["layout"]))
+        written = (path, mask_path(path), side_path(path), index_path(path, layout))
+        for name in filter(None, written):
+            _remove(name)
 
 
 def _remove(path: str) -> None:

@@ -75,6 +75,26 @@ def test_megatron_without_ids(tmp_path: Path) -> None:
     assert read_megatron(tmp_path / "x") == []
 
 
+@pytest.mark.parametrize("layout", ["raw", "llmc", "nanogpt"])
+def test_an_index_goes_with_the_ids_that_it_is_of(tmp_path: Path, layout: str) -> None:
+    write(tmp_path / "x.bin", [slice_of([1, 2, 3], [0])], "megatron")
+    write(tmp_path / "y.bin", [slice_of([1, 2, 3], [0])], "megatron")
+    (tmp_path / "z.idx").write_bytes((tmp_path / "y.idx").read_bytes())
+    np.save(tmp_path / "x.bin.mask.npy", np.ones(3, np.bool_))
+    for name in ("x.bin", "z.bin"):
+        write(tmp_path / name, [slice_of([4, 5], [0])], layout)
+    assert not (tmp_path / "x.bin.mask.npy").exists()
+    assert sorted(path.name for path in tmp_path.glob("*.idx")) == ["y.idx", "z.idx"]
+    assert read_megatron(tmp_path / "y") == [[1, 2, 3]]
+
+
+def test_indexes_of_surplus_shards_go_with_them(tmp_path: Path) -> None:
+    for layout, length in (("megatron", 1), ("raw", 2)):
+        with ShardWriter(tmp_path / "x.bin", trained(), length, layout=layout) as writer:
+            writer.write(slice_of([1, 2, 3, 4], [0]))
+    assert not list(tmp_path.glob("*.idx")) and len(list(tmp_path.glob("*.bin"))) == 2
+
+
 def test_shards_of_megatron(tmp_path: Path) -> None:
     ids, starts = list(range(10)), [0, 3, 9]
     old = ShardWriter(tmp_path / "x.bin", trained(), 2, layout="megatron")
