@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import tomllib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,6 +70,21 @@ def _targets() -> list[Target]:
         ),
         Target("in/t.json", ("import", "in/t.json", "-o", "out/v.bin")),
         Target("in/ranks", ("import", "in/ranks", "-o", "out/v.bin")),
+        Target("in/tekken.json", ("import", "in/tekken.json", "-o", "out/v.bin")),
+        Target("in/tekken.json", ("tokenize", "in/corpus.txt", "--vocab", "in/tekken.json", *CPU)),
+        Target("in/v.gguf", ("import", "in/v.gguf", "-o", "out/v.bin")),
+        Target("in/v.gguf", ("info", "in/v.gguf")),
+        Target("in/run.toml", (*training[:1], "--config", "in/run.toml", *training[3:])),
+        *(
+            Target(f"in/megatron.{end}", command)
+            for end in ("bin", "bin.json", "idx")
+            for command in (
+                (*training, "in/megatron.bin"),
+                ("tokenize", "in/megatron.bin", *V, "--decode", "-o", "out/text"),
+                ("info", "in/megatron.bin"),
+            )
+        ),
+        *(Target(f"in/nanogpt.bin{end}", (*training, "in/nanogpt.bin")) for end in ("", ".json")),
         Target("in/ranks.json", ("import", "in/ranks", "-o", "out/v.bin")),
         *(
             Target(f"in/gpt2/{name}", ("import", *GPT2, "-o", "out/v.bin"))
@@ -88,10 +104,12 @@ def _targets() -> list[Target]:
         Target("in/v.bin", ("count", "in/corpus.txt", *V, "--per", "total")),
         Target("in/v.bin", ("export", "in/v.bin", "--to", "gguf", "-o", "out/t")),
         Target("in/counts", ("info", "in/counts")),
+        Target("in/counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
         Target("in/ids.bin", ("info", "in/ids.bin", "--json")),
     ]
 
 
+PARTS = ("kept/parts-1-of-2.json", "kept/parts-2-of-2.json")
 GPT2 = ("in/gpt2/vocab.json", "in/gpt2/merges.txt")
 
 
@@ -103,6 +121,12 @@ def _unfinished() -> list[Target]:
     step = "kept/model/step-00000001"
     files = ("config.json", "model.safetensors", "optimizer.safetensors", "training.json")
     return [
+        *(
+            Target(
+                f"kept/parts-1-of-2{end}", ("merge-shards", *PARTS, "-o", "kept/all.json"), "kept"
+            )
+            for end in (".json", "-000000.bin", "-000000.bin.json", ".bin.part.json")
+        ),
         *(Target(f"kept/run/{name}", resumed, "kept") for name in ("run.json", "counts", "merges")),
         *(
             Target(f"kept/shards{end}", sharded, "kept")
@@ -196,6 +220,14 @@ def _forge_lines(data: bytes, rng: random.Random) -> bytes:
     return b"".join(lines)
 
 
+def _forge_toml(data: bytes, rng: random.Random) -> bytes:
+    options = forge(tomllib.loads(data.decode()), rng)
+    if not isinstance(options, dict):
+        return data[: rng.randrange(len(data))]
+    lines = (f"{name} = {json.dumps(value)}\n" for name, value in options.items())
+    return "".join(lines).encode("utf-8", "surrogatepass")
+
+
 def _forge_training(data: bytes, rng: random.Random) -> bytes:
     content = json.loads(data)
     del content["sha256"]
@@ -261,6 +293,7 @@ def _forger(name: str) -> Forger | None:
     """Return what changes a file and repairs its checksums, by its name."""
     special: dict[str, Forger] = {
         "training.json": _forge_training,
+        "run.toml": _forge_toml,
         "v.bin": _forge_vocabulary,
         "vocabulary.bin": _forge_vocabulary,
         "counts": _forge_counts,

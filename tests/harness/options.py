@@ -25,6 +25,8 @@ INPUTS = (
         "",
         "missing",
     ),
+    *("in/tekken.json", "in/v.gguf", "in/megatron.bin", "in/megatron.idx", "in/nanogpt.bin"),
+    *("in/run.toml", "memory://a/b", "nosuch://user:secret@host/x?key", "file:///dev/null", "x://"),
     *("/dev/null", "-", "in/missing/x", "\udcff", "x" * 300),
 )
 OUTPUTS = (
@@ -76,15 +78,26 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("in/v.bin", "in/v.bin", "--on", "in/corpus.txt", "--device", "cpu"),
     ),
     "export": (
+        ("in/v.bin", "--to", "huggingface", "-o", "out/x"),
         ("in/v.bin", "--to", "tiktoken", "-o", "out/x"),
         ("in/v.bin", "--to", "gguf", "-o", "out/x"),
         ("in/v.bin",),
     ),
-    "import": (("in/t.json", "-o", "out/v.bin"), ("in/ranks", "-o", "out/v.bin")),
+    "import": (
+        ("in/t.json", "-o", "out/v.bin"),
+        ("in/ranks", "-o", "out/v.bin"),
+        ("in/tekken.json", "-o", "out/v.bin"),
+    ),
+    "merge-shards": (
+        ("in/shards.json", "in/shards.json", "-o", "out/a.json"),
+        ("in/shards.json", "-o", "in/all.json"),
+    ),
+    "merge-word-counts": (("in/counts", "in/counts", "-o", "out/all"),),
     "generate": (("out", "--max-new-tokens", "2", "--device", "cpu"),),
     "info": (("in/v.bin",), ("in/v.bin", "--tokens")),
     "tokenize": (
         ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/ids", "--device", "cpu"),
+        ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/i.bin", "--layout", "megatron"),
         ("in/ids.ids", "--decode", "--vocab", "in/v.bin", "-o", "out/text", "--device", "cpu"),
         (
             "in/corpus.txt",
@@ -99,6 +112,7 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     ),
     "train": (
+        ("--config", "in/run.toml", "-o", "out/run", *MODEL, "--steps", "1"),
         ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/run", *MODEL, "--steps", "1"),
         ("in/ids.bin", "--vocab", "in/v.bin", "-o", "out/run", *MODEL, "--steps", "1"),
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bpe.interchange.test_tekken import content as tekken_content
 from tests.cli.conftest import killed_before, run_here
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -27,6 +28,17 @@ SHARDED = (
     *("tokenize", "in/corpus.txt", "--vocab", "in/v.bin", "--format", "bin"),
     *("--shard-tokens", "200", "--device", "cpu"),
 )
+# Options that make no run long; the command line has the others.
+OPTIONS_FILE = """\
+vocab = "in/v.bin"
+corpus = ["in/corpus.txt"]
+doc-separator = ["cat"]
+lr = 1e-3
+tied = false
+seed = 7
+warmup-steps = 0
+weight-decay = 0.1
+"""
 TRAINED = ("train", "in/corpus.txt", "--vocab", "in/v.bin", *MODEL)
 
 
@@ -43,14 +55,26 @@ def make_samples(folder: Path) -> None:
     for name in ("ids", "jsonl", "npy", "bin"):
         tokenize = ("tokenize", "in/corpus.txt", "--vocab", "in/v.bin", "--format", name)
         _run(folder, *tokenize, "-o", f"in/ids.{name}", "--device", "cpu")
+    for layout in ("megatron", "nanogpt"):
+        tokenize = ("tokenize", "in/corpus.txt", "--vocab", "in/v.bin", "--layout", layout)
+        _run(folder, *tokenize, "-o", f"in/{layout}.bin", "--device", "cpu")
     _run(folder, *SHARDED, "-o", "in/shards.bin")
-    for name, output in (("huggingface", "t.json"), ("tiktoken", "ranks"), ("gpt2", "gpt2")):
+    for name, output in (
+        ("huggingface", "t.json"),
+        ("tiktoken", "ranks"),
+        ("gpt2", "gpt2"),
+        ("gguf", "v.gguf"),
+    ):
         (inputs / "gpt2").mkdir(exist_ok=True)
         _run(folder, "export", "in/v.bin", "--to", name, "-o", f"in/{output}", "--quiet")
+    (inputs / "tekken.json").write_text(json.dumps(tekken_content()))
+    (inputs / "run.toml").write_text(OPTIONS_FILE)
     options = ("--quick", "--limit", "4KB", "--vocab-size", "260", "--runs", "1", "--no-peers")
     _run(folder, "bench", "tokenize", "--device", "cpu", *options, "-o", "in/record.json")
     killed_before("v2.bin", 1, folder, *CHECKPOINTED, "--checkpoint", "kept/run", "-o", "v2.bin")
     killed_before("shards-000002.bin", 1, folder, *SHARDED, "-o", "kept/shards.bin")
+    for part in ("1/2", "2/2"):
+        _run(folder, *SHARDED, "--part", part, "-o", "kept/parts-%P.bin")
     _run(folder, *TRAINED, "--steps", "1", "-o", "kept/model")
     lock = folder / "kept" / "shards.lock"
     for left in [*folder.glob(".*"), *folder.glob("v*"), *(folder / "kept").glob(".*"), lock]:

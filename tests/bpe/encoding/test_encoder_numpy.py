@@ -196,6 +196,19 @@ def test_a_run_of_millions(host_encoder: Callable[..., HostEncoder]) -> None:
     assert ids == [2] * 1_000_000 + [1, 0]
 
 
+@pytest.mark.parametrize("host_encoder", HOST_ENCODERS)
+def test_many_words_of_as_many_ids_as_bytes(host_encoder: Callable[..., HostEncoder]) -> None:
+    """More ids than 16 bits can count, and words of as many ids as 8 bits can, and one more."""
+    letters = bytes.maketrans(b"0123456789", b"ghijklmnop")
+    words = [(b"%05x" % k).translate(letters) for k in range(15_000)] + [
+        b"x" * n for n in (254, 255, 256, 257)
+    ]
+    text = b"\n".join([*words, *reversed(words), *words])
+    encoder = host_encoder(make_vocabulary(BYTES, "class"), 1 << 18)
+    for _ in range(2):  # with the words of the first time
+        assert encode(encoder, [text]) == [list(text)]
+
+
 def test_tokens_longer_than_a_slice() -> None:
     tokens = [*BYTES, b"abab" * 10, b"ba" * 30]
     check(make_vocabulary(tokens, "none"), [b"ab" * 200, b"ba" * 31, b"b"], 3)
