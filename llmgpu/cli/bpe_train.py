@@ -181,7 +181,7 @@ def _train(
         finally:
             report.close()
         for size, vocabulary in result.vocabularies.items():
-            files[size].write(vocabulary.to_bytes())
+            files[size].writelines(vocabulary.packed())
     return result
 
 

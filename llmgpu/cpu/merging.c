@@ -6,6 +6,9 @@
  * - A pair has a list of the positions where it occurs or occurred. A position whose symbols are no
  *   longer those of the pair is skipped: a symbol that once starts at a position and is merged
  *   neither starts nor ends there again.
+ * - Lists lie end to end in a pool, each with its pair and its room before it. When the pool is full,
+ *   lists without a pair and positions that are skipped are taken out of it: all that remains is
+ *   positions where pairs occur, no more than the words have symbols.
  * - Lists ascend, so that the occurrences of (a, a) are merged from the left of a run. A list that
  *   gets more positions later, as only given merges can make it, is sorted before it is used.
  * - Merging changes the counts of neighbouring pairs, which are gathered by neighbour, so that a
@@ -21,6 +24,8 @@
 #define COVERED (UINT32_MAX - 1)
 #define NO_PAIR UINT32_MAX
 #define WRONG_MERGE (-2)
+#define LIST_HEAD 2 /* numbers in the pool before a list: its pair, and its room */
+#define POOL_SPARE (INT64_C(1) << 22)
 #define BLOCK_BITS 4 /* a word is looked up by the block of its position */
 #define SYMBOL_BITS 20
 #define SYMBOL_MASK ((UINT64_C(1) << SYMBOL_BITS) - 1)
@@ -33,11 +38,9 @@ typedef struct {
     int64_t at;    /* where its next position goes in its list */
 } Change;
 
-/* Where the pairs start that a merge makes on one side, and the changes by neighbour: one for each
- * symbol, and one more for the symbol that the same merge has just made. */
+/* The changes on one side, by neighbour: one for each symbol, and one more for the symbol that the
+ * same merge has just made. */
 typedef struct {
-    uint32_t *positions;
-    int64_t used, room;
     Change *changes;
     uint32_t *touched; /* the neighbours that have changes */
     int64_t num_touched;
@@ -64,8 +67,10 @@ typedef struct {
     /* The pairs. */
     uint64_t *keys;
     int64_t *pair_counts;
-    uint32_t **lists;
+    int64_t *begins; /* of each pair's list in the pool; 0 for none */
     int64_t *sizes; /* negative if the list is not sorted */
+    uint32_t *pool; /* lists from LIST_HEAD on, so that none begins at 0 */
+    int64_t pool_used, pool_room;
     int64_t pairs, pairs_room;
     uint32_t *table; /* of pairs by key; as many entries as a power of two, half of them free */
     uint64_t mask;
@@ -126,7 +131,7 @@ static int grow_pairs(Trainer *trainer)
     if (needed >= NO_PAIR ||
         grow((void **)&trainer->keys, &rooms[0], needed, sizeof *trainer->keys) != 0 ||
         grow((void **)&trainer->pair_counts, &rooms[1], needed, sizeof *trainer->pair_counts) != 0 ||
-        grow((void **)&trainer->lists, &rooms[2], needed, sizeof *trainer->lists) != 0 ||
+        grow((void **)&trainer->begins, &rooms[2], needed, sizeof *trainer->begins) != 0 ||
         grow((void **)&trainer->sizes, &room, needed, sizeof *trainer->sizes) != 0)
         return NO_MEMORY;
     trainer->pairs_room = room;
@@ -148,7 +153,7 @@ static uint32_t find_or_add(Trainer *trainer, uint64_t key)
     uint32_t pair = (uint32_t)trainer->pairs++;
     trainer->keys[pair] = key;
     trainer->pair_counts[pair] = 0;
-    trainer->lists[pair] = NULL;
+    trainer->begins[pair] = 0;
     trainer->sizes[pair] = 0;
     *entry = pair;
     return pair;
@@ -156,9 +161,60 @@ static uint32_t find_or_add(Trainer *trainer, uint64_t key)
 
 static void drop_list(Trainer *trainer, uint32_t pair)
 {
-    free(trainer->lists[pair]);
-    trainer->lists[pair] = NULL;
+    trainer->begins[pair] = 0;
     trainer->sizes[pair] = 0;
+}
+
+/* Give a pair without a list one, in a pool that has the room. */
+static void new_list(Trainer *trainer, uint32_t pair, int64_t room)
+{
+    uint32_t *head = trainer->pool + trainer->pool_used;
+
+    head[0] = pair;
+    head[1] = (uint32_t)room;
+    trainer->begins[pair] = trainer->pool_used + LIST_HEAD;
+    trainer->pool_used += LIST_HEAD + room;
+}
+
+/* Take out of the pool what no pair has, and of each list but one the positions to be skipped. */
+static void compact_pool(Trainer *trainer, uint32_t kept_whole)
+{
+    int64_t used = trainer->pool_used, at = 0;
+
+    trainer->pool_used = 0;
+    while (at < used) {
+        uint32_t pair = trainer->pool[at], *list = trainer->pool + at + LIST_HEAD;
+        int64_t begin = at + LIST_HEAD, size = llabs(trainer->sizes[pair]), kept = 0;
+        at = begin + trainer->pool[at + 1];
+        if (trainer->begins[pair] != begin)
+            continue;
+        uint32_t left = (uint32_t)(trainer->keys[pair] >> SYMBOL_BITS);
+        uint32_t right = (uint32_t)(trainer->keys[pair] & SYMBOL_MASK);
+        uint32_t length = trainer->lengths[left];
+        for (int64_t k = 0; k < size; k++)
+            if (pair == kept_whole || (trainer->symbols[list[k]] == left &&
+                                       trainer->symbols[list[k] + length] == right))
+                list[kept++] = list[k];
+        trainer->sizes[pair] = trainer->sizes[pair] < 0 ? -kept : kept;
+        new_list(trainer, pair, kept);
+        memmove(trainer->pool + trainer->begins[pair], list, (size_t)kept * sizeof *list);
+    }
+}
+
+/* Make room for more lists; those that exist move, and one of them keeps all its positions. */
+static int reserve_lists(Trainer *trainer, int64_t needed, uint32_t kept_whole)
+{
+    if (trainer->pool_used + needed <= trainer->pool_room)
+        return 0;
+    compact_pool(trainer, kept_whole);
+    int64_t room = trainer->pool_used + needed;
+    room += room / 8 > POOL_SPARE ? room / 8 : POOL_SPARE;
+    uint32_t *pool = realloc(trainer->pool, (size_t)room * sizeof *pool);
+    if (pool == NULL)
+        return NO_MEMORY;
+    trainer->pool = pool;
+    trainer->pool_room = room;
+    return 0;
 }
 
 static int is_worth_keeping(const Trainer *trainer, uint64_t key, int64_t count)
@@ -252,14 +308,13 @@ static int compare_positions(const void *one, const void *other)
     return (left > right) - (left < right);
 }
 
-static void note(Side *side, uint32_t symbol, uint32_t position, int64_t weight)
+static void note(Side *side, uint32_t symbol, int64_t weight)
 {
     Change *change = side->changes + symbol;
 
     if (change->occurrences++ == 0)
         side->touched[side->num_touched++] = symbol;
     change->weight += weight;
-    side->positions[side->used++] = position;
 }
 
 /* Take occurrences off the count of a pair, if it is kept. */
@@ -284,21 +339,21 @@ static int gain(Trainer *trainer, uint64_t key, Change *change)
     if (pair == NO_PAIR)
         return NO_MEMORY;
     int64_t size = llabs(trainer->sizes[pair]);
-    uint32_t *list = realloc(trainer->lists[pair],
-                             (size_t)(size + change->occurrences) * sizeof *list);
-    if (list == NULL)
-        return NO_MEMORY;
-    trainer->lists[pair] = list;
+    int64_t before = trainer->begins[pair];
+    new_list(trainer, pair, size + change->occurrences);
     trainer->sizes[pair] = size + change->occurrences;
-    if (size > 0)
+    if (size > 0) {
+        memcpy(trainer->pool + trainer->begins[pair], trainer->pool + before,
+               (size_t)size * sizeof *trainer->pool);
         trainer->sizes[pair] = -trainer->sizes[pair];
+    }
     trainer->pair_counts[pair] += change->weight;
     change->pair = pair;
     change->at = size;
     return trainer->pair_counts[pair] >= trainer->threshold ? push(trainer, pair) : 0;
 }
 
-/* Merge the occurrences of a pair, and note what changes on both sides of them. */
+/* Merge the occurrences of a pair, leave those in its list, and note what changes on both sides. */
 static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
 {
     uint32_t *symbols = trainer->symbols;
@@ -307,21 +362,23 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
     uint32_t left_length = trainer->lengths[left];
     uint32_t length = left_length + trainer->lengths[right];
     uint32_t last = 0; /* where the last merged symbol starts; position 0 is a separator */
+    uint32_t *list = trainer->pool + trainer->begins[pair];
+    int64_t made = 0;
 
     for (int64_t k = 0; k < trainer->sizes[pair]; k++) {
-        uint32_t at = trainer->lists[pair][k];
+        uint32_t at = list[k];
         if (symbols[at] != left || symbols[at + left_length] != right)
             continue;
         int64_t weight = weight_at(trainer, at);
         uint32_t before = symbols[at - 1], after = symbols[at + length];
         if (last != 0 && last + length == at)
-            note(&trainer->left, trainer->most, last, weight);
+            note(&trainer->left, trainer->most, weight);
         else if (before != SEPARATOR)
-            note(&trainer->left, before, at - trainer->lengths[before], weight);
+            note(&trainer->left, before, weight);
         /* What lies between two merged symbols is noted with the second. */
         if (after != SEPARATOR &&
             !(after == left && symbols[at + length + left_length] == right))
-            note(&trainer->right, after, at, weight);
+            note(&trainer->right, after, weight);
         symbols[at + left_length - 1] = COVERED;
         symbols[at + left_length] = COVERED;
         symbols[at] = merged;
@@ -329,7 +386,9 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
         trainer->total -= weight;
         trainer->remaining--;
         last = at;
+        list[made++] = at;
     }
+    trainer->sizes[pair] = made;
 }
 
 /* Let the pairs that remain lose what changes. On the left of a symbol that the same merge
@@ -354,7 +413,36 @@ static void lose_changes(Trainer *trainer, uint32_t left, uint32_t right, uint32
     just_made->occurrences = 0;
 }
 
-/* Make the new pairs on one side of the merged ones, and list their positions. */
+static void list_position(Trainer *trainer, Change *change, uint32_t position)
+{
+    if (change->pair != NO_PAIR)
+        trainer->pool[trainer->begins[change->pair] + change->at++] = position;
+}
+
+/* List where the new pairs on the left of the merged symbols start; each neighbour has a change. */
+static void list_left(Trainer *trainer, const uint32_t *list, int64_t size)
+{
+    for (int64_t k = 0; k < size; k++) {
+        uint32_t before = trainer->symbols[list[k] - 1];
+        if (before != SEPARATOR)
+            list_position(trainer, trainer->left.changes + before,
+                          list[k] - trainer->lengths[before]);
+    }
+}
+
+/* List those on the right, but for what lies between two merged symbols. */
+static void list_right(Trainer *trainer, const uint32_t *list, int64_t size, uint32_t merged)
+{
+    uint32_t length = trainer->lengths[merged];
+
+    for (int64_t k = 0; k < size; k++) {
+        uint32_t after = trainer->symbols[list[k] + length];
+        if (after != SEPARATOR && (k + 1 == size || list[k + 1] != list[k] + length))
+            list_position(trainer, trainer->right.changes + after, list[k]);
+    }
+}
+
+/* Make the new pairs on one side of the merged ones. */
 static int gain_changes(Trainer *trainer, Side *side, uint32_t merged)
 {
     int is_left = side == &trainer->left;
@@ -366,44 +454,70 @@ static int gain_changes(Trainer *trainer, Side *side, uint32_t merged)
         if (change->occurrences > 0 && gain(trainer, key, change) != 0)
             return NO_MEMORY;
     }
-    for (int64_t k = 0; k < side->used; k++) {
-        uint32_t at = side->positions[k];
-        uint32_t neighbour = trainer->symbols[is_left ? at : at + trainer->lengths[merged]];
-        Change *change = side->changes + neighbour;
-        if (change->pair != NO_PAIR)
-            trainer->lists[change->pair][change->at++] = at;
-    }
-    for (int64_t n = 0; n < side->num_touched; n++)
-        memset(side->changes + side->touched[n], 0, sizeof *side->changes);
-    side->used = side->num_touched = 0;
     return 0;
 }
 
+/* Make the new pairs on both sides of merged symbols, and list their positions. */
+static int gain_pairs(Trainer *trainer, const uint32_t *list, int64_t size, uint32_t merged)
+{
+    Side *sides[2] = {&trainer->left, &trainer->right};
+
+    if (gain_changes(trainer, &trainer->left, merged) != 0)
+        return NO_MEMORY;
+    list_left(trainer, list, size);
+    if (gain_changes(trainer, &trainer->right, merged) != 0)
+        return NO_MEMORY;
+    list_right(trainer, list, size, merged);
+    for (int k = 0; k < 2; k++) {
+        for (int64_t n = 0; n < sides[k]->num_touched; n++)
+            memset(sides[k]->changes + sides[k]->touched[n], 0, sizeof *sides[k]->changes);
+        sides[k]->num_touched = 0;
+    }
+    return 0;
+}
+
+/* Return the most that the lists of pairs of `merged` take in the pool. If it is not a new symbol,
+ * there may be such pairs: their lists are copied, that of (merged, merged) for each side. */
+static int64_t needed_room(const Trainer *trainer, uint32_t merged, int is_new)
+{
+    const Side *sides[2] = {&trainer->left, &trainer->right};
+    int64_t needed = 0;
+
+    for (int k = 0; k < 2; k++)
+        for (int64_t n = 0; n < sides[k]->num_touched; n++) {
+            uint32_t symbol = sides[k]->touched[n];
+            needed += LIST_HEAD + sides[k]->changes[symbol].occurrences;
+            if (is_new)
+                continue;
+            symbol = symbol == trainer->most ? merged : symbol;
+            uint32_t pair = *entry_of(trainer, k == 0 ? key_of(symbol, merged)
+                                                      : key_of(merged, symbol));
+            needed += pair == NO_PAIR ? 0 : llabs(trainer->sizes[pair]);
+        }
+    return is_new ? needed : 2 * needed;
+}
+
 /* Merge a pair everywhere; 0, or NO_MEMORY, after which the trainer can only be freed. */
-static int merge(Trainer *trainer, uint32_t pair, uint32_t merged)
+static int merge(Trainer *trainer, uint32_t pair, uint32_t merged, int is_new)
 {
     uint32_t left = (uint32_t)(trainer->keys[pair] >> SYMBOL_BITS);
     uint32_t right = (uint32_t)(trainer->keys[pair] & SYMBOL_MASK);
-    Side *sides[2] = {&trainer->left, &trainer->right};
 
     if (trainer->sizes[pair] < 0) {
         trainer->sizes[pair] = -trainer->sizes[pair];
-        qsort(trainer->lists[pair], (size_t)trainer->sizes[pair], sizeof(uint32_t),
-              compare_positions);
+        qsort(trainer->pool + trainer->begins[pair], (size_t)trainer->sizes[pair],
+              sizeof *trainer->pool, compare_positions);
     }
-    for (int k = 0; k < 2; k++)
-        if (grow((void **)&sides[k]->positions, &sides[k]->room, trainer->sizes[pair],
-                 sizeof *sides[k]->positions) != 0)
-            return NO_MEMORY;
     merge_occurrences(trainer, pair, merged);
-    drop_list(trainer, pair);
     trainer->lengths[merged] = trainer->lengths[left] + trainer->lengths[right];
+    if (reserve_lists(trainer, needed_room(trainer, merged, is_new), pair) != 0)
+        return NO_MEMORY;
+    const uint32_t *list = trainer->pool + trainer->begins[pair];
+    int64_t size = trainer->sizes[pair];
+    drop_list(trainer, pair);
     lose_changes(trainer, left, right, merged);
     trainer->pair_counts[pair] = 0;
-    if (gain_changes(trainer, &trainer->left, merged) != 0 ||
-        gain_changes(trainer, &trainer->right, merged) != 0)
-        return NO_MEMORY;
-    return 0;
+    return gain_pairs(trainer, list, size, merged);
 }
 
 /* ---- The start ---- */
@@ -490,8 +604,8 @@ static int list_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
     uint32_t pair = *entry_of(trainer, key);
 
     (void)weight;
-    if (trainer->lists[pair] != NULL)
-        trainer->lists[pair][trainer->sizes[pair]++] = at;
+    if (trainer->begins[pair] != 0)
+        trainer->pool[trainer->begins[pair] + trainer->sizes[pair]++] = at;
     return 0;
 }
 
@@ -500,16 +614,19 @@ static int index_pairs(Trainer *trainer)
 {
     if (each_pair(trainer, count_one) != 0)
         return NO_MEMORY;
+    int64_t needed = 0;
+    for (int64_t pair = 0; pair < trainer->pairs; pair++)
+        if (is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair]))
+            needed += LIST_HEAD + trainer->sizes[pair];
+    if (reserve_lists(trainer, needed, NO_PAIR) != 0)
+        return NO_MEMORY;
     for (int64_t pair = 0; pair < trainer->pairs; pair++) {
-        size_t size = (size_t)trainer->sizes[pair];
+        int64_t size = trainer->sizes[pair];
         trainer->sizes[pair] = 0;
-        if (!is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair])) {
+        if (is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair]))
+            new_list(trainer, (uint32_t)pair, size);
+        else
             trainer->pair_counts[pair] = 0;
-            continue;
-        }
-        trainer->lists[pair] = malloc(size * sizeof(uint32_t));
-        if (trainer->lists[pair] == NULL)
-            return NO_MEMORY;
     }
     return each_pair(trainer, list_one);
 }
@@ -518,16 +635,13 @@ API void llmgpu_trainer_free(Trainer *trainer)
 {
     Side *sides[2] = {&trainer->left, &trainer->right};
 
-    for (int64_t pair = 0; pair < trainer->pairs; pair++)
-        free(trainer->lists[pair]);
     for (int k = 0; k < 2; k++) {
-        free(sides[k]->positions);
         free(sides[k]->changes);
         free(sides[k]->touched);
     }
     void *rest[] = {trainer->symbols, trainer->starts, trainer->blocks,      trainer->lengths,
-                    trainer->keys,    trainer->lists,  trainer->pair_counts, trainer->sizes,
-                    trainer->table,   trainer->heap};
+                    trainer->keys,    trainer->begins,  trainer->pair_counts, trainer->sizes,
+                    trainer->table,   trainer->heap,   trainer->pool};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         free(rest[k]);
     free(trainer);
@@ -608,7 +722,7 @@ API int64_t llmgpu_trainer_train(Trainer *trainer, int64_t merges, int64_t work,
         if (found < 0 || best_pair(trainer, &pair) < 0)
             return NO_MEMORY;
         work -= llabs(trainer->sizes[pair]);
-        if (merge(trainer, pair, trainer->next++) != 0)
+        if (merge(trainer, pair, trainer->next++, 1) != 0)
             return NO_MEMORY;
     }
     return made;
@@ -625,12 +739,14 @@ API int llmgpu_trainer_merge(Trainer *trainer, const uint32_t *merges, int64_t c
         if (left >= trainer->next || right >= trainer->next || result >= trainer->most)
             return WRONG_MERGE;
         uint32_t length = trainer->lengths[left] + trainer->lengths[right];
+        int is_new = result >= trainer->next;
         for (; trainer->next <= result; trainer->next++)
             trainer->lengths[trainer->next] = trainer->next == result ? length : 0;
         if (trainer->lengths[result] != length)
             return WRONG_MERGE;
         uint32_t pair = *entry_of(trainer, key_of(left, right));
-        if (pair != NO_PAIR && trainer->pair_counts[pair] > 0 && merge(trainer, pair, result) != 0)
+        if (pair != NO_PAIR && trainer->pair_counts[pair] > 0 &&
+            merge(trainer, pair, result, is_new) != 0)
             return NO_MEMORY;
     }
     return 0;

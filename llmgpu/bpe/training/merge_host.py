@@ -19,7 +19,7 @@ from llmgpu.errors import InputError
 from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
 
-ENGINE_COSTS = Costs(fixed=10 << 20, per_byte=32, per_word=40)
+ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=24, per_word=120)
 LONG_WORD = 256  # bytes on average; NumPy's lists of longer ones would take most of the memory
 SLICE_MERGES = 256  # between two reports
 SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second

@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.trie import Trie
+from llmgpu.bpe.vocabulary.trie_levels import SortedTokens
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
 
@@ -37,6 +38,7 @@ UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 MAX_TEXT_BYTES = 1 << 16  # of the expression and of each text in the training data
 
 _MAPS = 3  # the file, the trie, the training data
+_MOST_BYTES = (1 << 32) - 1  # of a binary string in msgpack
 _HEADER_BYTES = 64  # more than `format` and `version` take
 _NONE = type(None)
 
@@ -91,30 +93,60 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
     return np.asarray(ids, np.uint32).astype("<u4").tobytes()
 
 
-def pack(content: FileContent) -> bytes:
-    """Return the bytes of a file: the same bytes for the same content."""
-    fields, trie = content.fields, content.trie
-    tokens = fields["tokens"]
+def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) -> Iterator[bytes]:
+    """Yield the bytes of a file, some at a time: the same bytes for the same `FileContent`.
+
+    Raises VocabularyError for what is too long for the file.
+    """
     converted = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
         "special_ids": pack_ids(sorted(fields["special_tokens"].values())),
-        "token_lengths": pack_ids(list(map(len, tokens))),
-        "token_data": b"".join(tokens),
+        "token_lengths": pack_ids(list(map(len, fields["tokens"]))),
+        "token_data": "",
         "merges": pack_ids(fields["merges"]),
-        "trie": {
-            "node_count": len(trie.nodes),
-            "edge_count": len(trie.edges),
-            "longest_token": trie.longest,
-            "nodes": pack_ids(trie.nodes),
-            "edges": pack_ids(trie.edges),
-        },
+        "trie": "",
         "training": dict(sorted(fields["training"].items())),
-        "fingerprint": content.fingerprint,
+        "fingerprint": fingerprint,
     }
+    yield msgpack.Packer().pack_map_header(len(_FIELDS))
     # The order of the entries is that of _FIELDS.
-    packed: bytes = msgpack.packb({name: (fields | converted)[name] for name in _FIELDS})
-    return packed
+    for name in _FIELDS:
+        yield msgpack.packb(name)
+        if name == "token_data":
+            yield from pack_data("token_data", sum(map(len, fields["tokens"])), fields["tokens"])
+        elif name == "trie":
+            yield from _pack_trie(trie)
+        else:
+            yield msgpack.packb((fields | converted)[name])
+
+
+def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
+    """Yield the map of a trie; its blocks are made twice, for the nodes and for the edges."""
+    nodes, edges = trie.num_nodes, trie.num_nodes - 1
+    counts = {"node_count": nodes, "edge_count": edges, "longest_token": trie.longest}
+    yield msgpack.Packer().pack_map_header(len(_TRIE_FIELDS))
+    for name, value in counts.items():
+        yield msgpack.packb(name) + msgpack.packb(value)
+    yield msgpack.packb("nodes")
+    yield from pack_data("nodes", 12 * nodes, (pack_ids(block[0]) for block in trie.blocks()))
+    yield msgpack.packb("edges")
+    yield from pack_data("edges", 8 * edges, (pack_ids(block[1]) for block in trie.blocks()))
+
+
+def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a binary string of `size` bytes as msgpack has it: its head, then its parts.
+
+    Raises VocabularyError, before the first of them, if it is too long.
+    """
+    if size > _MOST_BYTES:
+        raise VocabularyError(
+            f"{name} would have {size} bytes, a vocabulary file has up to {_MOST_BYTES}: make "
+            "shorter tokens (--max-token-length)"
+        )
+    code, width = next((c, w) for c, w in ((0xC4, 1), (0xC5, 2), (0xC6, 4)) if size < 1 << 8 * w)
+    yield bytes([code]) + size.to_bytes(width, "big")
+    yield from parts
 
 
 def unpack(data: bytes) -> FileContent:

@@ -4,26 +4,23 @@
   byte. Edge e leads to node e + 1, so a node's edges are
   ``edges[first_child : first_child + num_children]``: first_child is an index into edges.
 - A leaf has first_child 0 and num_children 0. A node where no token ends has token_id NO_TOKEN.
-- Compilation compares neighbours in the sorted list of tokens: a token makes one node for each byte
-  after the prefix that it shares with the previous token. That lists the nodes depth first; a
-  stable sort by depth makes it breadth first.
+- How it is compiled, see `trie_levels`.
 - A set of tokens has exactly one trie: breadth first, siblings ascending, with no paths but those
   that spell the tokens. That is what a trie from a file is checked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, concatenate_ranges, offsets_of, sort_by_bytes
+from llmgpu.bpe.vocabulary.trie_levels import NO_TOKEN as NO_TOKEN
+from llmgpu.bpe.vocabulary.trie_levels import Block, SortedTokens, sort_tokens
 from llmgpu.errors import VocabularyError
 
-NO_TOKEN = 0xFFFFFFFF
-_FEW_BYTES = 64  # compared for all pairs of tokens together
 _MOST_LEVELS = 512  # of a trie whose paths are followed all at once
 
 
@@ -40,6 +37,15 @@ class Trie:
     edges: NDArray[np.uint32]
     longest: int
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.nodes)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the nodes and edges, all at once."""
+        yield self.nodes, self.edges
+
 
 def compile_trie(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> Trie:
     """Build the trie of `tokens`, whose ids are `ids` (one each, below NO_TOKEN).
@@ -47,7 +53,13 @@ def compile_trie(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.intege
     Where several tokens have the same bytes, the lowest id is taken. Empty tokens are left out.
     Raises VocabularyError for an id out of range.
     """
-    return _lay_out(_sort_tokens(tokens, ids))
+    return lay_out(sort_tokens(tokens, ids))
+
+
+def lay_out(tokens: SortedTokens) -> Trie:
+    """Build the trie of sorted tokens."""
+    nodes, edges = zip(*tokens.blocks(), strict=True)
+    return Trie(np.concatenate(nodes), np.concatenate(edges), tokens.longest)
 
 
 def validate_trie(
@@ -58,19 +70,26 @@ def validate_trie(
     Nothing larger than a small multiple of `trie` and `tokens` is allocated.
     """
     if trie.longest > _MOST_LEVELS:
-        is_valid = _is_compiled(trie, _sort_tokens(tokens, ids))
+        is_valid = _is_compiled(trie, sort_tokens(tokens, ids))
     else:
         is_valid = _is_tree(trie) and _spells(trie, tokens, np.asarray(ids, np.int64))
     if not is_valid:
         raise VocabularyError("the trie is not that of the tokens")
 
 
-def _is_compiled(trie: Trie, listing: _SortedTokens) -> bool:
-    if len(trie.nodes) != listing.num_nodes:  # which costs less memory than laying it out
+def _is_compiled(trie: Trie, tokens: SortedTokens) -> bool:
+    if (len(trie.nodes), trie.longest) != (tokens.num_nodes, tokens.longest):
         return False
-    expected = _lay_out(listing)
-    same = np.array_equal(trie.nodes, expected.nodes) and np.array_equal(trie.edges, expected.edges)
-    return same and trie.longest == expected.longest
+    first_node = first_edge = 0
+    for nodes, edges in tokens.blocks():
+        last_node, last_edge = first_node + len(nodes), first_edge + len(edges)
+        if not (
+            np.array_equal(trie.nodes[first_node:last_node], nodes)
+            and np.array_equal(trie.edges[first_edge:last_edge], edges)
+        ):
+            return False
+        first_node, first_edge = last_node, last_edge
+    return len(trie.edges) == first_edge
 
 
 def _is_tree(trie: Trie) -> bool:
@@ -154,125 +173,3 @@ def _are_all_there(
         firsts.setdefault(tokens[number], number)
     firsts.pop(b"", None)
     return sorted(firsts.values()) == sorted(numbers.tolist())
-
-
-@dataclass(frozen=True, eq=False)
-class _SortedTokens:
-    """Distinct tokens in ascending order.
-
-    data: uint8, the tokens end to end. ids (t,): their ids.
-    lengths (t,): their lengths in bytes, at least 1.
-    shared (t,): bytes each has in common with the one before it.
-    """
-
-    data: NDArray[np.uint8]
-    ids: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    shared: NDArray[np.int64]
-
-    @property
-    def num_nodes(self) -> int:
-        return 1 + int((self.lengths - self.shared).sum())
-
-
-def _sort_tokens(
-    tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]
-) -> _SortedTokens:
-    numbers = np.asarray(ids, np.int64)
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < NO_TOKEN:
-        raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
-    filled = [
-        (token, number) for token, number in zip(tokens, numbers.tolist(), strict=True) if token
-    ]
-    if not filled:
-        none = np.empty(0, np.int64)
-        return _SortedTokens(np.empty(0, np.uint8), none, none, none)
-    data = np.frombuffer(b"".join(token for token, _ in filled), np.uint8)
-    offsets = offsets_of(np.array([len(token) for token, _ in filled]))
-    order, same = sort_by_bytes(data, offsets)
-    firsts = np.flatnonzero(~same)
-    lowest = np.minimum.reduceat(np.array([number for _, number in filled])[order], firsts)
-    distinct = order[firsts]
-    lengths = np.diff(offsets)[distinct]
-    data = concatenate_ranges(data, offsets[distinct], lengths)
-    return _SortedTokens(data, lowest, lengths, _shared_prefixes(data, lengths))
-
-
-def _shared_prefixes(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Count the leading bytes that strings, stored end to end, share with the previous one.
-
-    Eight bytes at a time, except for the few strings that share many.
-    """
-    padded = np.concatenate([data, np.zeros(PADDING, np.uint8)])
-    loads = np.ndarray((len(data) + 1,), "<u8", padded.data, 0, (1,))
-    starts = np.cumsum(lengths) - lengths
-    limits = np.minimum(lengths, np.concatenate([np.zeros(1, np.int64), lengths[:-1]]))
-    shared = np.zeros(len(lengths), np.int64)
-    active = np.flatnonzero(limits)
-    for done in range(0, _FEW_BYTES, 8):
-        difference = loads[starts[active] + done] ^ loads[starts[active - 1] + done]
-        equal = difference == 0
-        shared[active] = done + np.where(equal, 8, _lowest_byte(difference))
-        active = active[equal & (limits[active] > done + 8)]
-    for string in active.tolist():
-        here, before = starts[string], starts[string - 1]
-        length = limits[string]
-        shared[string] = _shared_prefix(
-            data[before : before + length].tobytes(), data[here : here + length].tobytes()
-        )
-    np.minimum(shared, limits, out=shared)
-    return shared
-
-
-def _lowest_byte(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the index of the lowest nonzero byte of each nonzero number."""
-    lowest_bit = numbers & (~numbers + np.uint64(1))
-    exponents = np.frexp(lowest_bit.astype(np.float64))[1]
-    lowest: NDArray[np.int64] = (exponents.astype(np.int64) - 1) >> 3
-    return lowest
-
-
-def _shared_prefix(left: bytes, right: bytes) -> int:
-    """Count the leading bytes that two strings of equal length share."""
-    # As big-endian numbers, they first differ at the top in the first byte that differs.
-    difference = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
-    return len(left) - (difference.bit_length() + 7) // 8
-
-
-def _lay_out(listing: _SortedTokens) -> Trie:
-    """Number the nodes breadth first; a position here is one in the depth-first list."""
-    fresh = listing.lengths - listing.shared  # nodes that each token makes
-    ends = np.cumsum(fresh)
-    total = int(fresh.sum())
-    # Depth of each node (1 is a child of the root), and its byte.
-    depths = np.arange(1, total + 1) + np.repeat(listing.shared - (ends - fresh), fresh)
-    token_starts = np.cumsum(listing.lengths) - listing.lengths
-    labels = listing.data[np.repeat(token_starts - 1, fresh) + depths]
-
-    order = np.argsort(depths, kind="stable")  # position of each node but the root
-    parents = _parents(depths[order], order)
-    edges = np.empty((total, 2), np.uint32)
-    edges[:, 0] = labels[order]
-    edges[:, 1] = np.arange(1, total + 1)
-
-    nodes = np.empty((total + 1, 3), np.uint32)
-    children = np.bincount(parents, minlength=total + 1)
-    nodes[:, 0] = np.where(children > 0, np.cumsum(children) - children, 0)
-    nodes[:, 1] = children
-    node_tokens = np.full(total + 1, NO_TOKEN, np.uint32)  # by position + 1, the root at 0
-    node_tokens[ends] = listing.ids
-    nodes[0, 2] = NO_TOKEN
-    nodes[1:, 2] = node_tokens[order + 1]
-    return Trie(nodes, edges, int(listing.lengths.max(initial=0)))
-
-
-def _parents(depths: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Find each node's parent: the last node one level up that is listed before it.
-
-    depths, order: depth and depth-first position of nodes 1, 2, ...
-
-    Returns numbers of nodes; 0 is the root.
-    """
-    width = len(order) + 1
-    keys = depths * width + order  # ascending: a level, then a position in it
-    return np.searchsorted(keys, keys - width, side="left")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,13 +37,14 @@ from llmgpu.bpe.vocabulary.checks import check_pattern, check_training
 from llmgpu.bpe.vocabulary.file import (
     NORMALIZED_TOKENS,
     UNICODE,
-    FileContent,
     check_header,
     pack,
+    pack_data,
     pack_ids,
     unpack,
 )
-from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, validate_trie
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, lay_out, validate_trie
+from llmgpu.bpe.vocabulary.trie_levels import SortedTokens, sort_tokens
 from llmgpu.cpu.library import library, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
@@ -53,6 +54,7 @@ from llmgpu.outputs import VOCABULARY, Output, check_outputs
 NORMALIZERS = (None, "NFC")
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
+_FEW_NODES = 1 << 22  # of a trie that is made whole in order to be written
 _LONG_TOKEN = 64  # mean bytes a token from which copying tokens beats gathering bytes
 
 
@@ -196,10 +198,17 @@ class Vocabulary:
             self.unknown_token if self.missing_bytes() else None,
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
-            self.token_data.tobytes(),
-            *self._recorded.values(),
         )
-        return hashlib.sha256(msgpack.packb(decisive)).hexdigest()
+        rules = self._recorded.values()
+        # Of msgpack's list of all these; tokens of gigabytes are not copied for it.
+        digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
+        for entry in decisive:
+            digest.update(msgpack.packb(entry))
+        for part in pack_data("token_data", int(self.token_lengths.sum()), self.tokens):
+            digest.update(part)
+        for rule in rules:
+            digest.update(msgpack.packb(rule))
+        return digest.hexdigest()
 
     def missing_bytes(self) -> list[int]:
         """Return the byte values that are not a token; special tokens do not count."""
@@ -226,10 +235,19 @@ class Vocabulary:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the vocabulary file: the same for the same vocabulary."""
+        return b"".join(self.packed())
+
+    def packed(self) -> Iterator[bytes]:
+        """Yield the bytes of the vocabulary file, some at a time, in little memory."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         chat = self.chat.entries() if self.chat else {}
         entries["training"] = self.training | self._recorded | chat
-        return pack(FileContent(entries, self.trie, self.fingerprint))
+        trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before
+        if trie is None:
+            trie = sort_tokens(self._ordinary_tokens, self.ordinary_ids)
+            if trie.num_nodes <= _FEW_NODES:
+                trie = self.__dict__["trie"] = lay_out(trie)
+        return pack(entries, trie, self.fingerprint)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
@@ -274,7 +292,7 @@ class Vocabulary:
         """
         check_outputs([Output(str(path), VOCABULARY)], force=force)
         with atomic_output(path) as stream:
-            stream.write(self.to_bytes())
+            stream.writelines(self.packed())
 
     def _spell(self, ids: NDArray[np.integer], begin: int) -> bytes:
         """Return the bytes of ids (n,) below `size`, which begin at position `begin`."""

@@ -91,6 +91,29 @@ def test_merging_in_c_is_within_its_estimate(name: str) -> None:
     assert int(done.stdout) <= costs.of(len(words), len(words.data))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="the CPU engine is not built")
+@pytest.mark.parametrize("letters", [b"a", LETTERS])
+def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -> None:
+    """With the text, and with the symbols and lists of 30 MB that no longer matter at its size."""
+    code = (
+        "import sys, numpy as np\n"
+        "from llmgpu.bpe.training import merge_host\n"
+        "from tests.bpe.training.test_memory import PLAN, byte_ranks, byte_symbols, of_lengths\n"
+        "symbols = byte_symbols(of_lengths(sys.argv[1].encode(), [30_000_000]), byte_ranks('hf'))\n"
+        "def now(key):\n"
+        "    status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
+        "    return int(status[key].split()[0]) * 1024\n"
+        "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak begins here
+        "before = now('VmRSS')\n"
+        "merge_host.train(symbols, PLAN.options, merges=700)\n"
+        "print(now('VmHWM') - before)"
+    )
+    command = [sys.executable, "-c", code, letters.decode()]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert int(done.stdout) < 9.5 * 30_000_000
+
+
 @pytest.mark.parametrize("longest", [9, 12])
 def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
     words, costs = (

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.vocabulary.trie import (
-    _FEW_BYTES,
     _MOST_LEVELS,
     NO_TOKEN,
     Trie,
     compile_trie,
     validate_trie,
 )
+from llmgpu.bpe.vocabulary.trie_levels import _FEW_BYTES, sort_tokens
 from llmgpu.errors import VocabularyError
 from tests.conftest import examples
 from tests.reference import bpe as reference
@@ -48,6 +48,10 @@ def test_trie_is_the_reference_trie(tokens: list[bytes], data: st.DataObject) ->
     assert reference.tokens_of_trie(trie.nodes.tolist(), trie.edges.tolist()) == expected
     assert trie.longest == max(map(len, tokens), default=0)
     validate_trie(trie, tokens, ids)
+    most = data.draw(st.integers(1, 20))
+    blocks = list(sort_tokens(tokens, ids).blocks(most))
+    assert np.array_equal(np.concatenate([nodes for nodes, _ in blocks]), trie.nodes)
+    assert np.array_equal(np.concatenate([edges for _, edges in blocks]), trie.edges)
 
 
 @settings(deadline=None, max_examples=examples(50))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,6 +62,41 @@ def assert_same(left: Vocabulary, right: Vocabulary) -> None:
     assert left.fingerprint == right.fingerprint
     assert np.array_equal(left.trie.nodes, right.trie.nodes)
     assert np.array_equal(left.trie.edges, right.trie.edges)
+
+
+def test_writing_takes_no_multiple_of_a_long_token() -> None:
+    """The trie of a token of 16 MB has 20 times its bytes, and is never whole."""
+    merges = [(97, 97), *((number, number) for number in range(256, 279))]
+    vocabulary = small_vocabulary(merges=merges, special_tokens=[])
+    length = len(vocabulary.tokens[-1])
+    tracemalloc.start()
+    try:
+        written = sum(map(len, vocabulary.packed()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert length == 1 << 24
+    assert written > 20 * length
+    assert peak < 4 * length
+
+
+def test_a_trie_that_is_written_block_by_block_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    merges = [(97, 97), *((number, number) for number in range(256, 276)), (97, 98), (270, 277)]
+    whole = small_vocabulary(merges=merges, special_tokens=[]).to_bytes()
+    monkeypatch.setattr("llmgpu.bpe.vocabulary.vocabulary._FEW_NODES", 0)
+    assert small_vocabulary(merges=merges, special_tokens=[]).to_bytes() == whole
+    assert Vocabulary.from_bytes(whole).tokens[-1].endswith(b"ab")
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 65_535, 65_536])
+def test_heads_of_binary_strings_are_those_of_msgpack(size: int) -> None:
+    parts = vocabulary_file.pack_data("x", size, [bytes(size)])
+    assert b"".join(parts) == msgpack.packb(bytes(size))
+
+
+def test_what_is_too_long_for_the_file_is_refused() -> None:
+    with pytest.raises(VocabularyError, match=r"nodes would have 4294967296 bytes.*shorter tokens"):
+        next(vocabulary_file.pack_data("nodes", 1 << 32, []))
 
 
 class TestBuild:
@@ -280,7 +317,7 @@ class TestFile:
     def test_round_trip_of_any_merges(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, 20))
         merges = [tuple(data.draw(st.integers(0, 255 + k)) for _ in "lr") for k in range(count)]
-        vocabulary = small_vocabulary(merges=merges)
+        vocabulary = small_vocabulary(merges=merges, special_tokens=[])
         assert_same(Vocabulary.from_bytes(vocabulary.to_bytes()), vocabulary)
 
     def test_files_of_old_keep_their_version_of_unicode(self) -> None:
