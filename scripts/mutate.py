@@ -56,8 +56,7 @@ _PRETOKENS = (
 
 # By module: the tests named for it, the fastest first.
 TESTS = {
-    "llmgpu/bpe/words/word_table.py": "bpe/words/test_word_table.py bpe/test_engines.py",
-    "llmgpu/bpe/words/hash_table.py": "bpe/words/test_hash_table.py",
+    "llmgpu/bpe/words/number_words.py": "bpe/words/test_number_words.py",
     "llmgpu/bpe/words/spilling.py": "bpe/words/test_spilling.py bpe/words/test_count_host.py",
     "llmgpu/bpe/words/counts_file.py": "bpe/words/test_counts_file.py",
     "llmgpu/bpe/encoding/pair_ranks.py": "bpe/encoding/test_pair_ranks.py "

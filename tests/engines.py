@@ -24,7 +24,7 @@ from llmgpu.bpe.pretokens import c_pattern
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words import word_table
+from llmgpu.bpe.words import number_words
 from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -74,8 +74,7 @@ class NumpyEngine:
             return open_encoder(vocabulary, NUMPY, slice_bytes, threads=2)
 
     def colliding(self, patch: pytest.MonkeyPatch) -> Engine:
-        for name in ("_GOLDEN", "_MIX_A", "_MIX_B"):
-            patch.setattr(word_table, name, np.uint64(0))
+        patch.setattr(number_words, "_GOLDEN", np.uint64(0))
         return self
 
     def _choose(self, patch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,7 @@ class GpuEncoder:
 
     @cached_property
     def _host(self) -> HostSlices:
-        return host_slices(self._vocabulary, lambda: BpeMatcher(self._vocabulary, self._pairs))
+        return host_slices(self._vocabulary, lambda: BpeMatcher(self._vocabulary))
 
     @cached_property
     def _has_gaps(self) -> bool:

@@ -55,8 +55,7 @@ class LongWordMerger:
     @cached_property
     def _ranks_and_results(self) -> tuple[dict[int, int], list[int]]:
         """The rank of each pair, by left << 32 | right, and the results by rank."""
-        keys = self._pairs.left.astype(np.int64) << 32 | self._pairs.right
-        ranks = dict(zip(keys.tolist(), self._pairs.ranks.tolist(), strict=True))
+        ranks = dict(zip(self._pairs.keys.tolist(), self._pairs.ranks.tolist(), strict=True))
         return ranks, self._pairs.results.tolist()
 
     @cached_property

@@ -8,28 +8,29 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import sys
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING, GrowableArray
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.c_pattern import make_c_pattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
-from llmgpu.bpe.words.distinct_words import DistinctWords
+from llmgpu.bpe.words.distinct_words import DistinctWords, list_words
+from llmgpu.bpe.words.number_words import number_words
 from llmgpu.bpe.words.spilling import (
     OnWords,
     WordAccumulator,
     default_memory_bytes,
     no_words,
 )
-from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.cpu.library import CCounter, default_threads, library
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
@@ -37,7 +38,8 @@ from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
 # What the tables take, and what a thread does to cut a slice and to look its words up.
-NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=10, per_word=120), 16 * SLICE_BYTES
+_OBJECT_BYTES = 80  # of a word and its count, apart from the bytes of the word
+NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=4 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
@@ -219,45 +221,42 @@ class EngineCountTable:
 
 
 class NumpyCountTable:
-    """Words that NumPy counts."""
+    """Words that NumPy counts, in a dictionary."""
 
     def __init__(self, pattern: Pattern) -> None:
         """Start with no words."""
         self._pattern = pattern
-        self._table = WordTable()
-        self._counts = GrowableArray(np.int64)
+        self._counts: Counter[bytes] = Counter()
+        self._word_bytes = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the words take."""
-        return self._table.nbytes + self._counts.nbytes
+        of_objects = _OBJECT_BYTES * len(self._counts) + self._word_bytes
+        return sys.getsizeof(self._counts) + of_objects
 
     @property
     def size(self) -> tuple[int, int]:
         """How many words there are, and how many bytes they have."""
-        return len(self._table), len(self._table.data)
+        return len(self._counts), self._word_bytes
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError if one has more than MAX_WORD_BYTES."""
-        self._add(piece.buffer, word_bounds(piece, self._pattern), 1)
+        words, numbers = number_words(piece.buffer, word_bounds(piece, self._pattern))
+        self._add(dict(zip(words, np.bincount(numbers).tolist(), strict=True)))
 
     def absorb(self, other: NumpyCountTable) -> None:
         """Add all words of another table with their counts."""
-        table = other._table
-        padded = np.concatenate([table.data, np.zeros(PADDING, np.uint8)])
-        self._add(padded, table.offsets, other._counts.values)
+        self._add(other._counts)
 
-    def _add(
-        self, padded: NDArray[np.uint8], bounds: NDArray[np.int64], counts: NDArray[np.int64] | int
-    ) -> None:
-        """Add words that lie end to end with their counts, an array or one number for all."""
-        numbers = self._table.number(padded, bounds[:-1], bounds[1:])
-        self._counts.append(np.zeros(len(self._table) - len(self._counts), np.int64))
-        np.add.at(self._counts.values, numbers, counts)
+    def _add(self, counts: Mapping[bytes, int]) -> None:
+        known = len(self._counts)
+        self._counts.update(counts)
+        self._word_bytes += sum(map(len, islice(self._counts, known, None)))
 
     def words(self) -> DistinctWords:
         """Return the words."""
-        return DistinctWords(self._table.data, self._table.offsets, self._counts.values)
+        return list_words(self._counts)
 
 
 def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:

@@ -110,10 +110,15 @@ def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
                 "are 1 or "
                 f"more, up to {MAX_TEXT_BYTES:,}"
             )
+    return add_up([list_words(counts)])
+
+
+def list_words(counts: Mapping[bytes, int]) -> DistinctWords:
+    """Return words with their counts, which are right, in their order."""
     data = np.frombuffer(b"".join(counts), np.uint8)
     lengths = np.fromiter(map(len, counts), np.int64, len(counts))
     numbers = np.fromiter(counts.values(), np.int64, len(counts))
-    return add_up([DistinctWords(data, offsets_of(lengths), numbers)])
+    return DistinctWords(data, offsets_of(lengths), numbers)
 
 
 def join(pieces: Sequence[DistinctWords]) -> DistinctWords:

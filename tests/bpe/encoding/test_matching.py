@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding import matching
-from llmgpu.bpe.encoding.matching import BpeMatcher, Words
+from llmgpu.bpe.encoding.matching import MOST_BYTES, BpeMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.conftest import examples
@@ -68,14 +67,10 @@ def rank_vocabularies(draw: st.DrawFn) -> Vocabulary:
 
 def check(vocabulary: Vocabulary, words: list[bytes]) -> None:
     expected = [reference.bpe_encode(vocabulary, word) for word in words]
-    text = np.frombuffer(b"".join(words), np.uint8)
-    bounds = np.concatenate([[0], np.cumsum([len(word) for word in words])])
-    spans = Words(bounds[:-1], bounds[1:], bounds[1:])
-    matcher = BpeMatcher(vocabulary)
-    for matches in (matcher.match(text, spans), matcher.match_long(text, spans)):
-        assert matches.ids.dtype == np.uint32
-        ends = np.concatenate([[0], np.cumsum(matches.counts)]).tolist()
-        assert [matches.ids[a:b].tolist() for a, b in pairwise(ends)] == expected
+    ids, counts = BpeMatcher(vocabulary).match(words)
+    assert (ids.dtype, counts.dtype) == (np.uint32, np.int64)
+    ends = np.concatenate([[0], np.cumsum(counts)]).tolist()
+    assert [ids[a:b].tolist() for a, b in pairwise(ends)] == expected
 
 
 @settings(deadline=None, max_examples=examples(150))
@@ -100,22 +95,16 @@ def test_an_unknown_token_that_merges(
     check(replace(vocabulary, unknown_token=unknown), [word + b"xb" for word in words])
 
 
-def test_keys_of_words_that_are_done_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each round looks at the words that still merge, not at all of them."""
-    sizes = []
-
-    class Recording(matching._MergingWords):
-        def best_keys(self) -> NDArray[np.uint32]:
-            best = super().best_keys()
-            sizes.append(len(self._keys))
-            return best
-
-    monkeypatch.setattr(matching, "_MergingWords", Recording)
-    tokens = [*BYTES, *(b"a" * length for length in range(2, 33))]
-    merges = [(97 if k == 256 else k - 1, 97, k) for k in range(256, len(tokens))]
+def test_words_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words merged in rounds, in several blocks, and by heap, in any order."""
+    monkeypatch.setattr(matching, "_BLOCK", 1000)
+    tokens = [*BYTES, *(b"a" * length for length in range(2, 33)), b"ab"]
+    merges = [(97 if k == 256 else k - 1, 97, k) for k in range(256, len(tokens) - 1)]
+    merges.append((97, 98, len(tokens) - 1))
     vocabulary = make_vocabulary(tokens, merges, ignore_merges=False)
-    check(vocabulary, [b"a" * 3] * 500 + [b"a" * 33])
-    assert sizes[0] == 3 * 500 + 33 and set(sizes[2:12]) == {33}
+    lengths = [1, 2, 3, 33, MOST_BYTES - 1, MOST_BYTES, MOST_BYTES + 1, 3 * MOST_BYTES]
+    words = [b"a" * length for length in lengths] + [b"ab" * length for length in lengths]
+    check(vocabulary, words + [b"aab"] * 300 + words[::-1])
 
 
 def test_several_long_words() -> None:
@@ -128,6 +117,5 @@ def test_several_long_words() -> None:
 
 def test_no_words() -> None:
     vocabulary = make_vocabulary(BYTES, [], ignore_merges=True)
-    none = np.empty(0, np.int64)
-    matches = BpeMatcher(vocabulary).match(np.empty(0, np.uint8), Words(none, none, none))
-    assert (len(matches.ids), len(matches.counts)) == (0, 0)
+    ids, counts = BpeMatcher(vocabulary).match([])
+    assert (len(ids), len(counts)) == (0, 0)

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import encoder_gpu
-from llmgpu.bpe.encoding import pair_ranks as module
 from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
-from llmgpu.bpe.encoding.pair_ranks import pair_ranks
+from llmgpu.bpe.encoding.pair_ranks import NO_RANK, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.word_table import LONGEST_HASHED
 from llmgpu.cpu.library import insert_pairs, library
 
 BYTES = [bytes([value]) for value in range(256)]
@@ -61,11 +59,19 @@ def test_every_cut_into_two_tokens_is_a_pair(tokens: list[bytes]) -> None:
     assert_all_cuts([*tokens[:5], b"", *BYTES, *tokens[3:]])
 
 
-@pytest.mark.parametrize("block", [1, 1000])
-def test_long_tokens(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(module, "_BLOCK", block)
-    sizes = [2, 3, LONGEST_HASHED - 1, LONGEST_HASHED, LONGEST_HASHED + 1, 2 * LONGEST_HASHED + 2]
-    assert_all_cuts([*BYTES, *(b"a" * size for size in sizes), b"b" + b"a" * LONGEST_HASHED])
+def test_long_tokens() -> None:
+    assert_all_cuts([*BYTES, *(b"a" * size for size in (2, 3, 255, 256, 514)), b"b" + b"a" * 256])
+
+
+def test_look_up() -> None:
+    """Also of pairs below and above all that there are, and of bytes without a token."""
+    pairs = pair_ranks(make_vocabulary([*BYTES, b"ab", b"bc", b"abc"]))
+    left, right = np.array(
+        [[0, 97, 97, 256, 98, -1, 97, 258], [0, 98, 257, 99, 97, 98, -1, 258]], np.int32
+    )
+    ranks = pairs.look_up(left, right)
+    assert ranks.tolist() == [NO_RANK, 256, 258, 258, NO_RANK, NO_RANK, NO_RANK, NO_RANK]
+    assert ranks.dtype == np.int32
 
 
 def test_bytes_alone_have_no_pairs() -> None:

@@ -23,7 +23,6 @@ from llmgpu.bpe.training.symbols import byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.word_table import WordTable
 from llmgpu.cpu.library import library
 from llmgpu.gpu import Device
 from llmgpu.memory import Memory
@@ -116,15 +115,18 @@ def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -
 
 @pytest.mark.parametrize("longest", [9, 12])
 def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
-    words, costs = (
-        of_lengths(LETTERS, RNG.integers(3, longest, 300_000).tolist()),
-        count_host.NUMPY_COSTS,
-    )
-    padded = np.concatenate([words.data, np.zeros(PADDING, np.uint8)])
-    table = WordTable()
-    peak = peak_of(lambda: table.number(padded, words.offsets[:-1], words.offsets[1:]))
-    estimate = costs.of(len(table), len(table.data))
+    listed = of_lengths(LETTERS, RNG.integers(3, longest, 180_000).tolist())
+    words = [listed.spell(number) for number in range(len(listed))]
+    table = count_host.NumpyCountTable(as_pattern("cl100k"))
+
+    def count() -> DistinctWords:
+        table._add({bytes(bytearray(word)): 1000 + k for k, word in enumerate(words)})
+        return table.words()
+
+    peak, costs = peak_of(count), count_host.NUMPY_COSTS
+    estimate = costs.of(*table.size)
     assert peak <= estimate <= 2.5 * peak
+    assert table.nbytes <= peak
 
 
 @pytest.mark.parametrize("spaces", [0.25, 0.4])
