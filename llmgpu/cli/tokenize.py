@@ -42,6 +42,7 @@ from llmgpu.memory import Growth
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import Part
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.tokens.bin import matched_as, read_side_file, side_path
@@ -367,7 +368,8 @@ def _tokenize(
     backend = selected()
     report.line(f"tokenizing on {backend.description}")
     if vocabulary.normalizer:
-        report.line(f"note: text is normalized ({vocabulary.normalizer}) before it is encoded")
+        name = get_normalizer(vocabulary.normalizer).name
+        report.line(f"note: text is normalized ({name}) before it is encoded")
     special, most = source.special, source.max_tokens
     added = {token_id(vocabulary, end) for end in (special.bos, special.eos) if end is not None}
     encoder: Encoder = open_encoder(vocabulary, backend, special=special, threads=source.threads)

@@ -31,6 +31,7 @@ from llmgpu.input_files import quote
 from llmgpu.text.chat import PLAIN_TOKENS, Chat, Parts, PlainRenderer, Renderer, check_messages
 from llmgpu.text.composition import normalize, starts_unit
 from llmgpu.text.corpus import TextSource
+from llmgpu.text.normalizing import NFC, get_normalizer
 
 CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # of conversations
 
@@ -56,6 +57,9 @@ class Conversations(Closing):
         late = {vocabulary.tokens[number].decode() for number in vocabulary.normalized_tokens}
         early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
+        if vocabulary.normalizer not in (None, NFC):
+            name = get_normalizer(str(vocabulary.normalizer)).name
+            raise VocabularyError(f"conversations can't be normalized by {name}, only by {NFC}")
         self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = 0
         self._spans: list[tuple[int, int]] = []  # of bytes that the assistant wrote, not asked for

@@ -30,10 +30,9 @@ from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, TextError, VocabularyError
 from llmgpu.input_files import quote
-from llmgpu.text.composition import normalize
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
-from llmgpu.text.nfc import NfcFilter
+from llmgpu.text.normalizing import Normalizer, get_normalizer
 
 ALL = "all"
 _DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
@@ -100,7 +99,7 @@ def with_special_tokens(
             is_normalized=True,
         )
     if vocabulary.normalizer is not None:
-        encoder = _NormalizingEncoder(encoder)
+        encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
     if options.is_plain:
         return encoder
     return _SpecialEncoder(
@@ -194,7 +193,8 @@ def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Return what to look for in normalized text, by the special tokens that it stands for."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
-    change = str if vocabulary.normalizer is None else normalize
+    name = vocabulary.normalizer
+    change = str if name is None else get_normalizer(name).apply
     return {text: change(text).encode() for text in found}
 
 
@@ -205,13 +205,13 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
 
 
 class _NormalizingEncoder:
-    """An encoder of NFC text; its slices and offsets are those of the normalized text."""
+    """An encoder of normalized text; its slices and offsets are those of the normalized text."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
+        self._encoder, self._normalizer = encoder, normalizer
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
-        filtered = FilteredSource(source, NfcFilter())
+        filtered = FilteredSource(source, self._normalizer.filter())
         try:
             yield from self._encoder.encode(filtered, allocate)
         except NoTokenError as error:

@@ -29,6 +29,7 @@ from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.outputs import GGUF, Output, check_outputs
+from llmgpu.text.normalizing import get_normalizer
 
 _TOOL = "llama.cpp"
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # kinds of tokens
@@ -196,7 +197,8 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
 def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) -> None:
     differs: list[str | None] = [_NEW_CHARACTERS, _SPLITS[vocabulary.pattern].differs]
     if vocabulary.normalizer is not None:
-        differs.append(f"text that is not {vocabulary.normalizer}, which it does not normalize")
+        name = get_normalizer(vocabulary.normalizer).name
+        differs.append(f"text that the normalizer {name} changes, which it does not have")
     for texts in filter(None, differs):
         note(f"{_TOOL} gives other ids for {texts}")
     if eos_id is None:

@@ -44,6 +44,7 @@ from llmgpu.input_files import (
     read_limited,
 )
 from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output, check_outputs
+from llmgpu.text.normalizing import get_normalizer
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
@@ -134,7 +135,9 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
     if vocabulary.normalized_tokens:
         raise VocabularyError("GPT-2's files have no normalized special tokens")
     if vocabulary.normalizer is not None:
-        raise VocabularyError(f"GPT-2's files have no normalizer: {vocabulary.normalizer}")
+        raise VocabularyError(
+            f"GPT-2's files have no normalizer: {get_normalizer(vocabulary.normalizer).name}"
+        )
     if vocabulary.unknown_token is not None and vocabulary.missing_bytes():
         raise VocabularyError("GPT-2's files have no unknown token")
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())

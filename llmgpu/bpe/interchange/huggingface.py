@@ -2,7 +2,8 @@
 
 - The components that can be read are those of GPT-2, Llama 3, Qwen, DeepSeek and the like: a
   ByteLevel pre-tokenizer, which may come after Splits and Digits (`llmgpu.bpe.interchange.splits`),
-  and NFC or no normalizer. Any other component is refused by name, because it would change ids.
+  and the normalizers of `llmgpu.text.normalizing`. Any other component is refused by name, because
+  it would change ids.
 - Added tokens become special tokens with their ids. The library matches them in any text; here they
   are matched where the caller allows special tokens. The tokens that a post-processor puts around a
   text are left to the caller as well. A note says so in both cases.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ from llmgpu.outputs import (
     Output,
     check_outputs,
 )
-from llmgpu.text.composition import normalize
+from llmgpu.text.normalizing import STEPS, describe_normalizer, get_normalizer, spell_normalizer
 
 _FOLDER = {
     "tokenizer.json": TOKENIZER_JSON,
@@ -112,7 +113,7 @@ def read(
                 note(f"{part} is not applied here")
         added, normalized = _read_added(content.get("added_tokens"), note)
         if normalizer is not None:
-            _check_different(added, normalized)
+            _check_different(added, normalized, get_normalizer(normalizer).apply)
         elif len(normalized) == len(added):
             normalized = ()  # all are looked for in the same text
         vocabulary = _read_model(
@@ -198,7 +199,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": _describe_added(vocabulary),
-        "normalizer": {"type": vocabulary.normalizer} if vocabulary.normalizer else None,
+        "normalizer": vocabulary.normalizer and describe_normalizer(vocabulary.normalizer),
         "pre_tokenizer": describe_pattern(vocabulary.pattern, byte_level),
         "post_processor": None,
         "decoder": byte_level | {"use_regex": True},
@@ -279,7 +280,7 @@ def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str,
 
 
 def _read_normalizer(component: object) -> str | None:
-    return "NFC" if _steps("normalizer", component, {"NFC"}) else None
+    return spell_normalizer([step for _, step in _steps("normalizer", component, STEPS)])
 
 
 def _read_post_processor(component: object, note: Note) -> None:
@@ -354,11 +355,15 @@ def _read_added(content: object, note: Note) -> tuple[dict[str, int], tuple[int,
     return added, tuple(sorted(normalized))
 
 
-def _check_different(added: dict[str, int], normalized: tuple[int, ...]) -> None:
-    """Check that no two added tokens are the same text once normalized."""
+def _check_different(
+    added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
+) -> None:
+    """Check that no two added tokens are the same text once normalized, and none is empty."""
     found: dict[str, str] = {}
     late = set(normalized)
     for text in added:
+        if added[text] in late and not normalize(text):
+            raise VocabularyError(f"the added token {quote(text)} is empty once it is normalized")
         if added[text] in late and found.setdefault(normalize(text), text) != text:
             other = quote(found[normalize(text)])
             raise VocabularyError(

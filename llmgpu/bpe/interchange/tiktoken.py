@@ -48,6 +48,7 @@ from llmgpu.input_files import (
     read_limited,
 )
 from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
+from llmgpu.text.normalizing import get_normalizer
 
 SIDE_FORMAT = "llmgpu-tiktoken"
 SIDE_VERSION = 1
@@ -182,7 +183,8 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     if vocabulary.normalized_tokens:
         raise VocabularyError("tiktoken has no normalized special tokens")
     if vocabulary.normalizer is not None:
-        raise VocabularyError(f"tiktoken has no normalizer, this needs {vocabulary.normalizer}")
+        name = get_normalizer(vocabulary.normalizer).name
+        raise VocabularyError(f"tiktoken has no normalizer, this needs {name}")
     ranks = ordinary_ranks(vocabulary)
     _check_bytes(ranks)
     if len(ranks) < np.count_nonzero(vocabulary.token_lengths[vocabulary.ordinary_ids]):

@@ -19,6 +19,7 @@ from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.text.normalizing import get_normalizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +151,10 @@ def _check_seed(seed: Vocabulary) -> None:
             f"first is 0x{missing[0]:02x}"
         )
     if seed.normalizer is not None:
+        name = get_normalizer(seed.normalizer).name
         raise VocabularyError(
-            f"this vocabulary can't be extended: it normalizes text ({seed.normalizer}), "
-            "which training does not"
+            f"this vocabulary can't be extended: it normalizes text ({name}), which training does "
+            "not"
         )
 
 

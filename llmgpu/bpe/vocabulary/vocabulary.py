@@ -50,8 +50,7 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs
-
-NORMALIZERS = (None, "NFC")
+from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _FEW_NODES = 1 << 22  # of a trie that is made whole in order to be written
@@ -70,7 +69,7 @@ class Vocabulary:
     match: "greedy" (longest token first) or "bpe" (merges in order; without merges, the pair that
         spells the token of the lowest id first).
     ignore_merges: with "bpe", take a pre-token that is a token whole; implied without merges.
-    normalizer: applied to text first, None or "NFC".
+    normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
     unknown_token: id of bytes that no token matches; None makes them an error.
     normalized_tokens: ids of the special tokens that are looked for after all others, in the text
         between those once it is normalized, as their text is.
@@ -376,12 +375,13 @@ def _check_rules(vocabulary: Vocabulary) -> None:
     for what, value, known in (
         ("tie rule", vocabulary.tie, TIE_RULES),
         ("match rule", vocabulary.match, MATCH_RULES),
-        ("normalizer", vocabulary.normalizer, NORMALIZERS),
         ("Unicode version", vocabulary.unicode, VERSIONS),
     ):
         if value not in known:
             called, names = quote(str(value)), ", ".join(filter(None, known))
             raise VocabularyError(f"unknown {what} {called}: this version supports {names}")
+    if vocabulary.normalizer is not None:
+        get_normalizer(vocabulary.normalizer)
     unknown = vocabulary.unknown_token
     if unknown is not None and not 0 <= unknown < vocabulary.size:
         raise VocabularyError(f"the unknown token {unknown} is not below {vocabulary.size}")

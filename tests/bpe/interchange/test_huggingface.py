@@ -360,7 +360,12 @@ class TestRefused:
             (set_at("model", "merges", 0, ["a", "\u4e2d"]), "the token '\u4e2d'"),
             (set_at("model", "merges", 0, ["<pad>", "a"]), "a merge needs the token"),
             (set_at("normalizer", {"type": "NFKC"}), "normalizer 'NFKC'"),
-            (set_at("normalizer", {"type": "Lowercase"}), "normalizer 'Lowercase'"),
+            (set_at("normalizer", {"type": "BertNormalizer"}), "normalizer 'BertNormalizer'"),
+            (set_at("normalizer", {"type": "Lowercase", "x": 1}), '"Lowercase", "x": 1'),
+            (
+                set_at("normalizer", {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""}),
+                "not for a Regex",
+            ),
             (set_at("normalizer", {}), "normalizer has no type"),
             (set_at("pre_tokenizer", None), "it has to be a ByteLevel"),
             (set_at("pre_tokenizer", {"type": "Whitespace"}), "pre_tokenizer 'Whitespace'"),
@@ -597,6 +602,52 @@ class TestNormalizedAddedTokens:
             assert tokenizer.encode(text).tolist() == [97, 206, 169]
             with pytest.raises(InputError, match=r"special token .* is disallowed"):
                 tokenizer.encode(text, disallowed_special="all")
+
+
+class TestNormalizers:
+    """Lowercase, Prepend, Replace and Strip, with added tokens before and after them."""
+
+    STEPS = (
+        {"type": "Lowercase"},
+        {"type": "NFC"},
+        {"type": "Prepend", "prepend": "A\u0301"},
+        {"type": "Replace", "pattern": {"String": "ab"}, "content": "B"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "_"},
+        {"type": "Strip", "strip_left": True, "strip_right": False},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+    )
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_ids_are_those_of_tokenizers(self, tmp_path: Path, seed: int) -> None:
+        rng = random.Random(seed)
+        content = huggingface.describe(trained())
+        steps = rng.sample(self.STEPS, rng.randrange(1, 4))
+        content["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        for number, text in enumerate(("<X>", "aB", " b "), 400):
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+            flags |= {"special": True, "normalized": rng.random() < 0.5}
+            content["added_tokens"].append({"id": number, "content": text, **flags})
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        read = huggingface.read(tmp_path / "tokenizer.json")
+        ours = LlmgpuTokenizer(read, device="cpu")
+        alphabet = ["a", "b", "B", " ", "<X>", "<x>", "\u00e9", "e\u0301", "\u0130", "\n", "\u00a0"]
+        for _ in range(300):
+            text = "".join(rng.choices(alphabet, k=rng.randrange(15)))
+            expected = theirs.encode(text, add_special_tokens=False).ids
+            assert ours.encode(text, allowed_special="all").tolist() == expected, (steps, text)
+        huggingface.write(read, tmp_path)
+        again = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        assert again.encode("Ab a<X>B ").ids == theirs.encode("Ab a<X>B ").ids
+
+    def test_an_added_token_that_becomes_empty_is_refused(self, tmp_path: Path) -> None:
+        content = huggingface.describe(trained())
+        content["normalizer"] = self.STEPS[-1]
+        flags = {"special": True, "normalized": True}
+        content["added_tokens"].append({"id": 400, "content": " ", **flags})
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(VocabularyError, match="the added token ' ' is empty once"):
+            huggingface.read(tmp_path / "tokenizer.json")
 
 
 class TestFolder:

@@ -1,0 +1,159 @@
+"""Normalizers: each as tokenizers has it, in blocks of any size; what can't be exact is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import normalizers
+
+from llmgpu.errors import VocabularyError
+from llmgpu.text.normalizing import (
+    Normalizer,
+    describe_normalizer,
+    get_normalizer,
+    spell_normalizer,
+)
+from tests.conftest import ROOT
+
+LOWERCASE, NFC = {"type": "Lowercase"}, {"type": "NFC"}
+PREPEND = {"type": "Prepend", "prepend": "_\u00c9"}
+
+
+def strip(left: bool, right: bool) -> dict[str, Any]:
+    return {"type": "Strip", "strip_left": left, "strip_right": right}
+
+
+def replace(old: str, new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+CASES = [
+    [LOWERCASE],
+    [PREPEND],
+    [strip(True, False)],
+    [strip(False, True)],
+    [strip(True, True)],
+    [replace("aab", "ba")],
+    [replace(" ", "\u2581")],
+    [replace("aa", "")],
+    [replace(".*", "x")],
+    [PREPEND, NFC, LOWERCASE],
+    [strip(True, True), PREPEND, replace("aa", "a")],
+    [NFC, replace("\u00e9", "e\u0301"), NFC, LOWERCASE, strip(False, True), replace("b", " ")],
+]
+ALPHABETS = (
+    "aab .*",
+    "\u0130\u03a3\u00c9E\u0301\u0300",
+    "a \t\n\u00a0\u2003\u200b\x1c\x85\u3000",
+    "Aa \U0001f600",
+)
+
+
+def texts(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    made = [
+        "".join(rng.choice(rng.choice(ALPHABETS)) for _ in range(rng.randrange(12)))
+        for _ in range(count // 2)
+    ]
+    for _ in range(count // 2):
+        alphabet = rng.choice(ALPHABETS)
+        made.append("".join(rng.choice(alphabet) for _ in range(rng.randrange(20))))
+    return made
+
+
+def theirs(steps: list[dict[str, Any]]) -> Any:
+    """The normalizer of the library."""
+    from tokenizers import Tokenizer, models
+
+    content = json.loads(Tokenizer(models.BPE()).to_str())
+    content["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    return Tokenizer.from_str(json.dumps(content)).normalizer
+
+
+@pytest.mark.parametrize("steps", CASES)
+def test_texts_are_those_of_tokenizers(steps: list[dict[str, Any]]) -> None:
+    spelled = spell_normalizer(steps)
+    assert spelled is not None
+    ours, library = get_normalizer(spelled), theirs(steps)
+    for text in texts(1, 3_000):
+        assert ours.apply(text) == library.normalize_str(text), ascii(text)
+
+
+@pytest.mark.parametrize("steps", CASES)
+def test_blocks_make_no_difference(steps: list[dict[str, Any]]) -> None:
+    spelled = spell_normalizer(steps)
+    assert spelled is not None
+    normalizer = Normalizer(spelled)
+    rng = random.Random(2)
+    for _ in range(60):
+        documents = [
+            text.encode() + rng.choice((b"", b"", b"\xff\xc3")) for text in texts(rng.random(), 6)
+        ]
+        data, starts = b"".join(documents), np.cumsum([0, *map(len, documents)])[:-1]
+        made, places = b"", []
+        filtering = normalizer.filter()
+        position = 0
+        while position <= len(data):
+            end = position + rng.randrange(1, 9)
+            final = end > len(data)
+            inside = starts[(starts >= position) & (starts < end)] - position
+            block = np.frombuffer(data[position:end], np.uint8)
+            piece = filtering.feed(block, inside, final)
+            places += [int(start) + len(made) for start in piece.starts]
+            made += piece.text.tobytes()
+            position = end
+        expected = [
+            normalizer.apply(text.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+            for text in documents
+        ]
+        assert made == b"".join(expected)
+        assert places == np.cumsum([0, *map(len, expected)])[:-1].tolist()
+
+
+def test_lowercase_of_every_character() -> None:
+    lower, library = get_normalizer('[{"type":"Lowercase"}]').apply, normalizers.Lowercase()
+    text = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    assert lower(text) == library.normalize_str(text)
+
+
+@pytest.mark.slow
+def test_the_script_makes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llmgpu" / "text").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "scripts" / "make_lowercase_table.py"), run_name="__main__")
+    made = tmp_path / "llmgpu" / "text" / "lowercase.txt"
+    assert made.read_bytes() == (ROOT / "llmgpu" / "text" / "lowercase.txt").read_bytes()
+
+
+def test_how_they_are_spelled() -> None:
+    assert spell_normalizer([]) is None
+    assert spell_normalizer([NFC, NFC]) == "NFC" and describe_normalizer("NFC") == NFC
+    spelled = spell_normalizer([LOWERCASE, {"prepend": "\u00e9", "type": "Prepend"}])
+    assert spelled == '[{"type":"Lowercase"},{"prepend":"\u00e9","type":"Prepend"}]'
+    assert get_normalizer(spelled).name == "Lowercase, Prepend"
+    assert describe_normalizer(spelled)["normalizers"] == json.loads(spelled)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "unknown normalizer") for text in ("nfc", "[]", "{}", "[1]", "[" * 9999, "")),
+        ('[{"type":"NFKC"}]', "is not supported; supported: Lowercase, NFC, Prepend, Replace, St"),
+        ('[{"type":"Lowercase","x":1}]', "is not supported"),
+        ('[{"type":"Prepend","prepend":1}]', "is not supported"),
+        ('[{"type":"Prepend","prepend":"\\ud800"}]', "is not supported"),
+        ('[{"type":"Strip","strip_left":1,"strip_right":true}]', "is not supported"),
+        ('[{"type":"Replace","pattern":{"String":""},"content":"a"}]', "is not supported"),
+        ('[{"type":"Replace","pattern":{"Regex":"a"},"content":"a"}]', "not for a Regex"),
+        (json.dumps([NFC] * 101), "unknown normalizer"),
+    ],
+)
+def test_what_is_not_exact_is_refused(text: str, message: str) -> None:
+    with pytest.raises(VocabularyError, match=message):
+        get_normalizer(text)
