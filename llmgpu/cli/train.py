@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from llmgpu.backend import Backend, select_backend
+from llmgpu.backend import Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -30,9 +31,11 @@ from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import TrainingRun
 from llmgpu.lm.runs.run_folder import OPTIONS_NAME, TOKENS_NAME, RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
+from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import resolve_sources
+from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import Conversations
 
 REPLACED = (
@@ -65,69 +68,150 @@ def train(
     **settings: Any,
 ) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
-    report = Reporter(quiet=quiet)
+    workers = start_workers()
+    report = Reporter(quiet=quiet or not workers.is_first)
     corpus = corpus or _piped_corpus(report)
+    device = _own_device(workers, device, corpus)
     reading = {name: settings.pop(name) for name in _READING}
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
     vocabulary_files = find_vocabulary(vocab)
     check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
     vocabulary = with_chat_template(vocabulary_files.read(report.note), chat_template)
-    separator = _separator(vocabulary, eos)
     if not resume:  # what can't work is refused before there is a folder
-        new_settings(settings, vocabulary.size)
+        workers.check(new_settings(settings, vocabulary.size).options.grad_accum)
     select = partial(select_backend, device, note=report.note)
-    halves = settings["precision"] == "f16"
-    new_backend = None if resume else select(matrices=halves)
+    asked = _Asked(
+        corpus,
+        vocab,
+        vocabulary,
+        eos,
+        chat,
+        chat_template,
+        device,
+        reading,
+        settings,
+        intervals,
+        resume,
+        force,
+        select,
+    )
+    separator = _separator(vocabulary, eos)
+    backend = None if resume else asked.select_new()
     inputs = [source.path for source in resolve_sources(corpus).files]
     inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
     check_outputs(_written(output, force), inputs)
-    with open_run_folder(output, resume=resume, force=force) as folder:
-        checkpoint = _find_checkpoint(folder) if resume else None
-        if checkpoint is not None:
-            checkpoint.require_vocabulary(vocabulary, vocab)
-            vocabulary = with_chat_template(checkpoint.vocabulary, chat_template)
-            asked = resumed_settings(checkpoint, _explicit(settings))
-            backend = select(driver=asked.options.driver)
-            separator = _same_separator(checkpoint, eos, separator)
-            _announce_resuming(report, checkpoint, asked.options.steps)
-        else:
-            backend = new_backend or select(matrices=halves)
-            asked = new_settings(settings | {"driver": backend.driver}, vocabulary.size)
-            _announce_start(report, output, resume=resume)
-        needed_bytes = training_memory(asked, backend, intervals.unread_steps(asked.options.steps))
-        host_bytes = host_memory(asked, backend, needed_bytes)
-        if checkpoint is None or checkpoint.state.step < asked.options.steps:
-            _announce(report, asked, backend, host_bytes, needed_bytes)
+    with workers.together(), _open_folder(workers, output, resume=resume, force=force) as folder:
+        with workers.first_alone():
+            run, host_bytes = _open_run(asked, folder, separator, backend, workers, report)
+        summary = run.run()
+    if workers.is_first:
+        summary |= {"estimated_memory_bytes": host_bytes}
+        _print_summary(report, summary, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command was given."""
+
+    corpus: tuple[str, ...]
+    vocab: str
+    vocabulary: Vocabulary
+    eos: str | None
+    chat: bool
+    chat_template: str | None
+    device: str
+    reading: dict[str, Any]
+    settings: dict[str, Any]
+    intervals: Intervals
+    resume: bool
+    force: bool
+    select: Callable[..., Backend]
+
+    def select_new(self) -> Backend:
+        """Return the backend of a run that starts now."""
+        return self.select(matrices=self.settings["precision"] == "f16")
+
+
+def _open_run(
+    asked: _Asked,
+    folder: RunFolder,
+    separator: int | None,
+    backend: Backend | None,
+    workers: Workers,
+    report: Reporter,
+) -> tuple[TrainingRun, int]:
+    """Start or resume the run of a folder; return it and the bytes of memory that it takes.
+
+    backend: of a new run.
+    """
+    checkpoint = _find_checkpoint(folder) if asked.resume else None
+    vocabulary = asked.vocabulary
+    if checkpoint is not None:
+        checkpoint.require_vocabulary(vocabulary, asked.vocab)
+        vocabulary = with_chat_template(checkpoint.vocabulary, asked.chat_template)
+        run_settings = resumed_settings(checkpoint, _explicit(asked.settings))
+        workers.check(run_settings.options.grad_accum)
+        backend = asked.select(driver=run_settings.options.driver)
+        separator = _same_separator(checkpoint, asked.eos, separator)
+        _announce_resuming(report, checkpoint, run_settings.options.steps)
+    else:
+        backend = backend or asked.select_new()
+        run_settings = new_settings(asked.settings | {"driver": backend.driver}, vocabulary.size)
+        _announce_start(report, str(folder.path), resume=asked.resume)
+    steps = run_settings.options.steps
+    needed_bytes = training_memory(run_settings, backend, asked.intervals.unread_steps(steps))
+    host_bytes = host_memory(run_settings, backend, needed_bytes)
+    if checkpoint is None or checkpoint.state.step < steps:
+        _announce(report, run_settings, backend, host_bytes, needed_bytes, workers.count)
+    if workers.is_first:
         keep_options(folder.path)
-        options = make_corpus_options(**reading)
-        with closing(report), Conversations(vocabulary) if chat else nullcontext() as conversations:
-            source = open_tokens(
-                corpus,
-                vocabulary,
-                vocab,
-                folder.tokens,
-                backend=_encoding_backend(backend, device),
-                reading=with_chat(options, conversations),
-                separator=separator,
-                resume=resume,
-                progress=report,
-            )
-        if force:  # not before: nothing can be wrong with the new run any more
-            _remove_replaced(folder, source)
-        run = TrainingRun(
-            folder,
-            asked,
-            backend,
-            source,
-            source.vocabulary,
-            intervals,
-            checkpoint,
-            needed_bytes,
-            eos_id=separator,
-            **_callbacks(report, asked.options.steps),
+    options = make_corpus_options(**asked.reading)
+    templates = Conversations(vocabulary) if asked.chat else nullcontext()
+    with closing(report), templates as conversations:
+        source = open_tokens(
+            asked.corpus,
+            vocabulary,
+            asked.vocab,
+            folder.tokens,
+            backend=_encoding_backend(backend, asked.device),
+            reading=with_chat(options, conversations),
+            separator=separator,
+            resume=asked.resume or not workers.is_first,
+            progress=report,
         )
-        summary = run.run() | {"estimated_memory_bytes": host_bytes}
-    _print_summary(report, summary, as_json=as_json)
+    if asked.force and workers.is_first:  # not before: nothing can be wrong with the new run
+        _remove_replaced(folder, source)
+    run = TrainingRun(
+        folder,
+        run_settings,
+        backend,
+        source,
+        source.vocabulary,
+        asked.intervals,
+        checkpoint,
+        needed_bytes,
+        eos_id=separator,
+        workers=workers,
+        **_callbacks(report, steps),
+    )
+    return run, host_bytes
+
+
+def _own_device(workers: Workers, device: str, corpus: Sequence[str]) -> str:
+    """Return where this worker computes; InputError if the workers can't train together."""
+    if workers.count == 1:
+        return device
+    if STANDARD_INPUT in corpus:
+        raise InputError("several workers can't read standard input: name files")
+    gpus = [info for info in list_adapters() if not info.is_software] if device != "cpu" else []
+    return workers.device(device, len(gpus))
+
+
+def _open_folder(workers: Workers, path: str, *, resume: bool, force: bool) -> RunFolder:
+    """Return the run's folder, locked by the first worker."""
+    if workers.is_first:
+        return open_run_folder(path, resume=resume, force=force)
+    return RunFolder(Path(path))
 
 
 def _encoding_backend(training: Backend, device: str) -> Backend:
@@ -162,12 +246,17 @@ def _announce_start(report: Reporter, output: str, *, resume: bool) -> None:
 
 
 def _announce(
-    report: Reporter, asked: RunSettings, backend: Backend, host_bytes: int, needed_bytes: int
+    report: Reporter,
+    asked: RunSettings,
+    backend: Backend,
+    host_bytes: int,
+    needed_bytes: int,
+    workers: int,
 ) -> None:
     """Say what will be trained; DeviceError if there is no memory for it."""
     if backend.is_software:
         require_free(host_bytes, free_memory())
-    report.line(_description(asked, backend))
+    report.line(_description(asked, backend, workers))
     report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
 
 
@@ -225,13 +314,14 @@ def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:
     return load_checkpoint(folder.path) if list_checkpoints(folder.path) else None
 
 
-def _description(settings: RunSettings, backend: Backend) -> str:
+def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
     config, options = settings.config, settings.options
     tokens = options.sequences * config.seq_len
     has_units = backend.device is not None and backend.device.matrix_shapes
     slow = options.is_mixed and not has_units
     return (
-        f"training {human_count(config.parameters)} parameters on {backend.description}: "
+        f"training {human_count(config.parameters)} parameters on {backend.description}"
+        f"{f' and {workers - 1} more' if workers > 1 else ''}: "
         f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
         + (" in f16, which is slower than f32 without matrix units" if slow else "")
     )

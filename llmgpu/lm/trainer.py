@@ -23,6 +23,7 @@ from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import BAD
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
+from llmgpu.lm.workers import ALONE, Workers
 
 QUEUED_STEPS = 2  # steps that the device may have in hand while the host prepares the next
 
@@ -53,14 +54,22 @@ class Trainer:
     """
 
     def __init__(
-        self, operations: Operations, config: ModelConfig, options: TrainOptions, slots: int
+        self,
+        operations: Operations,
+        config: ModelConfig,
+        options: TrainOptions,
+        slots: int,
+        workers: Workers = ALONE,
     ) -> None:
         """Make all tensors and record the programs; the weights are still zeros.
+
+        workers: those that train the model; all take every step.
 
         Raises:
             DeviceError: the device has too little memory, or lacks half precision.
         """
         self._ops = operations
+        self._workers = workers
         self.options = options
         self.step = 0
         self.slots = slots
@@ -105,15 +114,28 @@ class Trainer:
         self.updates.write_step(self.step, learning_rate, count)
         self._ops.run(self._clear)
         rows = self.updates.write_rows(batches)
-        for (tokens, targets), add_losses in zip(batches, self._sums, strict=True):
-            self.graph.write_batch(tokens, targets, rows)
+        own = self._workers.own(len(batches))
+        for index in own:
+            self.graph.write_batch(*batches[index], rows)
             self._ops.run(self._gradients)
-            self._ops.run(add_losses)
+            self._ops.run(self._sums[index])
+        self._add_up(own)
         self._ops.run(self._update)
         # Let the device work while the host reads the next batches, but not far ahead.
-        self._ops.wait_for_runs(QUEUED_STEPS * (2 * len(batches) + 2))
+        self._ops.wait_for_runs(QUEUED_STEPS * (2 * len(own) + 2))
         self._end_scaled_step()
         self.step += 1
+
+    def _add_up(self, own: range) -> None:
+        """Put the sums over all workers in place of gradients and losses; own: of the batches."""
+        if self._workers.count == 1:
+            return
+        losses, accum = self.updates.loss_sums, self.options.grad_accum
+        sums = self._ops.read(losses).reshape(-1, accum, losses.shape[1])
+        others = [index for index in range(accum) if index not in own]
+        sums[:, others] = 0  # what the last step left there
+        self._ops.write(losses, sums.reshape(losses.shape))
+        self._workers.add_up(self._ops, [*self.updates.gradients.values(), losses])
 
     def _end_scaled_step(self) -> None:
         """With scaled gradients, wait for the step, and let the next one go on from an overflow."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -41,6 +41,7 @@ from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_lo
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import StepResult, Trainer
+from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
@@ -103,6 +104,7 @@ class TrainingRun:
         needed_bytes: int,
         *,
         eos_id: int | None = None,
+        workers: Workers = ALONE,
         on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
         on_first_step: Callable[[int, float], None] = lambda step, loss: None,
@@ -116,6 +118,7 @@ class TrainingRun:
         """
         self._folder, self._source, self._backend = folder, source, backend
         self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
+        self._workers = workers
         self._on_record, self._note = on_record, note
         self._on_first_step = on_first_step
         config, self._options = settings.config, settings.options
@@ -127,12 +130,13 @@ class TrainingRun:
             evaluation_fraction=self._options.evaluation_fraction,
         )
         self._token_bytes = token_bytes(vocabulary)
-        prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
+        if workers.is_first:
+            prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
         slots = intervals.unread_steps(self._options.steps)
         try:
             self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
             operations = open_operations(backend.device, fixed_products=self._fixed_products)
-            self._trainer = Trainer(operations, config, self._options, slots)
+            self._trainer = Trainer(operations, config, self._options, slots, workers)
         except DeviceError as error:
             raise DeviceError(
                 f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"
@@ -142,9 +146,10 @@ class TrainingRun:
         self._last: StepRecord
         if checkpoint is None:
             self._trainer.model.initialise(self._options.seed)
-            self._log = RunLog.begin(folder.log, self._facts(needed_bytes))
         else:
-            self._log = self._resume(checkpoint)
+            self._load(checkpoint)
+        if workers.is_first:
+            self._log = self._open_log(checkpoint, needed_bytes)
 
     def _chosen_products(self, *, resumed: bool) -> bool:
         """Whether matrix products have the same bits with any number of threads, in NumPy."""
@@ -176,8 +181,8 @@ class TrainingRun:
             "eos_id": self._eos_id,
         }
 
-    def _resume(self, checkpoint: Checkpoint) -> RunLog:
-        """Load a checkpoint, whose model and options are those of this run; resume the log."""
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint, whose model and options are those of this run."""
         trainer, state = self._trainer, checkpoint.state
         tokens = self._token_facts()
         begun = read_log(self._folder.log).facts
@@ -197,6 +202,12 @@ class TrainingRun:
                 f"{checkpoint.folder}: it has taken {state.sequence_position} sequences in "
                 f"{state.step} steps, but its options make {self._position(state.step)}"
             )
+
+    def _open_log(self, checkpoint: Checkpoint | None, needed_bytes: int) -> RunLog:
+        """Start the log, or continue after the record of a checkpoint."""
+        if checkpoint is None:
+            return RunLog.begin(self._folder.log, self._facts(needed_bytes))
+        state = checkpoint.state
         log = RunLog.resume(self._folder.log, state.step)
         records = read_log(self._folder.log).records
         if not records:
@@ -206,7 +217,7 @@ class TrainingRun:
         return log
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step and return a summary.
+        """Train to the last step and return a summary, which is empty but for the first worker.
 
         Ctrl-C, SIGTERM or SIGHUP finishes the current step, writes a checkpoint, calls `note` with
         it and raises KeyboardInterrupt with the signal's number.
@@ -218,20 +229,21 @@ class TrainingRun:
         self._first_step = self._logged_step = self._trainer.step
         # Marks, when and at which step: of the last rate, and of the pace that tells the time left.
         self._measured = self._paced = self._started, self._first_step
-        with self._log, stop_requests() as stop:
-            while self._trainer.step < self._options.steps:
+        number = 0  # of the signal that asked a worker to stop
+        with self._log if self._workers.is_first else nullcontext(), stop_requests() as stop:
+            while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 self._trainer.take_step(self._step_batches(step), self._options.rate(step))
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
-                if stop:  # after a step, so that there is something to save
-                    break
+                # After a step, so that there is something to save.
+                number = self._workers.largest(stop[0] if stop else 0)
             if self._saved_step != self._trainer.step:
                 self._save()
         if self._trainer.step < self._options.steps:
             self._note(f"stopped at step {self._trainer.step}; checkpoint in {self._checkpoint()}")
-        if stop:
-            raise KeyboardInterrupt(stop[0])
-        return self._summary()
+        if number:
+            raise KeyboardInterrupt(number)
+        return self._summary() if self._workers.is_first else {}
 
     def _checkpoint(self) -> Path:
         """The folder of the newest checkpoint."""
@@ -274,6 +286,9 @@ class TrainingRun:
     def _write_record(self, *, evaluate: bool) -> None:
         results = self._check_steps()
         trainer = self._trainer
+        if not self._workers.is_first:
+            self._logged_step = trainer.step
+            return
         now = time.perf_counter()
         (before, measured_step), self._measured = self._measured, (now, trainer.step)
         totals = self._evaluate() if evaluate else None
@@ -328,6 +343,13 @@ class TrainingRun:
         trainer = self._trainer
         if self._logged_step != trainer.step:
             self._write_record(evaluate=False)
+        self._saved_step = trainer.step
+        if self._workers.is_first:
+            self._write_checkpoint()
+            self._measured = time.perf_counter(), trainer.step  # nor is saving
+
+    def _write_checkpoint(self) -> None:
+        trainer = self._trainer
         sync(self._folder.log)  # a checkpoint is resumed with the log up to its step
         moments = {tensor.name: tensor for tensor in trainer.updates.state_tensors()}
         save_checkpoint(
@@ -348,8 +370,6 @@ class TrainingRun:
             keep=self._intervals.keep,
             note=self._note,
         )
-        self._saved_step = trainer.step
-        self._measured = time.perf_counter(), trainer.step  # nor is saving
 
     def _summary(self) -> dict[str, Any]:
         last = self._last

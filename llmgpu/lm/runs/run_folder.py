@@ -29,8 +29,8 @@ class RunFolder(Closing):
     tokens: the folder with the tokens of texts, see `llmgpu.lm.data.inputs`.
     """
 
-    def __init__(self, path: Path, lock: FileLock) -> None:
-        """Take a folder and its lock from `open_run_folder`."""
+    def __init__(self, path: Path, lock: FileLock | None = None) -> None:
+        """Take a folder and its lock from `open_run_folder`; without one, only to read it."""
         self.path = path
         self.log = path / "log.jsonl"
         self.loss_curve = path / "loss.svg"
@@ -39,7 +39,8 @@ class RunFolder(Closing):
 
     def close(self) -> None:
         """Unlock the folder."""
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def remove(self, patterns: Sequence[str]) -> None:
         """Remove files and folders of the earlier run that match glob patterns."""

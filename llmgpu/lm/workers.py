@@ -1,0 +1,160 @@
+"""Workers: processes that train one model together, started by ``mpiexec -n N llmgpu train ...``.
+
+Each worker has the whole model on a device of its own. In a step the workers take turns at the
+batches, add up their gradients, and all make the same update, so they keep the same weights. The
+first one alone writes files and reports.
+
+Sums are the same bits run after run: gradients are cut into a range for each worker, which gets
+that range of all workers, adds it up in the order of the workers, and gives the sum to all of them.
+The data that moves is about twice the gradients, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
+
+# How many processes were started together, by Open MPI, MPICH or Intel MPI, and MVAPICH.
+_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_BUCKET = 1 << 23  # numbers that are added up at a time
+
+
+class Workers:
+    """The processes of a training, seen from one of them.
+
+    number: of this one, from 0. count: how many there are. local_number, local_count: of those on
+    the same machine.
+    """
+
+    def __init__(self, communicator: Any = None) -> None:
+        """Take an MPI communicator; None: there is one worker."""
+        self._mpi = communicator
+        self.number: int = 0 if communicator is None else communicator.rank
+        self.count: int = 1 if communicator is None else communicator.size
+        self.local_number, self.local_count = 0, 1
+        if communicator is not None:
+            local = communicator.Split_type(importlib.import_module("mpi4py.MPI").COMM_TYPE_SHARED)
+            self.local_number, self.local_count = local.rank, local.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes and reports."""
+        return self.number == 0
+
+    def own(self, batches: int) -> range:
+        """Return which of a step's batches are this worker's."""
+        return range(self.number, batches, self.count)
+
+    def check(self, grad_accum: int) -> None:
+        """Raise InputError unless all workers have as many batches in a step."""
+        if grad_accum % self.count:
+            raise InputError(
+                f"grad_accum is {grad_accum}, which {self.count} workers can't share: use a "
+                f"multiple of {self.count}, such as --grad-accum {self.count}"
+            )
+
+    def device(self, wanted: str, adapters: int) -> str:
+        """Return what ``--device`` means for this worker, on a machine with so many GPUs.
+
+        The workers of a machine take one GPU each.
+
+        Raises InputError if there are not enough.
+        """
+        if self.count == 1 or wanted not in ("auto", "gpu"):
+            return wanted
+        if wanted == "auto" and not adapters:
+            return "cpu"
+        if adapters < self.local_count:
+            raise InputError(
+                f"{self.local_count} workers on a machine with {adapters} GPUs: start one for each "
+                "GPU, or choose with --device"
+            )
+        return f"gpu:{self.local_number}"
+
+    def wait(self) -> None:
+        """Wait until all workers have come here."""
+        if self._mpi is not None:
+            self._mpi.Barrier()
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first worker through the block before the others."""
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
+
+    def largest(self, number: int) -> int:
+        """Return the largest number that a worker has."""
+        if self._mpi is None:
+            return number
+        numbers: list[int] = self._mpi.allgather(number)
+        return max(numbers)
+
+    def add_up(self, operations: Operations, tensors: Sequence[Tensor]) -> None:
+        """Put the sums over all workers in place of float32 tensors."""
+        if self._mpi is None:
+            return
+        for tensor in tensors:
+            values = np.ascontiguousarray(operations.read(tensor), np.float32).reshape(-1)
+            sums = np.empty_like(values)
+            for first in range(0, len(values), _BUCKET):
+                sums[first : first + _BUCKET] = self._sum(values[first : first + _BUCKET])
+            operations.write(tensor, sums.reshape(tensor.shape))
+
+    def _sum(self, values: FloatArray) -> FloatArray:
+        """Return the sums over all workers, (n,) float32."""
+        size = -(-len(values) // self.count)
+        given = np.zeros((self.count, size), np.float32)
+        given.reshape(-1)[: len(values)] = values
+        taken = np.empty_like(given)
+        self._mpi.Alltoall(given, taken)
+        total = taken[0]
+        for other in taken[1:]:
+            total += other
+        self._mpi.Allgather(total, given)
+        return given.reshape(-1)[: len(values)]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """End all workers where one fails in the block, which says so in a line."""
+        try:
+            yield
+        except BaseException as error:
+            if self._mpi is None or isinstance(error, KeyboardInterrupt):
+                raise
+            what = str(error) if isinstance(error, LlmgpuError) else repr(error)
+            print(f"error: worker {self.number}: {what}", file=sys.stderr, flush=True)
+            self._mpi.Abort(1)
+
+
+ALONE = Workers()
+
+
+def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
+    """Return the workers that mpiexec started with this process; `ALONE` without it.
+
+    Raises InputError if there are several, and the package for it is missing.
+    """
+    counts = [environment[name] for name in _COUNTS if name in environment]
+    if not any(count.isdigit() and int(count) > 1 for count in counts):
+        return ALONE
+    try:
+        communicator = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    except (ImportError, RuntimeError) as error:
+        raise InputError(
+            "training by several processes needs the package mpi4py: pip install 'llmgpu[mpi]' "
+            f"({error})"
+        ) from error
+    return Workers(communicator)
