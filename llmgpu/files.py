@@ -60,7 +60,10 @@ def output_errors(path: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(f"can't write {path}: {error.strerror or error}") from error
+        folder = os.path.dirname(path)
+        lacks = isinstance(error, FileNotFoundError) and folder and not os.path.lexists(folder)
+        hint = f": make the folder {folder} first" if lacks else ""
+        raise OutputError(f"can't write {path}: {error.strerror or error}{hint}") from error
 
 
 class OutputFile:

@@ -84,6 +84,7 @@ class LazyGroup(click.Group):
 
         meant = COMMAND_NAMES.get(args[0].replace("_", "-"))
         near = [meant] if meant else get_close_matches(args[0], COMMANDS)
+        near = near or [name for name in COMMANDS if name.startswith(args[0])]
         if near:
             names = " or ".join(repr(name) for name in near)
             raise click.UsageError(f"No such command {quote(args[0])}. Did you mean {names}?", ctx)
@@ -155,6 +156,8 @@ def _refuse(error: click.ClickException) -> int:
         click.echo(context.get_usage(), err=True)
         click.echo(f"Try '{context.command_path} --help' for help.\n", err=True)
     message = " ".join(error.format_message().split())
+    if isinstance(error, click.MissingParameter) and error.param and "vocab" in error.param.opts[0]:
+        message += " It takes a file such as v.bin or tokenizer.json, or a name: cl100k."
     return _fail(f"Error: {shorten(printable(message))}", error.exit_code)
 
 

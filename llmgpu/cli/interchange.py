@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 
 
+_ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
+
+
 def import_vocabulary(
     source: str,
     merges: str | None,
@@ -68,7 +71,7 @@ def import_vocabulary(
 
 def export_vocabulary(
     vocab: str,
-    format_name: str,
+    format_name: str | None,
     output: str,
     weights: str | None,
     chat_template: str | None,
@@ -79,6 +82,9 @@ def export_vocabulary(
 ) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
     report = Reporter(quiet=quiet)
+    format_name = format_name or _ENDINGS.get(os.path.splitext(output)[1])
+    if format_name is None:
+        raise click.UsageError(f"give --to FORMAT: one of {', '.join(WRITERS)}")
     writer = WRITERS[format_name]
     options: dict[str, Any] = {"note": report.note, "force": force}
     checkpoint = _open_checkpoint(vocab) if format_name == "gguf" else None
@@ -99,6 +105,8 @@ def export_vocabulary(
         check_outputs(writer.outputs(output), [*named, *files.inputs], force=force)
         writer.write(vocabulary, output, **options)
     report.line(f"{number_of(vocabulary.size, 'id')} to {output}")
+    if format_name == "huggingface" and os.path.isfile(output) and not os.path.splitext(output)[1]:
+        report.note(f"{output} is a tokenizer.json; {output}/ is a folder for AutoTokenizer")
     if as_json:
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
 

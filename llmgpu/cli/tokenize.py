@@ -456,12 +456,13 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
     report.note_left_out(summary)
     if summary["tokens"]:
         replies = summary.get("assistant_tokens")
+        rate = human_bytes(summary["text_bytes"] / max(summary["seconds"], 1e-3))
         report.line(
             f"{number_of(summary['tokens'], 'token')} from {human_bytes(summary['text_bytes'])} in "
             f"{number_of(summary['documents'], 'document')}, "
             f"{summary['bytes_per_token']:.2f} bytes a token; "
             + (f"{replies:,} are the assistant's; " if replies is not None else "")
-            + f"{summary['seconds']:.2f} s, {human_bytes(summary['mb_per_second'] * 1e6)}/s"
+            + f"{summary['seconds']:.2f} s, {rate}/s"
         )
     for name, part in zip(names, summary.get("parts", ()), strict=False):
         tokens = number_of(part["tokens"], "token")

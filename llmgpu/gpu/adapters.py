@@ -110,7 +110,9 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
     if found:
         return found[0]
     names = ", ".join(repr(info.name) for info in adapters)
-    raise DeviceError(f"no adapter's name contains {quote(wanted)}; use one of {names}, or cpu")
+    raise DeviceError(
+        f"no adapter's name contains {quote(wanted)}; use one of {names}, or cpu; gpu is the best"
+    )
 
 
 def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:

@@ -96,7 +96,8 @@ def _expand(name: str) -> tuple[list[str], int]:
     if os.path.lexists(name):
         return [name], 0
     if not glob.has_magic(name):
-        raise InputError(f"no such file or folder: {name!r}")
+        hint = "; if it is the text itself, pipe it in" if " " in name.strip() else ""
+        raise InputError(f"no such file or folder: {name!r}{hint}")
     _check_searched(name)
     paths: set[str] = set()
     left_out = 0

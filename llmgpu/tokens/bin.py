@@ -114,7 +114,8 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     except OSError as error:
         raise InputError(
             f"can't read {name}, the side file of {path}: {error.strerror}; without it the "
-            "type of the numbers is unknown"
+            f"type of the numbers is unknown: if it is that of --vocab, tokenize --decode --format "
+            f"bin < {path} gives the text"
         ) from error
     side = parse_json_object(data, name)
     if side.get("format") != SIDE_FORMAT:

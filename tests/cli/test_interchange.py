@@ -74,6 +74,14 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
     [
         (["import", "missing"], 1, "missing"),
         (["import", "missing", "--from", "huggingface"], 1, "missing"),
+        (["info", "x.gguf"], 1, "x.gguf: files of llama.cpp are written, not read"),
+        (["info", "x.model"], 1, "x.model: models of SentencePiece are not read"),
+        (["export", "v.bin", "-o", "out.txt"], 2, "give --to FORMAT: one of tiktoken, huggingf"),
+        (["export", "v.bin", "-o", "no/t.json"], 1, "make the folder no first"),
+        (["tokenize", "--vocab", "v.bin", "a text"], 1, "if it is the text itself, pipe it in"),
+        (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "ids themselves are piped in"),
+        (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "--format bin < x.bin gives"),
+        (["generate", "v.bin"], 1, "v.bin: a file, not the folder of a run"),
         (["import", "v.bin"], 1, "v.bin is llmgpu's own already"),
         (["import", "ranks"], 1, "--pattern"),
         (["import", "ranks", "--from", "huggingface"], 1, "ranks"),
@@ -99,9 +107,20 @@ def test_bad_input(llmgpu: Run, v_bin: Path, arguments: list[str], code: int, me
     folder = v_bin.parent
     train_peer().save(str(folder / "t.json"))
     (folder / "ranks").write_bytes(b"YQ== 0\n")
+    for name in ("x.gguf", "x.model", "x.bin"):
+        (folder / name).write_bytes(b"\x0a\x0e\x00\xff")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     fails(llmgpu(*arguments), code, message)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_ending_of_the_output_gives_the_format(llmgpu: Run, v_bin: Path) -> None:
+    for name, written in (("t.json", b'"version"'), ("t.tiktoken", b" 0\n"), ("hf", b'"version"')):
+        to = ["--to", "hf"] if name == "hf" else []
+        done = llmgpu("export", "v.bin", "-o", name, *to)
+        assert done.returncode == 0, done.stderr
+        assert written in (v_bin.parent / name).read_bytes()
+        assert (b"hf/ is a folder for AutoTokenizer" in done.stderr) is (name == "hf")
 
 
 def test_vocabularies_of_others_are_taken_everywhere(llmgpu: Run, v_bin: Path) -> None:

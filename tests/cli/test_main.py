@@ -125,6 +125,8 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
     ("command", "message"),
     [
         ("encode", "No such command 'encode'. Did you mean 'tokenize'?"),
+        ("bpe --data t.txt", "Did you mean 'bpe-train'?"),
+        ("count t.txt", "Missing option '--vocab'. It takes a file such as v.bin"),
         ("decode ids", "Did you mean 'tokenize --decode'?"),
         ("bpe-train --vocab_size 8000", "Did you mean '--vocab-size'?"),
         ("bpe-train --model-prefix m", "Did you mean '--output'?"),

@@ -14,6 +14,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, no_notes
 from llmgpu.outputs import (
+    GGUF,
     MERGES_TXT,
     RANKS,
     TEKKEN,
@@ -25,6 +26,11 @@ from llmgpu.outputs import (
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 _TEKKEN = "tekken.json"
+_UNREADABLE = {  # what others are called, by the ending
+    ".gguf": "files of llama.cpp are written, not read",
+    ".model": "models of SentencePiece are not read",
+    ".pkl": "pickles are never read",
+}
 _SINGLE = {VOCABULARY: None, RANKS: "tiktoken", TEKKEN: "tekken"}  # formats by kind
 
 
@@ -93,6 +99,9 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
+    ending = ".gguf" if kind == GGUF else os.path.splitext(name)[1]
+    if ending in _UNREADABLE and kind != TOKENIZER_JSON:
+        raise VocabularyError(f"{name}: {_UNREADABLE[ending]}: use the model's tokenizer.json")
     is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))
     return VocabularyFiles(name, "huggingface" if is_json else None)
 

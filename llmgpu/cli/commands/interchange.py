@@ -82,7 +82,7 @@ def import_vocabulary(**options: Any) -> None:
     "--to",
     "format_name",
     type=FormatName(WRITERS),
-    required=True,
+    show_default="by the ending of -o: .json, .tiktoken, .gguf",
     help=f"Output format: {WRITERS.describe()}.",
 )
 @click.option(

@@ -247,7 +247,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name):
         return _load(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+        what = "a file, not the folder of a run" if folder.exists() else "no such folder"
+        raise CheckpointError(f"{folder}: {what}")
     folders = list(list_checkpoints(folder).values())
     if not folders:
         raise CheckpointError(f"{folder}: it has no checkpoint")
