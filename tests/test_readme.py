@@ -112,6 +112,28 @@ def test_what_examples_need_is_here(needed: str) -> None:
         pytest.skip(f"examples of the guide that need {needed} are not run")
 
 
+@pytest.mark.slow
+def test_programs_have_types(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    programs = [
+        each.command[-1]
+        for page in PAGES
+        for each in examples(page)
+        if each.command[0] == sys.executable
+    ]
+    for number, program in enumerate(programs):
+        (tmp_path / f"program_{number}.py").write_text(program, encoding="utf-8")
+    assert len(programs) >= 8
+    strict = ("--strict", "--ignore-missing-imports", "--config-file=")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *strict, str(tmp_path)],
+        cwd=ROOT,  # where the types of the package may be known already
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
