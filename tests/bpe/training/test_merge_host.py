@@ -118,6 +118,24 @@ def test_a_symbol_is_made_in_several_ways(
     assert_same_words(merge_host.apply_merges(symbols, merges), expected)
 
 
+@pytest.mark.parametrize("runs", [[4], [5], [2, 4], [4, 6, 3]])
+def test_counts_after_a_merge_into_a_symbol_that_is_there_already(runs: list[int]) -> None:
+    """It is before a merged pair, as are symbols that the same merge has just made."""
+    made = 256
+    words = [[made] + [97] * run for run in runs]
+    symbols = SymbolWords(
+        np.array([symbol for word in words for symbol in word], np.uint32),
+        np.cumsum([0, *map(len, words)]),
+        np.arange(1, len(runs) + 1),
+        np.array([1] * 256 + [2], np.uint32),
+        sum((k + 1) * len(word) for k, word in enumerate(words)),
+    )
+    trainer = merge_host._open(symbols, 0)
+    trainer.merge(np.array([[97, 97, made]], np.uint32))
+    expected = sum((k + 1) * (run // 2) for k, run in enumerate(runs))
+    assert trainer.best() == (made, made, expected)
+
+
 @settings(deadline=None, max_examples=examples(100))
 @given(WORDS, TOKENS)
 def test_symbols_that_no_merge_has_made_are_reached(

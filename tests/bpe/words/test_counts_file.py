@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
+from llmgpu.bpe.words import counts_file
 from llmgpu.bpe.words.counts_file import (
     add_counts,
     load_counts,
@@ -355,3 +356,12 @@ def test_columns_that_are_no_counts(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(InputError, match="can't be read as word counts"):
         load_counts(path)
+
+
+def test_bytes_after_a_file_that_is_read_in_whole_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = written(tmp_path / "c", SAMPLE)
+    monkeypatch.setattr(counts_file, "_MAX_HEADER_BYTES", len(data))
+    assert len(load_counts(tmp_path / "c").words) == len(SAMPLE)
+    assert "damaged" in refusal(tmp_path / "c", data + b"x")
