@@ -37,12 +37,17 @@ class CodeTable:
         self._by_class = np.full(7, other, np.uint8)
         for number, code in by_class.items():
             self._by_class[number] = code
-        kinds = unicode_classes.code_point_classes(unicode)[:128]
+        self._own = own
+
+    @cached_property
+    def of_bytes(self) -> bytes:
+        """The codes of ASCII, and of bytes that are characters by themselves."""
+        kinds = unicode_classes.code_point_classes(self._unicode)[:128]
         codes = np.full(256, self._by_class[unicode_classes.OTHER], np.uint8)
         codes[:128] = self._by_class[kinds]
-        for character, code in own.items():
+        for character, code in self._own.items():
             codes[ord(character)] = code
-        self.of_bytes = codes.tobytes()  # of ASCII, and of bytes that are characters by themselves
+        return codes.tobytes()
 
     @cached_property
     def of_code_points(self) -> NDArray[np.uint8]:

@@ -203,8 +203,8 @@ class Vocabulary:
         digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
         for entry in decisive:
             digest.update(msgpack.packb(entry))
-        for part in pack_data("token_data", int(self.token_lengths.sum()), self.tokens):
-            digest.update(part)
+        digest.update(b"".join(pack_data("token_data", len(self.token_data), ())))
+        digest.update(self.token_data)
         for rule in rules:
             digest.update(msgpack.packb(rule))
         return digest.hexdigest()
