@@ -59,6 +59,7 @@ class Device(OpenedAdapter):
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._idle_downloads: list[Download] = []  # memory for the next reads
+        self._idle_staging: list[Staging] = []  # and for the next large write
         self.source_choices = {"scan": "common/scan_shared.wgsl"}
         self.subgroup_size = self._probe_subgroups() if "subgroup" in self.features else 0
         if self.subgroup_size:
@@ -149,13 +150,17 @@ class Device(OpenedAdapter):
         self._write_staged(buffer, flat)
 
     def _write_staged(self, buffer: Buffer, flat: NDArray[np.uint8]) -> None:
-        staging = Staging(self, min(len(flat), UPLOAD_PIECE))
+        size = min(len(flat), UPLOAD_PIECE)
+        staging = self._idle_staging.pop() if self._idle_staging else None
+        if staging is None or staging.nbytes < size:
+            staging = Staging(self, size)
         for start in range(0, len(flat), UPLOAD_PIECE):
             piece = flat[start : start + UPLOAD_PIECE]
             parallel_copy(staging.array()[: len(piece)], piece)
             commands = self.record()
             staging.copy_to(commands, buffer, len(piece), target_offset=start)
             self.submit(commands)
+        self._idle_staging = [staging]
 
     def read(self, buffer: Buffer, count: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
         """Return the first `count` elements of a buffer, after all submitted work."""

@@ -26,7 +26,7 @@ from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 # How many processes were started together, by Open MPI, MPICH or Intel MPI, and MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_BUCKET = 1 << 23  # numbers that are added up at a time
+_PIECE = 1 << 23  # numbers that are added up at a time
 
 
 class Workers:
@@ -107,11 +107,9 @@ class Workers:
         if self._mpi is None:
             return
         for tensor in tensors:
-            values = np.ascontiguousarray(operations.read(tensor), np.float32).reshape(-1)
-            sums = np.empty_like(values)
-            for first in range(0, len(values), _BUCKET):
-                sums[first : first + _BUCKET] = self._sum(values[first : first + _BUCKET])
-            operations.write(tensor, sums.reshape(tensor.shape))
+            for first in range(0, tensor.size, _PIECE):
+                part = tensor.part(first, min(tensor.size, first + _PIECE))
+                operations.write(part, self._sum(operations.read(part)))
 
     def _sum(self, values: FloatArray) -> FloatArray:
         """Return the sums over all workers, (n,) float32."""

@@ -72,6 +72,19 @@ class Tensor:
             self.name, shape, self.dtype, self.buffer.view(start * row, (stop - start) * row)
         )
 
+    def part(self, start: int, stop: int) -> Tensor:
+        """Return elements start to stop - 1 in C order, over the same memory.
+
+        Raises:
+            ValueError: on a device they don't start at a multiple of 256 bytes.
+        """
+        shape = (stop - start,)
+        if isinstance(self.data, np.ndarray):
+            return Tensor(self.name, shape, self.dtype, self.data.reshape(-1)[start:stop])
+        size = self.dtype.itemsize
+        view = self.buffer.view(start * size, (stop - start) * size)
+        return Tensor(self.name, shape, self.dtype, view)
+
 
 class TensorMaker(Protocol):
     """Anything that makes tensors, as all `Operations` do."""
