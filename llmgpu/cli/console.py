@@ -178,12 +178,11 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def shows_colours() -> bool:
-    """Whether standard output is a terminal that should be sent colours."""
-    return (
-        is_terminal(sys.stdout)
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM") != "dumb"
-    )
+    """Whether standard output is a terminal that should be sent colours, or FORCE_COLOR is set."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    has_colours = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
+    return has_colours or bool(os.environ.get("FORCE_COLOR"))
 
 
 def left_out_of(text: Corpus | None) -> dict[str, int]:

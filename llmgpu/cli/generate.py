@@ -11,14 +11,16 @@ from typing import Any
 from llmgpu.backend import select_backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
+from llmgpu.cli.options import READING_INPUT
 from llmgpu.errors import InputError
-from llmgpu.input_files import number_of, printable
+from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
 
 
@@ -38,6 +40,8 @@ def generate(
     sampler = Sampler(SamplingOptions(**sampling))
     checkpoint = load_checkpoint(run)
     vocabulary = checkpoint.vocabulary
+    if prompt == STANDARD_INPUT:
+        prompt = _piped_prompt(report)
     ids = _prompt_ids(prompt, checkpoint)
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
@@ -66,6 +70,15 @@ def generate(
             },
             to_stderr=True,
         )
+
+
+def _piped_prompt(report: Reporter) -> str:
+    """Return what standard input has, without the line end at its end."""
+    report.line(READING_INPUT)
+    if sys.stdin is None:
+        raise InputError("can't read standard input: it is closed")
+    with naming("standard input"):
+        return decode_text(sys.stdin.buffer.read()).removesuffix("\n")
 
 
 def _prompt_ids(prompt: str | None, checkpoint: Checkpoint) -> list[int]:

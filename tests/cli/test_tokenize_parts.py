@@ -88,6 +88,14 @@ def test_tokens_are_shown_in_lines_and_on_a_terminal_in_colours(
     assert [int(line.split("\t")[0]) for line in plain] == ids
     fails(llmgpu(*ENCODE, "--format", "tokens", "--decode"), 2, "--decode can't read")
     fails(llmgpu(*ENCODE, "--format", "tokens", "-o", "corpus.txt"), 1, "input")
+    piped = subprocess.run(
+        [*COMMAND, *ENCODE, "--format", "tokens", "-q"],
+        cwd=corpus.parent,
+        env={k: v for k, v in environment().items() if k != "NO_COLOR"} | {"FORCE_COLOR": "1"},
+        capture_output=True,
+        check=True,
+    )
+    assert piped.stdout.decode().startswith("\x1b[38;5;16;")
     for variables, sign in (({"NO_COLOR": ""}, "\x1b[38;5;16;"), ({"NO_COLOR": "1"}, "│")):
         ours, theirs = pty.openpty()
         subprocess.run(

@@ -36,7 +36,10 @@ def _sampling_options(command: Decorated) -> Decorated:
 @click.command()
 @click.argument("run", metavar="FOLDER")
 @click.option(
-    "--prompt", type=TEXT, metavar="TEXT", help="Text to continue.  [default: start a new document]"
+    "--prompt",
+    type=TEXT,
+    metavar="TEXT",
+    help="Text to continue; - reads it from standard input.  [default: start a new document]",
 )
 @click.option(
     "--max-new-tokens",
