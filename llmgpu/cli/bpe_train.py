@@ -456,7 +456,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:
             how = " by merges, which greedy does not apply" if made["match"] == "greedy" else ""
             report.line(
                 f"{made['output']}: {made['vocab_size']:,} tokens from {text}, "
-                f"{made['bytes_per_token']:.2f} bytes a token{how}"
+                f"{made['bytes_per_token']:.2f} bytes per token{how}"
             )
     if summary["distinct_words"] is not None:
         line = number_of(summary["distinct_words"], "distinct pre-token")

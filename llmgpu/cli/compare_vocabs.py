@@ -151,11 +151,11 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
             *([{**facts, "path": "total"}] if len(facts["files"]) > 1 else []),
         ]
         lines = [[*_rates(file), file["text_bytes"], file["path"]] for file in files]
-        print_result("\nbytes a token")
+        print_result("\nbytes per token")
         print_table([*labels, "bytes", ""], lines)
     heads = [*labels, *(labels if has_text else ()), ""]
     for kind, title, numbers in (
-        ("script", "then bytes a token", _rates),
+        ("script", "then bytes per token", _rates),
         ("length", "then the part of the text's tokens", partial(_parts, facts)),
     ):
         print_result(f"\nids by {kind}{f', {title}' if has_text else ''}")
@@ -170,7 +170,7 @@ def _parts(facts: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 
 def _rates(row: dict[str, Any]) -> list[str]:
-    """Return bytes a token by each vocabulary; nothing if there was no text."""
+    """Return bytes per token by each vocabulary; nothing if there was no text."""
     if "tokens" not in row:
         return []
     sizes = row["text_bytes"]

@@ -163,11 +163,11 @@ def _by_folder(rows: Sequence[Row]) -> list[Row]:
 
 
 def _print_counts(labels: Sequence[str], rows: Sequence[Row], total: Row) -> None:
-    """Print the counts, the sum and the bytes a token."""
+    """Print the counts, the sum and the bytes per token."""
     shown = [*rows, *([total] if len(rows) != 1 else [])]
     lines: list[list[int | str]] = [[*row.tokens, row.text_bytes, row.path] for row in shown]
     ratios = [f"{total.text_bytes / count:.3f}" if count else "-" for count in total.tokens]
-    print_table([*labels, "bytes", ""], [*lines, [*ratios, "", "bytes a token"]])
+    print_table([*labels, "bytes", ""], [*lines, [*ratios, "", "bytes per token"]])
 
 
 def _check_budget(budget: int | None, vocabs: Sequence[str], total: Row) -> None:

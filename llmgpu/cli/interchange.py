@@ -47,7 +47,9 @@ def import_vocabulary(
         found = find_vocabulary(source, format_name)
         source, merges = found.path, found.merges
     if format_name is None and kind_of(source) == VOCABULARY:
-        raise VocabularyError(f"{source} is llmgpu's own already: use it as it is, or export it")
+        raise VocabularyError(
+            f"{source} is already a vocabulary of llmgpu: use it as it is, or export it"
+        )
     chosen = format_name or guess_format(source, merges)
     vocabulary = READERS[chosen].read(
         source,

@@ -88,7 +88,7 @@ def _read(command: click.Command, path: Path) -> dict[str, Any]:
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise InputError(f"{path} has {quote(key)}, which is not an option{hint}")
         if isinstance(value, dict) or not _is_plain(value):
-            raise InputError(f"{path}: {key} is not a text, a number, true or false, or a list")
+            raise InputError(f"{path}: {key} is not a string, a number, true or false, or a list")
         found[name] = value if isinstance(value, (bool, list)) else str(value)
     if isinstance(found.get("corpus"), str):
         found["corpus"] = [found["corpus"]]

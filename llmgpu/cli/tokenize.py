@@ -460,7 +460,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
         report.line(
             f"{number_of(summary['tokens'], 'token')} from {human_bytes(summary['text_bytes'])} in "
             f"{number_of(summary['documents'], 'document')}, "
-            f"{summary['bytes_per_token']:.2f} bytes a token; "
+            f"{summary['bytes_per_token']:.2f} bytes per token; "
             + (f"{replies:,} are the assistant's; " if replies is not None else "")
             + f"{summary['seconds']:.2f} s, {rate}/s"
         )

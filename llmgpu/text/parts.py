@@ -86,7 +86,7 @@ def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[
 def _whole(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InputError(f"{name} is {quote(text)}, not a number of a part: give --part I/N")
+        raise InputError(f"{name} is {quote(text)}, not a part number: give --part I/N")
     return int(text)
 
 
@@ -111,7 +111,7 @@ def _files_of(
     pipes = (source.path for source in sources.files if source.length is None)
     for path in [*pipes, *(source.path for source in sources.files)]:
         if total is None or path == STANDARD_INPUT:
-            raise InputError(f"--part needs files, not {path}: what it has can't be cut")
+            raise InputError(f"--part needs files, not {path}: it can't be cut")
     assert total is not None
     low, high = part.range_of(total)
     is_last = part.number == part.count

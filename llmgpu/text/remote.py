@@ -138,7 +138,7 @@ class RemoteSource:
 
         info = _attempt(self.url, ask, _nothing)
         if info.get("type") == "directory" or not isinstance(info.get("size"), int):
-            raise InputError(f"can't read {self.path}: its length is not known")
+            raise InputError(f"can't read {self.path}: its length is unknown")
         facts = repr([str(info.get(name)) for name in _VERSION])
         return info["size"], hashlib.sha256(facts.encode()).hexdigest()[:16]
 

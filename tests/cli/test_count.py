@@ -34,7 +34,7 @@ def test_a_line_for_each_file_and_the_sum(llmgpu: Run, folder: Path) -> None:
     done = llmgpu("count", "--vocab", "v.bin", "n", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.decode().splitlines()]
-    assert lines[0] == ["tokens", "bytes"] and lines[-1][1:] == ["bytes", "a", "token"]
+    assert lines[0] == ["tokens", "bytes"] and lines[-1][1:] == ["bytes", "per", "token"]
     assert [line[2] for line in lines[1:-1]] == ["n/a.txt", "n/b.txt", "n/deep/c.txt", "total"]
     assert [int(line[0]) for line in lines[1:-1]] == [*tokens, sum(tokens)]
     by_size = llmgpu("count", "--vocab", "v.bin", "n", "--sort", "tokens", "--json")

@@ -82,7 +82,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "ids themselves are piped in"),
         (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "--format bin < x.bin gives"),
         (["generate", "v.bin"], 1, "v.bin: a file, not the folder of a run"),
-        (["import", "v.bin"], 1, "v.bin is llmgpu's own already"),
+        (["import", "v.bin"], 1, "v.bin is already a vocabulary of llmgpu"),
         (["import", "ranks"], 1, "--pattern"),
         (["import", "ranks", "--from", "huggingface"], 1, "ranks"),
         (["import", "t.json", "--from", "tiktoken"], 1, "t.json: line 1"),

@@ -172,7 +172,7 @@ def test_parts_of_the_environment(environment: dict[str, str], part: str) -> Non
         ({}, "nothing in the environment names a part"),
         ({"RANK": "1"}, "nothing in the environment names a part"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "there is no part 5/4"),
-        ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK is 'one', not a number"),
+        ({"RANK": "one", "WORLD_SIZE": "4"}, "RANK is 'one', not a part number"),
         (
             {
                 "RANK": "1",

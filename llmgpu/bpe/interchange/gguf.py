@@ -142,7 +142,7 @@ def describe(
     special = set(vocabulary.special_tokens.values())
     names = [texts.get(number, f"[PAD{number}]") for number in range(vocabulary.size)]
     if len(set(names)) < len(names):
-        raise VocabularyError("a token is called like an id without one, [PAD...]: rename it")
+        raise VocabularyError("a token has the text of an id without a token, [PAD...]: rename it")
     kinds = (
         _CONTROL if number in special else _NORMAL if number in texts else _UNUSED
         for number in range(vocabulary.size)
@@ -182,7 +182,7 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
             "leave them out"
         )
     if made == 0:
-        raise VocabularyError(f"there are no merges, and {_TOOL} opens no vocabulary without any")
+        raise VocabularyError(f"the vocabulary has no merges, which {_TOOL} needs")
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
     if not vocabulary.takes_whole_tokens:
         return split.merging

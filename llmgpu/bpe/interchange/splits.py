@@ -127,7 +127,7 @@ def check_portable(expression: str) -> None:
         end = found.end()
     if end < len(expression):
         raise VocabularyError(
-            f"the expression {quote(expression)} is that of no pattern here, and from "
+            f"the expression {quote(expression)} is not that of a pattern here, and from "
             f"{quote(expression[end:])} on other engines may match something else"
         )
 

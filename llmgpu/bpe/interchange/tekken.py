@@ -79,15 +79,15 @@ def _number(content: Mapping[str, Any], name: str, most: int) -> int:
 def _read_special(entries: object, count: int) -> dict[str, int]:
     """Return ids by text; those that the file does not name are called as Mistral calls them."""
     if not isinstance(entries, list):
-        raise VocabularyError("it has no special_tokens: take a file of version 7 or later")
+        raise VocabularyError("there are no special_tokens: use a file of version 7 or later")
     special: dict[str, int] = {}
     for entry in entries:
         text = entry.get("token_str") if isinstance(entry, dict) else None
         if not isinstance(text, str) or not text or text in special:
-            raise VocabularyError(f"special token {quote(str(text))} is missing or there twice")
+            raise VocabularyError(f"special token {quote(str(text))} is missing or a duplicate")
         special[text] = _number(entry, "rank", count)
     if len(set(special.values())) < len(special):
-        raise VocabularyError("two special tokens have one rank")
+        raise VocabularyError("two special tokens have the same rank")
     taken = set(special.values())
     special |= {f"<SPECIAL_{i}>": i for i in range(count) if i not in taken}
     return special
@@ -96,7 +96,7 @@ def _read_special(entries: object, count: int) -> dict[str, int]:
 def _read_ranks(entries: object, count: int) -> list[bytes]:
     """Return the first `count` tokens, or all if there are fewer, by their ranks."""
     if not isinstance(entries, list) or count < 0:
-        raise VocabularyError("it has no vocab, or no room for one")
+        raise VocabularyError("there is no vocab, or no room for it in default_vocab_size")
     tokens: list[bytes] = []
     seen: set[bytes] = set()
     for number, entry in enumerate(entries[:count]):
@@ -108,7 +108,7 @@ def _read_ranks(entries: object, count: int) -> list[bytes]:
         if rank != number or not token or token in seen:
             raise VocabularyError(
                 f"entry {number} of vocab has rank {quote(str(rank))}, or a token "
-                "that is empty or there twice"
+                "that is empty or a duplicate"
             )
         seen.add(token)
         tokens.append(token)

@@ -33,13 +33,13 @@ def draw_vocabulary(
 ) -> str:
     """Return the page.
 
-    name: of the vocabulary. facts: what to say of it. rates: bytes a token of a text by the number
-    of merges; text: what that text was.
+    name: of the vocabulary. facts: what to say of it. rates: bytes per token of a text by the
+    number of merges; text: what that text was.
     """
     lines = draw_facts([(key, str(value)) for key, value in facts.items()])
     if rates:
         lines += [
-            "<h2>Bytes a token</h2>",
+            "<h2>Bytes per token</h2>",
             f"<p>How long tokens are on average in {escape_text(text)}, with the first merges "
             "alone.</p>",
             *_rate_bars(rates),
@@ -76,7 +76,7 @@ def _count_bars(groups: Sequence[tuple[str, int]], size: int, caption: str) -> l
 
 def _rate_bars(rates: Sequence[tuple[int, float]]) -> list[str]:
     bars = [Bar(f"{count:,} merges", "own", f"{rate:.3f}", rate) for count, rate in rates]
-    return draw_bars(bars, "bytes a token: more is better")
+    return draw_bars(bars, "bytes per token: more is better")
 
 
 def _longest(vocabulary: Vocabulary) -> list[str]:

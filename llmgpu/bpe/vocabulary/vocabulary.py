@@ -54,7 +54,7 @@ from llmgpu.text.normalizing import get_normalizer
 
 _DECODE_BLOCK = 1 << 16  # ids gathered at once: bounds the temporary arrays
 _FEW_NODES = 1 << 22  # of a trie that is made whole in order to be written
-_LONG_TOKEN = 64  # mean bytes a token from which copying tokens beats gathering bytes
+_LONG_TOKEN = 64  # mean bytes per token from which copying tokens beats gathering bytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,6 +47,7 @@ from llmgpu.cli.options import (
 @click.option(
     "--vocab-size",
     type=VocabularySize(),
+    metavar="N",
     help=f"Size to train to.  [default: {DEFAULT_VOCAB_SIZE}]",
 )
 @click.option(
@@ -109,8 +110,8 @@ def bench(**options: Any) -> None:
     kernel of a language model alone), train (training a language model) or all, the default.
 
     Every answer is checked before its time is shown. An interrupted run shows what it measured.
-    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, as far
-    as they are installed.
+    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, where
+    installed.
 
     With --compare, the exit code is 1 if the median of any part of llmgpu grew by more than the
     threshold. Results from another machine, or of other sizes, are listed but not compared.

@@ -23,7 +23,7 @@ from llmgpu.cli.options import corpus_options, device_option, output_options
 @device_option
 @output_options
 def compare_vocabs(**options: Any) -> None:
-    """Compare two vocabularies: tokens by script and by length, and with --on bytes a token.
+    """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
 
     Each VOCAB is what --vocab of other commands takes.
 

@@ -50,6 +50,7 @@ from llmgpu.cli.part_option import part_option
 @click.option(
     "--threads",
     type=THREADS,
+    metavar="N",
     show_default="number of processors; with NumPy up to 4",
     help="Number of threads that encode without a GPU.",
 )

@@ -28,7 +28,7 @@ def _sampling_options(command: Decorated) -> Decorated:
         ("--top-p", "top_p", click.FLOAT,
          "Sample from the most likely tokens that together reach this probability."),
         ("--seed", "seed", click.INT,
-         "Seed of the sampling; it repeats a text on the same device."),
+         "Seed of the sampling; the same seed repeats a text on the same device."),
     )  # fmt: skip
     return add_options(command, options_of(SamplingOptions, table))
 

@@ -17,7 +17,7 @@ from llmgpu.cli.options import TEXT, force_option, output_options
     "--search",
     type=TEXT,
     metavar="REGEX",
-    help="List only tokens in whose text this regular expression is found.",
+    help="List only tokens whose text this regular expression matches somewhere.",
 )
 @click.option(
     "--id",
@@ -37,8 +37,7 @@ from llmgpu.cli.options import TEXT, force_option, output_options
     "texts",
     multiple=True,
     metavar="PATH",
-    help="Text for --report, which then shows how many bytes a token has by the number of merges. "
-    "Repeatable.",
+    help="Text for --report, which then shows bytes per token by the number of merges. Repeatable.",
 )
 @force_option
 @output_options

@@ -77,7 +77,7 @@ def merge_word_counts(**options: Any) -> None:
 def merge_shards(**options: Any) -> None:
     """Write one manifest for the shards of all parts that tokenize --part wrote.
 
-    The shards stay as they are. Their ids end to end are those of one run over the whole text.
+    The shards stay as they are. Read in order, their ids are those of one run over the whole text.
 
     \b
     Example:

@@ -57,6 +57,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @click.option(
     "--threads",
     type=THREADS,
+    metavar="N",
     show_default="number of processors; with NumPy up to 4",
     help="Number of threads that encode without a GPU.",
 )
@@ -79,12 +80,13 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     type=Share(),
     multiple=True,
     metavar="NAME=SHARE",
-    help="Put this share of the documents, drawn at random, into a file of their own: with "
+    help="Put this share of the documents, drawn at random, to a file of their own: with "
     "val=0.01, 1% of them into OUT-val.bin (val.bin beside train.bin). Repeatable.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
+    metavar="N",
     default=0,
     show_default=True,
     help="Seed of --split and --shuffle.",
@@ -92,7 +94,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @click.option(
     "--shuffle",
     is_flag=True,
-    help="Write documents in an order that is drawn at random; takes 4 bytes of disk a token more.",
+    help="Write documents in random order; needs 4 more bytes of disk space per token.",
 )
 @click.option(
     "--max-tokens",

@@ -56,7 +56,7 @@ def _training_options(command: Decorated) -> Decorated:
          f"Number of optimizer steps.  [default: {TrainOptions.steps}; {steps}]"),
         ("--batch-size", "batch_size", COUNT, "Sequences per batch."),
         ("--grad-accum", "grad_accum", COUNT,
-         "Batches per step: more tokens a step in the same memory."),
+         "Batches per step: more tokens per step in the same memory."),
         ("--lr", "learning_rate", number, "Peak learning rate."),
         ("--min-lr", "min_learning_rate", number,
          "Final learning rate, after a cosine decay.  [default: a tenth of --lr]"),
@@ -93,9 +93,9 @@ def _training_options(command: Decorated) -> Decorated:
 def _interval_options(command: Decorated) -> Decorated:
     """Add how often to log, evaluate and save, in steps."""
     table = (
-        ("--log-interval", "log", COUNT, "Log every this many steps."),
-        ("--eval-interval", "evaluation", COUNT, "Evaluate every this many steps."),
-        ("--save-interval", "save", COUNT, "Save a checkpoint every this many steps."),
+        ("--log-interval", "log", COUNT, "Log every NUMBER steps."),
+        ("--eval-interval", "evaluation", COUNT, "Evaluate every NUMBER steps."),
+        ("--save-interval", "save", COUNT, "Save a checkpoint every NUMBER steps."),
         ("--keep", "keep", COUNT, "Keep this many of the newest checkpoints."),
     )
     return add_options(command, options_of(Intervals, table))
@@ -107,7 +107,7 @@ def _interval_options(command: Decorated) -> Decorated:
 @click.option(
     "--config",
     metavar="FILE",
-    help="Take options from this TOML file: names as here (lr = 3e-4), corpus for CORPUS.",
+    help="Read options from this TOML file, by the names here (lr = 3e-4); corpus is CORPUS.",
 )
 @click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
 @click.option(

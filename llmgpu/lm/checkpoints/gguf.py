@@ -45,7 +45,7 @@ def write_model(
     """
     config = checkpoint.config
     if not is_llama(config):
-        raise CheckpointError("a model without gate is not a Llama: llama.cpp can't run it")
+        raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
     described = gguf.describe(
         checkpoint.vocabulary, note, bos_id=checkpoint.bos_id, eos_id=checkpoint.eos_id
     )

@@ -159,7 +159,7 @@ def _horizontal_axis(x: Axis) -> list[str]:
 
 
 def _vertical_axis(y: Axis) -> list[str]:
-    name = "loss, nats a token (logarithmic)" if y.is_log else "loss, nats a token"
+    name = "loss, nats per token (logarithmic)" if y.is_log else "loss, nats per token"
     middle = (_TOP + _BOTTOM) / 2
     parts = [f'<text class="x" transform="translate(20 {middle:.1f}) rotate(-90)">{name}</text>']
     for at, label in y.marks():

@@ -84,11 +84,11 @@ def test_ids_without_a_token(tmp_path: Path) -> None:
         ),
         (
             rank_vocabulary({bytes([i]): i for i in range(256)}, "llama3"),
-            "opens no vocabulary without any",
+            "has no merges, which",
         ),
         (
             rank_vocabulary(random_ranks(2), "llama3", {"[PAD599]": 598, END: 600}),
-            "called like an id without one",
+            "has the text of an id without a token",
         ),
     ],
 )

@@ -397,7 +397,7 @@ class TestRefused:
             ),
             (
                 set_at("pre_tokenizer", sequence(SPLIT | {"pattern": {"Regex": r"\w+"}}, NO_REGEX)),
-                r"the expression '\\\\w\+' is that of no pattern here, and from '\\\\w\+' on",
+                r"the expression '\\\\w\+' is not that of a pattern here, and from '\\\\w\+' on",
             ),
             (set_at("post_processor", {"type": "Other"}), "post_processor 'Other'"),
             (set_at("decoder", {"type": "WordPiece"}), "decoder 'WordPiece'"),

@@ -1,4 +1,4 @@
-"""What vocabularies are made of, and bytes a token by the number of merges."""
+"""What vocabularies are made of, and bytes per token by the number of merges."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_lines_points_and_legend() -> None:
     picture = Picture(records_of(losses, every=8), "tiny")
     assert picture.title == "tiny" and picture.root.findtext(f"{SVG}title") == "tiny"
     assert picture.summary == "training loss 6.1 at step 400, validation loss 6.6 at step 400"
-    for name in ("training", "smoothed", "validation", "step", "loss, nats a token"):
+    for name in ("training", "smoothed", "validation", "step", "loss, nats per token"):
         assert picture.texts.count(name) == 1
     thin = picture.line("thin")
     assert len(thin) == len(picture.line("strong")) == 40
@@ -115,7 +115,7 @@ def test_far_apart_losses_have_a_logarithmic_axis() -> None:
     picture = Picture(records_of([10.0, 1.0, 0.1]))
     (_, top), (_, middle), (_, bottom) = picture.line("strong")
     assert middle - top == pytest.approx(bottom - middle, abs=0.11)
-    assert "loss, nats a token (logarithmic)" in picture.texts
+    assert "loss, nats per token (logarithmic)" in picture.texts
 
 
 def test_a_long_run_is_drawn_by_means() -> None:
