@@ -38,6 +38,8 @@ INPUTS = {
     ("import", "merges"): ["vocab.json {}"],
     ("info", "file"): ["{}"],
     ("info", "texts"): ["v.bin --on {}"],
+    ("merge-shards", "manifests"): ["{}"],
+    ("merge-word-counts", "counts"): ["{} counts"],
     ("tokenize", "chat_template"): [
         "--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"
     ],
@@ -70,6 +72,8 @@ OUTPUTS = {
     ],
     ("import", "output"): [("out", "-o out")],
     ("info", "report"): [("out", "--report out")],
+    ("merge-shards", "output"): [("out", "-o out")],
+    ("merge-word-counts", "output"): [("out", "-o out")],
     ("tokenize", "output"): [
         ("out", "-o out"),
         ("out", "--format jsonl -o out"),
@@ -141,6 +145,7 @@ def make_inputs(llmgpu: Run, vocab: Path) -> dict[str, bytes]:
         assert llmgpu(*command.split()).returncode == 0
     return {
         "--from-counts {} --device cpu": (folder / "counts").read_bytes(),
+        "{} counts": (folder / "counts").read_bytes(),
         "{} --pattern gpt2": b"".join(b"%s %d\n" % (b64encode(bytes([i])), i) for i in range(256)),
         "{} merges.txt": (folder / "vocab.json").read_bytes(),
         "vocab.json {}": (folder / "merges.txt").read_bytes(),
