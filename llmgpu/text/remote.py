@@ -38,6 +38,14 @@ _VERSION = (
     "last_commit",
 )
 _FSSPEC = Package("fsspec", "remote")
+_PACKAGES = {  # what fsspec needs besides, by scheme
+    **dict.fromkeys(("http", "https"), "'llmgpu[remote]'"),
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    "hf": "huggingface_hub",
+}
+_PASSING = (408, 425, 429)  # answers of 4xx that another attempt may change
 
 Result = TypeVar("Result")
 
@@ -66,6 +74,13 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__ + (f": {extra}" if extra else "")
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Whether a server answered that the request is wrong, or may not be made."""
+    response = getattr(error, "response", None)
+    status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
+
+
 def _attempt(url: str, action: Callable[[], Result], retry: Callable[[], None]) -> Result:
     """Call `action` until it does not fail, ATTEMPTS times at most, with `retry` in between."""
     for number in range(ATTEMPTS):
@@ -78,13 +93,16 @@ def _attempt(url: str, action: Callable[[], Result], retry: Callable[[], None]) 
             raise
         except ImportError as error:
             scheme = url.partition("://")[0]
+            package = _PACKAGES.get(scheme.lower(), f"'fsspec[{scheme}]'")
+            missing = f" ({error.name})" if error.name else ""
             raise InputError(
-                f"{shown_url(url)}: reading {scheme}:// needs another package "
-                f"({error.name or 'see fsspec'}): pip install 'fsspec[{scheme}]'"
+                f"{shown_url(url)}: reading {scheme}:// needs another package{missing}: "
+                f"pip install {package}"
             ) from None
         except Exception as error:  # each file system has errors of its own
-            if isinstance(error, _FINAL) or number == ATTEMPTS - 1:
-                tried = "" if isinstance(error, _FINAL) else f", tried {ATTEMPTS} times"
+            is_final = isinstance(error, _FINAL) or _is_refusal(error)
+            if is_final or number == ATTEMPTS - 1:
+                tried = "" if is_final else f", tried {ATTEMPTS} times"
                 message = f"can't read {shown_url(url)} ({_reason(error)}{tried})"
                 raise InputError(message) from None
     raise AssertionError("unreachable")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import gzip
 import http.server
+import json
+import os
 import re
+import subprocess
+import sys
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
@@ -20,6 +26,7 @@ from llmgpu.text import remote
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.remote import find_remote, shown_url
 from llmgpu.text.sources import resolve_sources
+from tests.conftest import ROOT
 from tests.text.reading import read_documents
 
 fsspec = pytest.importorskip("fsspec")
@@ -160,7 +167,7 @@ def test_secrets_are_not_shown(flaky: Flaky) -> None:
 def test_unknown_schemes_and_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"can't read nothing://x \(ValueError\)"):
         read("nothing://x")
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(InputError, match=re.escape("pip install 'llmgpu[remote]'")):
         read("memory://c/a.txt")
 
@@ -221,3 +228,165 @@ def test_http(tmp_path: Path) -> None:
         pytest.raises(InputError, match="its server does not send parts of files; download it"),
     ):
         read(f"{root}/a.txt")
+
+
+def test_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = pytest.importorskip("fsspec.registry")
+    for scheme, module, package in (
+        ("s3", "s3fs", "s3fs"),
+        ("gs", "gcsfs", "gcsfs"),
+        ("hf", "huggingface_hub", "huggingface_hub"),
+        ("smb", "smbprotocol", "'fsspec[smb]'"),
+    ):
+        monkeypatch.delitem(registry._registry, scheme, raising=False)
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(InputError, match=re.escape(f"pip install {package}")) as raised:
+            read(f"{scheme}://{SECRET}:{SECRET}@b/x.txt")
+        assert SECRET not in str(raised.value)
+
+
+class Hub(Plain):
+    """What of Hugging Face's hub reading files takes: the data set u/d."""
+
+    files: dict[str, bytes] = {}  # noqa: RUF012
+    asked: list[str] = []  # noqa: RUF012
+    commit = "1" * 40
+
+    def _answer(self, body: Any, status: int = 200, **headers: str) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.asked.append(f"{path} {self.headers.get('Authorization')}")
+        name = path.removeprefix("/datasets/u/d/resolve/main/")
+        if path.startswith("/api/datasets/u/d/tree/main"):
+            folder = path.removeprefix("/api/datasets/u/d/tree/main").lstrip("/")
+            self._answer(self._tree(folder))
+        elif path == "/api/datasets/u/d":
+            self._answer({"id": "u/d", "sha": self.commit})
+        elif name in self.files:
+            data = self.files[name]
+            part = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            assert part is not None
+            place = f"bytes {part[1]}-{part[2]}/{len(data)}"
+            self._answer(data[int(part[1]) : int(part[2]) + 1], 206, Content_Range=place)
+        else:
+            self._answer({"error": SECRET}, 404)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _tree(self, folder: str) -> list[dict[str, Any]]:
+        if not folder:
+            return [{"type": "directory", "path": "data", "oid": "0" * 40}]
+        return [
+            {"type": "file", "path": name, "size": len(data), "oid": f"{zlib.crc32(data):040}"}
+            for name, data in self.files.items()
+        ]
+
+
+READ = """
+import sys
+from llmgpu.errors import InputError
+from llmgpu.text.corpus import Corpus
+from tests.text.reading import read_documents
+
+for name in sys.argv[1:]:
+    try:
+        with Corpus([name]) as corpus:
+            print(*map(len, read_documents(corpus)))
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: where the hub is, its package reads once."""
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(Hub, "files", {"data/a.txt": b"one " * 300_000, "data/b.txt": b"two"})
+    monkeypatch.setattr(Hub, "asked", [])
+    names = ("data", "data/[b]*", "data/a.txt", "data/c.txt")
+    with serve(tmp_path, Hub) as root:
+        hub = {"HF_ENDPOINT": root, "HF_TOKEN": SECRET, "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-c", READ, *(f"hf://datasets/u/d/{name}" for name in names)]
+        done = subprocess.run(
+            [*command, "hf://datasets/u/other/c.txt"],
+            cwd=ROOT,
+            env=os.environ | hub,
+            capture_output=True,
+            timeout=100,
+        )
+    *read, missing, elsewhere = done.stdout.decode().splitlines()
+    assert read == ["1200000 3", "3", "1200000"], done.stderr
+    assert missing == "can't read hf://datasets/u/d/data/c.txt (FileNotFoundError)"
+    assert elsewhere.startswith("can't read hf://datasets/u/other/c.txt (")
+    assert any(SECRET in asked for asked in Hub.asked)
+    assert SECRET.encode() not in done.stdout + done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.0)
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        root = "http://{}:{}".format(*server.get_host_and_port())
+        for name, value in (
+            ("AWS_ACCESS_KEY_ID", SECRET),
+            ("AWS_SECRET_ACCESS_KEY", SECRET),
+            ("AWS_DEFAULT_REGION", "us-east-1"),
+            ("AWS_ENDPOINT_URL", root),
+        ):
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        for key, data in (("c/a.txt", b"one " * 300_000), ("c/b.jsonl", b'{"text": "two"}\n')):
+            client.put_object(Bucket="bucket", Key=key, Body=data)
+        assert read("s3://bucket/c") == [b"one " * 300_000, b"two"]
+        assert read("s3://bucket/c/*.jsonl") == [b"two"]
+        for missing in ("s3://bucket/d.txt", f"s3://{SECRET}:{SECRET}@nobody/x"):
+            with pytest.raises(InputError, match=r"can't read s3://") as raised:
+                read(missing)
+            assert SECRET not in str(raised.value)
+        with Corpus(["s3://bucket/c/a.txt"]) as corpus:
+            corpus.read_into(np.empty(10, np.uint8))
+            client.put_object(Bucket="bucket", Key="c/a.txt", Body=b"eno " * 300_000)
+            with pytest.raises(InputError, match="was changed while it was read"):
+                read_documents(corpus)
+    finally:
+        server.stop()
+
+
+class Failing(Ranges):
+    """A server that is busy every second time, or refuses."""
+
+    status = 503
+    answers = 0
+
+    def do_GET(self) -> None:
+        type(self).answers += 1
+        if self.answers % 2 or self.status == 403:
+            self.send_error(self.status)
+        else:
+            super().do_GET()
+
+
+def test_answers_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.0)
+    (tmp_path / "a.txt").write_bytes(b"one " * 300_000)
+    with serve(tmp_path, Failing) as root:
+        assert read(f"{root}/a.txt") == [b"one " * 300_000]
+        monkeypatch.setattr(Failing, "status", 403)
+        monkeypatch.setattr(Failing, "answers", 0)
+        with pytest.raises(InputError, match=r"a.txt \(ClientResponseError: 403\)") as raised:
+            read(f"{root}/a.txt?{SECRET}")
+        assert SECRET not in str(raised.value) and Failing.answers == 1
