@@ -174,6 +174,8 @@ def test_a_caller_that_stops_ends_all_threads(device: Device) -> None:
     assert isinstance(slices, Generator)
     slices.close()
     for thread in set(threading.enumerate()) - before:
+        while thread.ident is None:  # it is just being started, and can't be joined
+            time.sleep(0.001)
         thread.join(20)
         assert not thread.is_alive()
 
