@@ -65,7 +65,7 @@ class Reporter:
     def need_memory(self, memory: Memory) -> None:
         """Say how much memory is needed at most, unless something near that was said before."""
         self.needed_bytes = memory.host
-        if self._said // 2 < memory.host <= self._said:
+        if self._said // 2 < memory.host <= self._said + self._said // 10:
             return
         self._said = memory.host
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""

@@ -53,12 +53,19 @@ def info(
     facts = None if lists or report else _file_facts(file)
     if facts is None:
         from llmgpu.bpe.interchange.open import find_vocabulary
+        from llmgpu.outputs import TOKEN_FILE, kind_of
+        from llmgpu.tokens.bin import side_path
 
         say = Reporter(quiet=quiet)
         files = find_vocabulary(file)
         if report:
             _check_report(report, [*files.inputs, *texts], force)
-        vocabulary = files.read(say.note)
+        try:
+            vocabulary = files.read(say.note)
+        except VocabularyError as error:
+            if files.format is None and kind_of(file) in (None, TOKEN_FILE):
+                raise VocabularyError(f"{error}; a token file needs {side_path(file)}") from error
+            raise
         if lists:
             _list_tokens(vocabulary, first, search, ids, as_json)
             return

@@ -11,6 +11,7 @@ import pytest
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, human_time, progress_text
 from llmgpu.input_files import number_of
+from llmgpu.memory import Memory
 from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu")
@@ -201,6 +202,14 @@ def test_plain_lines_now_and_then(
     quiet("merging", 1, 2)
     quiet.line("nothing")
     assert capsys.readouterr().err == ""
+
+
+def test_memory_is_said_again_when_it_is_another(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Reporter(quiet=False)
+    for megabytes in (100, 101, 110, 111, 60, 55):
+        report.need_memory(Memory(megabytes * 1_000_000, 0))
+    said = [line.split()[4] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["100.0", "111.0", "55.0"] and report.needed_bytes == 55_000_000
 
 
 def test_a_bar_on_a_terminal(

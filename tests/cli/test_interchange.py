@@ -74,6 +74,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
     [
         (["import", "missing"], 1, "missing"),
         (["import", "missing", "--from", "huggingface"], 1, "missing"),
+        (["info", "x.bin"], 1, "not a vocabulary file of llmgpu; a token file needs x.bin.json"),
         (["info", "x.gguf"], 1, "x.gguf: files of llama.cpp are written, not read"),
         (["info", "x.model"], 1, "x.model: models of SentencePiece are not read"),
         (["export", "v.bin", "-o", "out.txt"], 2, "give --to FORMAT: one of tiktoken, huggingf"),
