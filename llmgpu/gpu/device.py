@@ -151,8 +151,11 @@ class Device(OpenedAdapter):
 
     def _write_staged(self, buffer: Buffer, flat: NDArray[np.uint8]) -> None:
         size = min(len(flat), UPLOAD_PIECE)
-        staging = self._idle_staging.pop() if self._idle_staging else None
-        if staging is None or staging.nbytes < size:
+        try:
+            staging = self._idle_staging.pop()
+        except IndexError:  # another thread has it
+            staging = Staging(self, size)
+        if staging.nbytes < size:
             staging = Staging(self, size)
         for start in range(0, len(flat), UPLOAD_PIECE):
             piece = flat[start : start + UPLOAD_PIECE]
