@@ -204,7 +204,7 @@ class Vocabulary:
         for entry in decisive:
             digest.update(msgpack.packb(entry))
         digest.update(b"".join(pack_data("token_data", len(self.token_data), ())))
-        digest.update(self.token_data)
+        digest.update(self.token_data.data)
         for rule in rules:
             digest.update(msgpack.packb(rule))
         return digest.hexdigest()
