@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +39,9 @@ from llmgpu.text.documents import (
     Utf8Policy,
 )
 from llmgpu.text.jsonl import JsonlFile
+from llmgpu.text.read_ahead import files_ahead
 from llmgpu.text.sources import Sources, format_of, resolve_sources
-from llmgpu.text.streams import STANDARD_INPUT, ByteStream, DocumentFile, read_blocks
+from llmgpu.text.streams import STANDARD_INPUT, ByteStream, DocumentFile, Source, read_blocks
 
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # 1 / 16 of a text tells something about the rest
@@ -134,6 +137,8 @@ class Corpus(Closing):
         self._remaining = self.sources.files[::-1]  # the next one is the last
         self.begun: list[Begin] = []
         self._file: ByteStream | DocumentFile | None = None
+        # The next files, those opened that are decompressed before their turn.
+        self._ahead: deque[ByteStream | DocumentFile | None] = deque()
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._finished_null_rows = 0
@@ -172,7 +177,13 @@ class Corpus(Closing):
         return 1 / part if part * LEAST_PART >= 1 else None
 
     def close(self) -> None:
-        """Close the file that is being read."""
+        """Close the file that is being read, and those after it."""
+        self._close_file()
+        while self._ahead:
+            if file := self._ahead.popleft():
+                file.close()
+
+    def _close_file(self) -> None:
         if self._file:
             self._finished_bytes, self._finished_null_rows = self.bytes_read, self.null_rows
             self._file.close()
@@ -199,7 +210,7 @@ class Corpus(Closing):
             length += piece.length
             self._closed = piece.closed
             if piece.end:
-                self.close()
+                self._close_file()
                 self._ended = not self._remaining
         return self._hand_over(buffer[:length], np.concatenate(starts))
 
@@ -224,24 +235,39 @@ class Corpus(Closing):
     def _open_next(self, length: int, documents: int) -> _Reader:
         """Open the next source; length, documents: of the text before it, not handed over yet."""
         source = self._remaining.pop()
-        documents_in = format_of(source)
-        skipped = 0 if documents_in else source.begin
-        offset = self.text_bytes + length
+        is_text = format_of(source) is None
+        offset, skipped = self.text_bytes + length, source.begin if is_text else 0
         self.begun.append(Begin(offset, self.documents + documents, source.path, skipped))
         self._policy.begin(source.path, skipped)
         self._splitter.begin(source.continues)
-        chat = self.options.chat
-        if chat is not None:
-            self._file = conversations = ChatFile(source, self.options.text_field, chat)
-            pieces = self._document_pieces(conversations.documents(self._policy))
-            self._reader = PieceReader(pieces, conversations.wait)
-        elif documents_in is None:
-            self._file = stream = ByteStream(source)
-            self._reader = self._read_text(stream, source.continues)
+        file = self._ahead.popleft() if self._ahead else None
+        self._file = file = file or self._open(source)
+        self._open_ahead()
+        if isinstance(file, ChatFile):
+            pieces = self._document_pieces(file.documents(self._policy))
+            self._reader = PieceReader(pieces, file.wait)
+        elif is_text:
+            self._reader = self._read_text(cast(ByteStream, file), source.continues)
         else:
-            self._file = file = documents_in(source, self.options.text_field)
-            self._reader = PieceReader(self._split(file.documents(self._policy)), file.wait)
+            pieces = self._split(cast(DocumentFile, file).documents(self._policy))
+            self._reader = PieceReader(pieces, file.wait)
         return self._reader
+
+    def _open(self, source: Source) -> ByteStream | DocumentFile:
+        if self.options.chat is not None:
+            return ChatFile(source, self.options.text_field, self.options.chat)
+        documents_in = format_of(source)
+        return documents_in(source, self.options.text_field) if documents_in else ByteStream(source)
+
+    def _open_ahead(self) -> None:
+        """Open the next few files if they are compressed; what fails is tried again in its turn."""
+        while len(self._ahead) < min(files_ahead(), len(self._remaining)):
+            source = self._remaining[-1 - len(self._ahead)]
+            file = None
+            if source.compression and source.size is not None and source.remote is None:
+                with suppress(InputError):
+                    file = self._open(source)
+            self._ahead.append(file)
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
         """Return a reader of a file whose bytes are text."""

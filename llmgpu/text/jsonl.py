@@ -24,7 +24,8 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
 from llmgpu.text.documents import REPLACEMENT, Piece, Utf8Policy
-from llmgpu.text.streams import ByteStream, Source, in_order
+from llmgpu.text.read_ahead import in_order
+from llmgpu.text.streams import ByteStream, Source
 
 _BLOCK_BYTES = 1 << 20  # of the file, read at a time
 _BLOCKS_AHEAD = 8  # that are taken apart in threads before they are needed

@@ -17,15 +17,13 @@ import select
 import stat
 import sys
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, Protocol, cast
 
 from llmgpu.errors import InputError
 from llmgpu.text.documents import Piece, Utf8Policy
+from llmgpu.text.read_ahead import Decompressor, ReadAhead, files_ahead, readers
 
 STANDARD_INPUT = "-"
 
@@ -34,7 +32,6 @@ _ZSTD_READ_BYTES = 1 << 20
 _ZSTD_STEP_BYTES = 1 << 13  # decompressed at a time, to up to 32,768 times as many bytes
 _PART_BYTES = 2 << 20  # of a regular file, read by one thread at a time
 _HAS_PREADV = hasattr(os, "preadv")
-_READERS = 8  # threads that read parts
 
 
 @dataclass(frozen=True)
@@ -110,10 +107,29 @@ class ZstdFile:
         return text
 
 
-class _Readable(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
+class _FastGzip:
+    """Decompresses gzip by the package isal, which takes a third of the time."""
 
-    def close(self) -> None: ...
+    def __init__(self, package: Any, raw: BinaryIO) -> None:
+        self._error = package.isal_zlib.error
+        self._file = package.igzip.GzipFile(fileobj=raw, mode="rb")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        try:
+            count: int = self._file.readinto(buffer)
+        except self._error as error:
+            raise OSError(str(error)) from error
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _open_gzip(raw: BinaryIO) -> Decompressor:
+    try:
+        return _FastGzip(importlib.import_module("isal.igzip") and sys.modules["isal"], raw)
+    except ImportError:
+        return gzip.GzipFile(fileobj=raw, mode="rb")
 
 
 @dataclass(frozen=True)
@@ -124,12 +140,12 @@ class Compression:
     package: what it needs, None if that is always there.
     """
 
-    open: Callable[[BinaryIO], _Readable]
+    open: Callable[[BinaryIO], Decompressor]
     package: Package | None = None
 
 
 COMPRESSIONS = {
-    ".gz": Compression(lambda raw: gzip.GzipFile(fileobj=raw, mode="rb")),
+    ".gz": Compression(_open_gzip),
     ".bz2": Compression(bz2.BZ2File),
     ".xz": Compression(lzma.LZMAFile),
     ".zst": Compression(ZstdFile, ZSTANDARD),
@@ -289,7 +305,12 @@ class ByteStream(io.RawIOBase):
             super().close()
             raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
         compression = COMPRESSIONS.get(self._compression)
-        self._stream = compression.open(self._raw) if compression else cast(_Readable, self._raw)
+        self._stream = cast(Decompressor, self._raw)
+        self._ahead: ReadAhead | None = None
+        if compression:
+            self._stream = compression.open(self._raw)
+            if source.size is not None and source.remote is None and files_ahead():
+                self._stream = self._ahead = ReadAhead(self._stream, self._raw.tell)
         self._length = None if source.span is None else source.length
         if source.span is not None:
             self._raw.seek(source.begin)
@@ -313,7 +334,10 @@ class ByteStream(io.RawIOBase):
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             self.check_unchanged()
             raise InputError(self._describe(error)) from error
-        self.position = self._raw.tell() if self._compression else self.position + count
+        if self._ahead is not None:
+            self.position = self._ahead.position
+        else:
+            self.position = self._raw.tell() if self._compression else self.position + count
         if count == 0:
             self.check_unchanged()
         return count
@@ -362,12 +386,6 @@ def _open_raw(path: str) -> BinaryIO:
     return cast(BinaryIO, getattr(buffered, "raw", buffered))
 
 
-@cache
-def _readers(process: int) -> ThreadPoolExecutor:
-    """Return the threads of a process; a forked one has none of its parent's."""
-    return ThreadPoolExecutor(_READERS, thread_name_prefix="llmgpu-read")
-
-
 def _read_parts(file: BinaryIO, view: memoryview) -> int:
     """Read from a regular file with several threads: one alone is slower than memory."""
     first, descriptor = file.tell(), file.fileno()
@@ -377,50 +395,11 @@ def _read_parts(file: BinaryIO, view: memoryview) -> int:
 
     starts = range(0, len(view), _PART_BYTES)
     count = 0
-    for start, got in zip(starts, _readers(os.getpid()).map(read, starts), strict=True):
+    for start, got in zip(starts, readers(os.getpid()).map(read, starts), strict=True):
         if count == start:  # what follows a short part is not in sequence: read it again
             count += got
     file.seek(first + count)
     return count
-
-
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
-
-def in_order(
-    jobs: Iterator[Job], do: Callable[[Job], Result], most: int
-) -> Iterator[tuple[Job, Result]]:
-    """Yield jobs, each with what `do` returns, which is done in threads for up to `most` of them.
-
-    What `jobs` raises is raised once all jobs before are yielded.
-    """
-    if most < 2:
-        for job in jobs:
-            yield job, do(job)
-        return
-    waiting: deque[tuple[Job, Future[Result]]] = deque()
-    failure: Exception | None = None
-    ended = False
-    try:
-        while waiting or not ended:
-            while not ended and len(waiting) < most:
-                try:
-                    job = next(jobs)
-                except StopIteration:
-                    ended = True
-                except Exception as error:
-                    failure, ended = error, True
-                else:
-                    waiting.append((job, _readers(os.getpid()).submit(do, job)))
-            if waiting:
-                job, done = waiting.popleft()
-                yield job, done.result()
-        if failure is not None:
-            raise failure
-    finally:
-        for _, done in waiting:
-            done.cancel()
 
 
 def _pollable_descriptor(raw: BinaryIO) -> int | None:

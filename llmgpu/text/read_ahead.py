@@ -1,0 +1,154 @@
+"""Reading before it is needed, in threads: jobs in order, and files decompressed ahead."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from llmgpu.processors import usable_processors
+
+THREADS = 8  # that read files, at most
+_BLOCK_BYTES = 1 << 20
+_AHEAD_BYTES = 8 << 20  # of a file, decompressed before they are needed
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@cache
+def readers(process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="llmgpu-read")
+
+
+def files_ahead() -> int:
+    """Return how many files to read before their turn: none where that would only take turns."""
+    processors = min(usable_processors(), THREADS)
+    return processors if processors > 1 else 0
+
+
+def in_order(
+    jobs: Iterator[Job], do: Callable[[Job], Result], most: int
+) -> Iterator[tuple[Job, Result]]:
+    """Yield jobs, each with what `do` returns, which is done in threads for up to `most` of them.
+
+    What `jobs` raises is raised once all jobs before are yielded.
+    """
+    if most < 2:
+        for job in jobs:
+            yield job, do(job)
+        return
+    waiting: deque[tuple[Job, Future[Result]]] = deque()
+    failure: Exception | None = None
+    ended = False
+    try:
+        while waiting or not ended:
+            while not ended and len(waiting) < most:
+                try:
+                    job = next(jobs)
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    failure, ended = error, True
+                else:
+                    waiting.append((job, readers(os.getpid()).submit(do, job)))
+            if waiting:
+                job, done = waiting.popleft()
+                yield job, done.result()
+        if failure is not None:
+            raise failure
+    finally:
+        for _, done in waiting:
+            done.cancel()
+
+
+class Decompressor(Protocol):
+    """A file that is decompressed as it is read."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill the front of `buffer`; 0 at the end."""
+
+    def close(self) -> None:
+        """Drop what is buffered."""
+
+
+class ReadAhead:
+    """A file that is decompressed in threads, up to _AHEAD_BYTES before they are needed.
+
+    A thread works until there is enough and leaves: none waits for who reads.
+    position: bytes of the compressed file that were consumed, about.
+    """
+
+    def __init__(self, stream: Decompressor, tell: Callable[[], int]) -> None:
+        """Start to read; tell: returns how many bytes of the compressed file are read."""
+        self._stream, self._tell = stream, tell
+        self._blocks: deque[tuple[memoryview, int]] = deque()
+        self._bytes = 0  # in blocks
+        self._failure: Exception | None = None
+        self._ended = self._closed = False
+        self._is_filling = False
+        self._filling: Future[None] | None = None
+        self._changed = threading.Condition()
+        self.position = 0
+        self._fill_in_thread()
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the front of `buffer`; 0 at the end. Raises what reading the file raised."""
+        with self._changed:
+            while not self._blocks and not self._ended:
+                self._fill_in_thread()
+                self._changed.wait()
+            if not self._blocks:
+                if self._failure is not None:
+                    raise self._failure
+                return 0
+            block, position = self._blocks[0]
+            count = min(len(buffer), len(block))
+            buffer[:count] = block[:count]
+            if count == len(block):
+                self._blocks.popleft()
+                self.position = position
+            else:
+                self._blocks[0] = block[count:], position
+            self._bytes -= count
+            if self._bytes <= _AHEAD_BYTES // 2:
+                self._fill_in_thread()
+            return count
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed = True
+        if self._filling is not None and not self._filling.cancel():
+            self._filling.result()
+        self._blocks.clear()
+        self._stream.close()
+
+    def _fill_in_thread(self) -> None:
+        if not (self._is_filling or self._ended or self._closed):
+            self._is_filling = True
+            self._filling = readers(os.getpid()).submit(self._fill)
+
+    def _fill(self) -> None:
+        while True:
+            block = np.empty(_BLOCK_BYTES, np.uint8).data
+            try:
+                count = self._stream.readinto(block) or 0
+                position = self._tell()
+            except Exception as error:
+                self._failure, count = error, 0
+            with self._changed:
+                if count:
+                    self._blocks.append((block[:count], position))
+                    self._bytes += count
+                self._ended = not count
+                self._changed.notify()
+                if self._ended or self._closed or self._bytes >= _AHEAD_BYTES:
+                    self._is_filling = False
+                    return
