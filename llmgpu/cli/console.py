@@ -57,7 +57,7 @@ class Reporter:
         self._has_bars = has_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, tuple[float, int]] = {}  # when each phase was first seen, and at
+        self._started: dict[str, tuple[float, int]] = {}  # when phases began, and at what
         self._printed = 0.0
         self._said = 0  # bytes that were said to be needed
         self.needed_bytes = 0  # what is known now

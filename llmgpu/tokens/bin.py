@@ -401,7 +401,7 @@ class BinWriter(NumbersWriter):
             others += [self._mask] if self._mask is not None else []
             for other in others:
                 other.remove_old()
-            self._remove_what_lies()
+            self._remove_stale_files()
             self._output.commit(is_last=False)
             for other in reversed(others):
                 other.commit(is_last=other is others[0])
@@ -411,7 +411,7 @@ class BinWriter(NumbersWriter):
                 other.discard()
             raise
 
-    def _remove_what_lies(self) -> None:
+    def _remove_stale_files(self) -> None:
         """Remove an index and a mask that are of the file that is replaced, and not of this one."""
         path = self._output.path
         if not os.path.exists(path):
