@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
+_MUCH_MEMORY = 1_000_000_000  # bytes; that less of it is needed is good to know
 LINE_SECONDS = 5.0  # between plain progress lines
 _WIDEST_TEXT = 64  # columns of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40
@@ -65,7 +66,8 @@ class Reporter:
     def need_memory(self, memory: Memory) -> None:
         """Say how much memory is needed at most, unless something near that was said before."""
         self.needed_bytes = memory.host
-        if self._said // 2 < memory.host <= self._said + self._said // 10:
+        least = self._said // 2 if self._said >= _MUCH_MEMORY else 0
+        if least < memory.host <= self._said + self._said // 10:
             return
         self._said = memory.host
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
