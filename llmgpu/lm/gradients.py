@@ -7,6 +7,7 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from llmgpu.lm.ops.operations import (
     Losses,
     Norm,
     Operations,
+    Rotation,
 )
 from llmgpu.lm.ops.tensor import Tensor
 
@@ -46,8 +48,9 @@ class LayerGradients:
     ) -> None:
         """Make the tensors for `rows` rows; mixed: and their roundings to half precision."""
 
-        def tensor(role: str, width: int) -> Tensor:
-            return operations.tensor(f"gradient of {role}", (rows, width))
+        def tensor(role: str, width: int, *, half: bool = False) -> Tensor:
+            kind = np.float16 if half else np.float32
+            return operations.tensor(f"gradient of {role}", (rows, width), kind)
 
         self.residual = tensor("the residual stream", config.dim)
         self.normed = tensor("a norm's output", config.dim)
@@ -58,19 +61,32 @@ class LayerGradients:
             v=tensor("values", config.kv_dim),
         )
         self.activated = tensor("the activation", config.ffn_dim)
-        self.gate = tensor("the gate", config.ffn_dim) if config.is_gated else None
-        self.up = tensor("up", config.ffn_dim)
+        self.gate = tensor("the gate", config.ffn_dim, half=mixed) if config.is_gated else None
+        self.up = tensor("up", config.ffn_dim, half=mixed)
         heads = self.attention
         self._operations = operations
+        self._in_half = mixed and operations.attends_in_half(config.head_dim)
+        rounded = [self.residual, heads.q, heads.k, heads.v]
+        if self._in_half:
+            rounded.append(heads.out)
         self._halves = {
             single: operations.tensor(f"{single.name} in half", single.shape, np.float16)
-            for single in (self.residual, heads.q, heads.k, heads.v, self.gate, self.up)
-            if mixed and single is not None
+            for single in rounded
+            if mixed
         }
 
     def operand(self, gradient: Tensor) -> Tensor:
         """Return what products take of a gradient, after recording its rounding if there is any."""
         return round_operand(self._operations, gradient, self._halves.get(gradient, gradient))
+
+    def turned_back(self, gradient: Tensor, rotation: Rotation) -> Tensor:
+        """Return what products take of a gradient as it was before a rotation; recorded, too."""
+        if self._in_half:
+            half = self._halves[gradient]
+            self._operations.rotary(gradient, rotation, half, inverse=True)
+            return half
+        self._operations.rotary(gradient, rotation, inverse=True)
+        return self.operand(gradient)
 
 
 class LossGraph:
@@ -112,12 +128,16 @@ class LossGraph:
         names = ("losses", "label smoothing", "z-losses")
         self.losses = Losses(*(ops.tensor(name, (self.rows,)) for name in names))
         self.embedded = self._activation("embedded", config.dim)
-        self.final_normed = self._activation("final norm", config.dim)
+        half = np.float16 if model.mixed else np.float32
+        self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
         self.block_rows = logits_block_rows(ops, config, self.rows)
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
-        self._final_operand = self._operand(self.final_normed)
-        self._logits_operand = self.logits if gradients is None else self._operand(self.logits)
+        # What products take of the logits' gradient; in float32 it takes their place.
+        self._logits_gradient = self.logits
+        if gradients is not None and model.mixed:
+            name = "gradient of logits"
+            self._logits_gradient = ops.tensor(name, self.logits.shape, np.float16)
         self._gradients = gradients
         self._activations = list(self._layer_activations(keep_all=gradients is not None))
         if gradients is not None:
@@ -129,13 +149,6 @@ class LossGraph:
 
     def _activation(self, name: str, width: int) -> Tensor:
         return self.model.operations.tensor(name, (self.rows, width))
-
-    def _operand(self, single: Tensor) -> Tensor:
-        """Make what products take of a tensor: a rounding to half precision, or itself."""
-        if not self.model.mixed:
-            return single
-        name = f"{single.name} in half"
-        return self.model.operations.tensor(name, single.shape, np.float16)
 
     def _layer_activations(self, *, keep_all: bool) -> Iterator[LayerActivations]:
         ops, config = self.model.operations, self.model.config
@@ -204,11 +217,8 @@ class LossGraph:
         # A tied table gets gradients from both ends: as output layer here, as embedding below.
         head = self._gradients[EMBEDDING if model.config.tied else OUTPUT]
         for start, stop in self._blocks():
-            block = self._record_block_loss(start, stop)
-            logits = self._logits_operand.rows(0, stop - start)
-            if self._logits_operand is not self.logits:
-                ops.round_to_half(block, logits)
-            hidden, gradient = (t.rows(start, stop) for t in (self._final_operand, inside.normed))
+            logits = self._record_block_loss(start, stop)
+            hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
             ops.linear_backward_weight(logits, hidden, head)
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
         # Backward norms add to the gradient of their input: the residual stream collects them.
@@ -232,7 +242,6 @@ class LossGraph:
             model.record_layer(layer, x, self.positions, a, self._record_attention)
             x = a.out
         ops.rms_norm(self._final_norm(), model.config.norm_epsilon)
-        round_operand(ops, self.final_normed, self._final_operand)
 
     def _final_norm(self) -> Norm:
         last, weight = self._activations[-1].out, self.model.weights[FINAL_NORM]
@@ -249,7 +258,8 @@ class LossGraph:
         """Record logits and losses of a block of rows; return the logits' gradient."""
         ops = self.model.operations
         logits = self.logits.rows(0, stop - start)
-        ops.linear(self._final_operand.rows(start, stop), self.model.output_weight, logits)
+        gradient = self._logits_gradient.rows(0, stop - start)
+        ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
         ops.cross_entropy(
             logits,
             self.targets.rows(start, stop),
@@ -257,27 +267,26 @@ class LossGraph:
             self._loss_params,
             tokens=self.logits_of_tokens,
             joint=self._padded,
+            gradient=gradient if gradient.is_half else None,
         )
-        return logits
+        return gradient
 
     def _record_ffn_backward(self, layer: int) -> None:
         """Record the way from the gradient of a layer's output to that in its middle."""
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
         residual = g.operand(g.residual)
-        ops.linear_backward_weight(residual, a.operands.activated, d.down)
+        ops.linear_backward_weight(residual, a.activated, d.down)
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
         if a.gate is None or g.gate is None or d.gate is None:
             ops.gelu_backward(a.up, g.activated, g.up)
         else:
             ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
-            gate = g.operand(g.gate)
-            ops.linear_backward_weight(gate, a.operands.ffn_normed, d.gate)
-        up = g.operand(g.up)
-        ops.linear_backward_weight(up, a.operands.ffn_normed, d.up)
-        ops.linear_backward_input(up, w.up, g.normed, accumulate=False)
+            ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
+        ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
+        ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
         if w.gate is not None and g.gate is not None:
-            ops.linear_backward_input(gate, w.gate, g.normed, accumulate=True)
+            ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
         norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
         ops.rms_norm_backward(norm, g.normed, g.residual, d.ffn_norm)
 
@@ -287,20 +296,19 @@ class LossGraph:
         w, d = self.model.layers[layer], self._of_weights[layer]
         heads = g.attention
         residual = g.operand(g.residual)
-        ops.linear_backward_weight(residual, a.operands.attention_out, d.attention_out)
+        ops.linear_backward_weight(residual, a.attended, d.attention_out)
         ops.linear_backward_input(residual, w.attention_out, heads.out, accumulate=False)
+        if a.attention.out.is_half:
+            heads = replace(heads, out=g.operand(heads.out))
         ops.attention_backward(a.attention, heads, self._shape)
-        # The gradients of queries and keys as they were before their rotation.
-        for rotated in (heads.q, heads.k):
-            ops.rotary(rotated, self.model.rotation(self.positions), inverse=True)
+        rotation = self.model.rotation(self.positions)
         triples = (
-            (heads.q, w.query, d.query),
-            (heads.k, w.key, d.key),
-            (heads.v, w.value, d.value),
+            (g.turned_back(heads.q, rotation), w.query, d.query),
+            (g.turned_back(heads.k, rotation), w.key, d.key),
+            (g.operand(heads.v), w.value, d.value),
         )
-        for index, (gradient, weight, weight_gradient) in enumerate(triples):
-            operand = g.operand(gradient)
-            ops.linear_backward_weight(operand, a.operands.attention_normed, weight_gradient)
+        for index, (operand, weight, weight_gradient) in enumerate(triples):
+            ops.linear_backward_weight(operand, a.attention_normed, weight_gradient)
             ops.linear_backward_input(operand, weight, g.normed, accumulate=index > 0)
         x = self._activations[layer - 1].out if layer else self.embedded
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)

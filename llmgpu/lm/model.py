@@ -66,13 +66,12 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class LayerOperands:
-    """What matrix products take of a layer: activations, or their roundings to half precision."""
+class Projections:
+    """Queries, keys and values before positions enter; the tensors of attention, if in float32."""
 
-    attention_normed: Tensor  # (N, C)
-    attention_out: Tensor  # (N, C)
-    ffn_normed: Tensor  # (N, C)
-    activated: Tensor  # (N, F)
+    q: Tensor  # (N, C)
+    k: Tensor  # (N, K*D)
+    v: Tensor  # (N, K*D)
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
@@ -86,12 +85,14 @@ def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Te
 class LayerActivations:
     """What a layer computes and its gradient needs.
 
-    With half-precision operands, layers share the memory of what only products take.
+    With half-precision operands, what only products take is in half precision.
     """
 
     attention_normed: Tensor  # (N, C)
     attention_inverse_rms: Tensor  # (N,)
+    projections: Projections
     attention: AttentionTensors
+    attended: Tensor  # (N, C) what products take of attention's output
     middle: Tensor  # (N, C) residual stream after attention
     ffn_normed: Tensor  # (N, C)
     ffn_inverse_rms: Tensor  # (N,)
@@ -99,7 +100,6 @@ class LayerActivations:
     up: Tensor  # (N, F)
     activated: Tensor  # (N, F)
     out: Tensor  # (N, C) residual stream after the layer
-    operands: LayerOperands
 
     @classmethod
     def make(
@@ -117,44 +117,42 @@ class LayerActivations:
         mixed: products take half-precision operands.
         """
 
-        def tensor(role: str, *widths: int) -> Tensor:
-            return operations.tensor(f"{name} {role}", (rows, *widths))
+        in_half = mixed and operations.attends_in_half(config.head_dim)
 
-        def operand_source(role: str, width: int) -> Tensor:
-            return operations.scratch(role, (rows, width)) if mixed else tensor(role, width)
-
-        def operand(single: Tensor, role: str) -> Tensor:
-            if not mixed:
-                return single
-            return operations.tensor(f"{name} {role} in half", single.shape, np.float16)
+        def tensor(role: str, *widths: int, half: bool = False) -> Tensor:
+            kind = np.float16 if half else np.float32
+            return operations.tensor(f"{name} {role}", (rows, *widths), kind)
 
         attention = AttentionTensors(
-            q=tensor("queries", config.dim),
-            k=tensor("keys", config.kv_dim),
-            v=tensor("values", config.kv_dim),
-            out=tensor("attention", config.dim),
+            q=tensor("queries", config.dim, half=in_half),
+            k=tensor("keys", config.kv_dim, half=in_half),
+            v=tensor("values", config.kv_dim, half=in_half),
+            out=tensor("attention", config.dim, half=in_half),
             log_sum_exp=tensor("attention's normaliser", config.heads),
         )
-        attention_normed = operand_source("attention norm", config.dim)
-        ffn_normed = operand_source("feed-forward norm", config.dim)
-        activated = operand_source("activation", config.ffn_dim)
+        projections = Projections(attention.q, attention.k, attention.v)
+        if in_half:
+            projections = Projections(
+                operations.scratch("queries", (rows, config.dim)),
+                operations.scratch("keys", (rows, config.kv_dim)),
+                operations.scratch("values", (rows, config.kv_dim)),
+            )
+        attended = attention.out
+        if mixed and not in_half:
+            attended = tensor("attention in half", config.dim, half=True)
         return cls(
-            attention_normed=attention_normed,
+            attention_normed=tensor("attention norm", config.dim, half=mixed),
             attention_inverse_rms=tensor("attention norm's scale"),
+            projections=projections,
             attention=attention,
+            attended=attended,
             middle=tensor("residual after attention", config.dim),
-            ffn_normed=ffn_normed,
+            ffn_normed=tensor("feed-forward norm", config.dim, half=mixed),
             ffn_inverse_rms=tensor("feed-forward norm's scale"),
             gate=tensor("gate", config.ffn_dim) if config.is_gated else None,
             up=tensor("up", config.ffn_dim),
-            activated=activated,
+            activated=tensor("activation", config.ffn_dim, half=mixed),
             out=out,
-            operands=LayerOperands(
-                attention_normed=operand(attention_normed, "attention norm"),
-                attention_out=operand(attention.out, "attention"),
-                ffn_normed=operand(ffn_normed, "feed-forward norm"),
-                activated=operand(activated, "activation"),
-            ),
         )
 
 
@@ -246,28 +244,29 @@ class Model:
         ops, w, heads = self.operations, self.layers[layer], a.attention
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
         ops.rms_norm(norm, self.config.norm_epsilon)
-        normed = round_operand(ops, a.attention_normed, a.operands.attention_normed)
-        ops.linear(normed, w.query, heads.q)
-        ops.linear(normed, w.key, heads.k)
-        ops.linear(normed, w.value, heads.v)
+        normed = a.attention_normed
+        projected = a.projections
+        ops.linear(normed, w.query, projected.q)
+        ops.linear(normed, w.key, projected.k)
+        ops.linear(normed, w.value, projected.v)
         # Positions enter by rotating queries and keys; values stay.
-        for rotated in (heads.q, heads.k):
-            ops.rotary(rotated, self.rotation(positions))
+        for single, rotated in ((projected.q, heads.q), (projected.k, heads.k)):
+            out = None if rotated is single else rotated
+            ops.rotary(single, self.rotation(positions), out)
+        round_operand(ops, projected.v, heads.v)
         attend(heads)
-        attended = round_operand(ops, heads.out, a.operands.attention_out)
+        attended = round_operand(ops, heads.out, a.attended)
         ops.linear(attended, w.attention_out, a.middle, residual=x)
         norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
         ops.rms_norm(norm, self.config.norm_epsilon)
-        normed = round_operand(ops, a.ffn_normed, a.operands.ffn_normed)
-        ops.linear(normed, w.up, a.up)
+        ops.linear(a.ffn_normed, w.up, a.up)
         # The feed-forward network, which adds to the residual stream again.
         if w.gate is None or a.gate is None:
             ops.gelu(a.up, a.activated)
         else:
-            ops.linear(normed, w.gate, a.gate)
+            ops.linear(a.ffn_normed, w.gate, a.gate)
             ops.swiglu(a.gate, a.up, a.activated)
-        activated = round_operand(ops, a.activated, a.operands.activated)
-        ops.linear(activated, w.down, a.out, residual=a.middle)
+        ops.linear(a.activated, w.down, a.out, residual=a.middle)
 
     def rotation(self, positions: Tensor) -> Rotation:
         """Return the angles of rows at `positions`, uint32 (N,)."""

@@ -18,14 +18,16 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import BAD
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 from llmgpu.lm.workers import ALONE, Workers
 
-QUEUED_STEPS = 2  # steps that the device may have in hand while the host prepares the next
+# Steps that the device may have in hand while the host prepares the next. With a scaled loss it is
+# the one before, whose overflow changes the scale.
+QUEUED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -84,27 +86,42 @@ class Trainer:
             padded=options.padded_loss,
         )
         self._skipped: set[int] = set()  # of the last `slots` steps
+        self._unfinished: int | None = None  # a step whose overflow has not been looked for
         self._record_programs()
 
     def _record_programs(self) -> None:
-        with self._ops.record("clear") as self._clear:
+        with self._ops.record("clear") as clear:
             self.updates.record_clear()
-        with self._ops.record("gradients") as self._gradients:
+        with self._ops.record("gradients") as gradients:
             self.graph.record_gradients()
-        self._sums = []
-        for index in range(self.options.grad_accum):
-            with self._ops.record("sums of losses") as program:
+        self._batch_programs = {}  # of this worker's batches, by their number in the step
+        for index in self._workers.own(self.options.grad_accum):
+            with self._ops.record("sums of losses") as sums:
                 for part, losses in enumerate(self.graph.losses.parts):
                     row = part * self.options.grad_accum + index
                     self._ops.sum_losses(losses, self.updates.loss_sums.rows(row, row + 1))
-            self._sums.append(program)
-        with self._ops.record("update") as self._update:
+            program = Program("gradients of a batch", gradients.steps + sums.steps)
+            self._batch_programs[index] = program
+        with self._ops.record("update") as update:
             self.updates.record_update()
+        # A step of one batch is one submission, unless workers add up their gradients before the
+        # update.
+        first, *_, last = 2 * list(self._batch_programs.values())
+        first.steps = clear.steps + first.steps
+        self._update = update if self._workers.count > 1 else None
+        if self._update is None:
+            last.steps = last.steps + update.steps
         with self._ops.record("losses") as self._losses:
             self.graph.record_losses()
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches; `results` returns what it found."""
+        # All that does not depend on the step before is done while the device is at that.
+        rows = self.updates.write_rows(batches)
+        first = next(iter(self._batch_programs))
+        self.graph.write_batch(*batches[first], rows)
+        self._ops.prepare(self._batch_programs[first])
+        self._finish_step()
         # The loss is the mean over the targets of all batches of the step.
         limit = self.graph.logits_of_tokens
         count = sum(int(np.count_nonzero(targets < limit)) for _, targets in batches)
@@ -112,41 +129,39 @@ class Trainer:
             count, self.options.label_smoothing, self.options.z_loss, self.updates.scale
         )
         self.updates.write_step(self.step, learning_rate, count)
-        self._ops.run(self._clear)
-        rows = self.updates.write_rows(batches)
-        own = self._workers.own(len(batches))
-        for index in own:
-            self.graph.write_batch(*batches[index], rows)
-            self._ops.run(self._gradients)
-            self._ops.run(self._sums[index])
-        self._add_up(own)
-        self._ops.run(self._update)
+        for index, program in self._batch_programs.items():
+            if index != first:
+                self.graph.write_batch(*batches[index], rows)
+            self._ops.run(program)
+        if self._update is not None:
+            self._add_up()
+            self._ops.run(self._update)
         # Let the device work while the host reads the next batches, but not far ahead.
-        self._ops.wait_for_runs(QUEUED_STEPS * (2 * len(own) + 2))
-        self._end_scaled_step()
+        runs = len(self._batch_programs) + (self._update is not None)
+        self._ops.wait_for_runs(QUEUED_STEPS * runs)
+        self._unfinished = self.step
         self.step += 1
 
-    def _add_up(self, own: range) -> None:
-        """Put the sums over all workers in place of gradients and losses; own: of the batches."""
-        if self._workers.count == 1:
-            return
+    def _add_up(self) -> None:
+        """Put the sums over all workers in place of gradients and losses."""
         losses, accum = self.updates.loss_sums, self.options.grad_accum
         sums = self._ops.read(losses).reshape(-1, accum, losses.shape[1])
-        others = [index for index in range(accum) if index not in own]
+        others = [index for index in range(accum) if index not in self._batch_programs]
         sums[:, others] = 0  # what the last step left there
         self._ops.write(losses, sums.reshape(losses.shape))
         self._workers.add_up(self._ops, [*self.updates.gradients.values(), losses])
 
-    def _end_scaled_step(self) -> None:
-        """With scaled gradients, wait for the step, and let the next one go on from an overflow."""
-        scaling = self.updates.loss_scaling
-        if scaling is None:
+    def _finish_step(self) -> None:
+        """Wait for the last step if its loss was scaled, and choose the scale of the next."""
+        scaling, step = self.updates.loss_scaling, self._unfinished
+        self._unfinished = None
+        if scaling is None or step is None:
             return
         overflowed = bool(self._ops.read(self.updates.stats)[BAD])
         if scaling.end_step(overflowed=overflowed) and overflowed:
             self._ops.write(self.updates.stats, np.zeros(4, np.float32))
-            self._skipped.add(self.step)
-        self._skipped.discard(self.step - self.slots)
+            self._skipped.add(step)
+        self._skipped.discard(step - self.slots)
 
     def losses(
         self, batches: Iterable[Batch]
@@ -155,6 +170,7 @@ class Trainer:
 
         Ignored targets have loss 0.
         """
+        self._finish_step()
         self.graph.write_loss_params(0, 0.0, 0.0)
         for tokens, targets in batches:
             self.graph.write_batch(tokens, targets)
@@ -164,6 +180,7 @@ class Trainer:
 
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the last `count` steps, at most `slots`, in order."""
+        self._finish_step()
         history = self._ops.read(self.updates.history)
         steps = range(max(0, self.step - min(count, self.slots)), self.step)
         return [self._result(step, history[step % self.slots].tolist()) for step in steps]
@@ -186,6 +203,7 @@ class Trainer:
 
         step: from 0; the weights are still those before it. batches: those of the step.
         """
+        self._finish_step()
         self._ops.write(self.updates.stats, np.zeros(4, np.float32))
         self.step = step
         self.take_step(batches, 0.0)
@@ -202,4 +220,5 @@ class Trainer:
 
     def source(self, tensor: Tensor) -> TensorSource:
         """Return a tensor as `write_tensors` takes it."""
+        self._finish_step()
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))

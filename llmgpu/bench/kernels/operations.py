@@ -6,8 +6,9 @@ those are left to the embedding's own comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor
 
 SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
+# Of a case whose outputs are rounded, for matrix units: NumPy and a GPU may round to neighbours.
+HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
 
 
@@ -145,9 +148,16 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
     """RMS norm and its gradients."""
     rows, width = s.rows, s.config.dim
     operands, operations = "x:NC weight:C +out:NC +inverse_rms:N", rows * (4 * width + 3)
-    yield s.case(
-        "rms_norm", operands, operations, record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5)
-    )
+    in_half = operands.replace("out:NC", "out:NC:h")
+    kinds: list[tuple[str, dict[str, Any]]] = [(operands, {}), (in_half, HALVES)]
+    for kind, more in kinds:
+        yield s.case(
+            "rms_norm",
+            kind,
+            operations,
+            record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5),
+            **more,
+        )
 
     def given() -> dict[str, Array]:
         x = s.normal(rows, width)
@@ -223,16 +233,16 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         cosines, sines = rotary_tables(config.seq_len, config.head_dim, config.rope_theta)
         return {"cosines": cosines, "sines": sines, "positions": s.positions()}
 
-    yield s.case(
-        "rotary",
-        "*x:NC cosines sines positions",
-        3 * s.rows * config.dim,
-        angles,
-        sizes=sizes,
-        record=lambda ops, t: ops.rotary(
-            t["x"], Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
-        ),
-    )
+    def rotate(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        rotation = Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
+        ops.rotary(t["x"], rotation, t.get("out"))
+
+    operations = 3 * s.rows * config.dim
+    operands = "cosines sines positions"
+    yield s.case("rotary", f"*x:NC {operands}", operations, angles, sizes=sizes, record=rotate)
+    if config.head_dim % 8 == 0:
+        operands = f"x:NC {operands} +out:NC:h"
+        yield s.case("rotary", operands, operations, angles, sizes=sizes, record=rotate, **HALVES)
     yield s.case(
         "attention",
         "q:NC k:NK v:NK +out:NC +log_sum_exp:NH",
@@ -276,26 +286,36 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
     size = s.rows * s.config.ffn_dim
     yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size)
+    yield s.case("swiglu", "gate:NF up:NF +out:NF:h", 5 * size, **HALVES)
     operands = "gate:NF up:NF grad_out:NF +grad_gate:NF +grad_up:NF"
     yield s.case("swiglu_backward", operands, 11 * size)
+    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF:h +grad_up:NF:h"
+    yield s.case("swiglu_backward", operands, 11 * size, **HALVES)
     yield s.case("gelu", "x:NF +out:NF", 9 * size)
     yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
     rows, width = s.rows, s.vocabulary
     params = np.array([1 / rows, 0.1, 1e-4, 1 / width], np.float32)
-    yield s.case(
-        "cross_entropy",
-        # Gradients take the place of the logits.
-        "*logits:NV targets +losses:N +smoothing:N +z_losses:N params",
-        7 * rows * width,
-        lambda: {"targets": s.tokens(), "params": params},
-        uniforms=("params",),
-        record=lambda ops, t: ops.cross_entropy(
-            t["logits"],
-            t["targets"],
-            Losses(t["losses"], t["smoothing"], t["z_losses"]),
-            t["params"],
-        ),
-    )
+
+    def find_losses(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        losses = Losses(t["losses"], t["smoothing"], t["z_losses"])
+        ops.cross_entropy(
+            t["logits"], t["targets"], losses, t["params"], gradient=t.get("gradient")
+        )
+
+    # Gradients take the place of the logits, or go elsewhere.
+    parts = "targets +losses:N +smoothing:N +z_losses:N params"
+    in_half = f"logits:NV {parts} +gradient:NV:h"
+    kinds: list[tuple[str, dict[str, Any]]] = [(f"*logits:NV {parts}", {}), (in_half, HALVES)]
+    for operands, more in kinds:
+        yield s.case(
+            "cross_entropy",
+            operands,
+            7 * rows * width,
+            lambda: {"targets": s.tokens(), "params": params},
+            uniforms=("params",),
+            record=find_losses,
+            **more,
+        )
     losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
     yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)

@@ -17,7 +17,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.data.token_source import check_ids
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
-from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm
+from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm, Program
 
 PROMPT_ROWS = 64  # ids of a prompt that go through at a time
 
@@ -44,10 +44,11 @@ class CachedRows:
             for layer, cache in enumerate(caches):
                 attend = partial(self._attend, cache)
                 model.record_layer(layer, x, self._positions, activations, attend)
-        with self._ops.record("logits") as self._output:
+        with self._ops.record("logits") as output:
             norm = Norm(x, model.weights[FINAL_NORM], normed, scale)
             self._ops.rms_norm(norm, config.norm_epsilon)
             self._ops.linear(normed, model.output_weight, self.logits)
+        self._to_logits = Program("to logits", self._layers.steps + output.steps)
 
     def _attend(self, cache: KeyValues, a: AttentionTensors) -> None:
         for rows, cached in zip((a.k, a.v), cache, strict=True):
@@ -56,6 +57,10 @@ class CachedRows:
 
     def run(self, ids: Sequence[int], start: int) -> None:
         """Take in up to `rows` ids, the first of them at position `start`."""
+        self._write(ids, start)
+        self._ops.run(self._layers)
+
+    def _write(self, ids: Sequence[int], start: int) -> None:
         unused = self._model.config.seq_len  # a position whose keys and values are never read
         # Rows that are not used write to a position that no query sees.
         tokens = np.zeros(self.rows, np.uint32)
@@ -64,11 +69,13 @@ class CachedRows:
         positions[: len(ids)] = np.arange(start, start + len(ids))
         self._ops.write(self._tokens, tokens)
         self._ops.write(self._positions, positions)
-        self._ops.run(self._layers)
 
-    def read_logits(self) -> NDArray[np.float32]:
-        """Return the logits of all tokens after the first row, (vocabulary size,)."""
-        self._ops.run(self._output)
+    def logits_after(self, token: int, position: int) -> NDArray[np.float32]:
+        """Take in one id; return the logits of all tokens after it, (vocabulary size,)."""
+        self._write([token], position)
+        self._ops.run(self._to_logits)
+        # Those of the next id are recorded while the device is at work.
+        self._ops.prepare(self._to_logits)
         logits: NDArray[np.float32] = self._ops.read(self.logits.rows(0, 1))[0]
         return logits[: self._model.config.vocab_size]
 
@@ -105,20 +112,20 @@ class Generator:
             # The sequence is full: start again from its last half, whose positions change.
             if len(ids) > length:
                 ids, done = ids[-max(1, length // 2) :], 0
-            done = self._take_in(ids, done)
-            ids.append(sampler.draw(self._single.read_logits()))
+            logits = self._take_in(ids, done)
+            done = len(ids)
+            ids.append(sampler.draw(logits))
             yield ids[-1]
 
-    def _take_in(self, ids: list[int], done: int) -> int:
-        """Add all of `ids` to the cache, the last of them alone; return how many there are."""
+    def _take_in(self, ids: list[int], done: int) -> NDArray[np.float32]:
+        """Add all of `ids` but the first `done` to the cache; return the logits after them."""
         last = len(ids) - 1
         # The prompt in blocks; the last id alone, because only its logits are wanted.
         while done < last:
             block = ids[done : min(done + self._block.rows, last)]
             self._block.run(block, done)
             done += len(block)
-        self._single.run(ids[last:], last)
-        return len(ids)
+        return self._single.logits_after(ids[last], last)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits of what follows `ids`: (vocabulary size,).
@@ -131,8 +138,7 @@ class Generator:
             raise InputError(
                 f"{len(ids)} ids are too many; the model takes {self._model.config.seq_len}"
             )
-        self._take_in(list(ids), 0)
-        return self._single.read_logits()
+        return self._take_in(list(ids), 0)
 
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
+from llmgpu.lm.ops.matrix_units import attention_units
 from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionShape,
@@ -20,6 +21,12 @@ from llmgpu.lm.ops.operations import (
     KeyValues,
 )
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.subgroup_attention_parts import HALVES, SubgroupAttention
+from llmgpu.lm.ops.subgroup_attention_source import (
+    attention_backward_kv_source,
+    attention_backward_q_source,
+    attention_source,
+)
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 MAX_HEAD_DIM = 128  # of the kernels
@@ -128,8 +135,17 @@ class NumpyAttention(NumpyRecorder):
 class GpuAttention(GpuRecorder):
     """Attention as kernels."""
 
+    def attends_in_half(self, head_dim: int) -> bool:
+        return attention_units(self.device, head_dim, gradients=True) is not None
+
     def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
         _check_width(shape)
+        if t.q.is_half:
+            units = self._units(shape, gradients=False)
+            groups = shape.batch * shape.heads * -(-shape.seq // units.tile.rows)
+            params = _params(shape, shape.seq, groups)
+            self.dispatch_generated(attention_source(units), groups, params=params, **vars(t))
+            return
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
             "lm/05_attention.wgsl",
@@ -144,10 +160,12 @@ class GpuAttention(GpuRecorder):
     ) -> None:
         _check_width(shape)
         delta = self._delta(t.out, grad.out, shape)
+        if t.q.is_half:
+            self._backward_of_halves(t, grad, delta, shape)
+            return
         blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
         column_sets = -(-shape.head_dim // COLUMNS)
-        inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out}
-        inputs |= {"log_sum_exp": t.log_sum_exp, "delta": delta}
+        inputs = _inputs(t, grad, delta)
         of_keys = {"grad_k": grad.k, "grad_v": grad.v}
         for kernel, groups, outputs in (
             ("q", blocks * shape.heads, {"grad_q": grad.q}),
@@ -162,9 +180,46 @@ class GpuAttention(GpuRecorder):
                 **outputs,
             )
 
+    def _units(self, shape: AttentionShape, *, gradients: bool) -> SubgroupAttention:
+        units = attention_units(self.device, shape.head_dim, gradients=gradients)
+        if units is None:
+            raise DeviceError(
+                f"{self.device.name} has no matrix units for heads {shape.head_dim} wide; "
+                "use --precision f32"
+            )
+        return units
+
+    def _backward_of_halves(
+        self, t: AttentionTensors, grad: AttentionGradients, delta: Tensor, shape: AttentionShape
+    ) -> None:
+        units = self._units(shape, gradients=True)
+        blocks = shape.batch * -(-shape.seq // units.tile.rows)
+        of_keys = {"grad_k": grad.k, "grad_v": grad.v}
+        for text, groups, outputs in (
+            (attention_backward_q_source(units), blocks * shape.heads, {"grad_q": grad.q}),
+            (
+                attention_backward_kv_source(units),
+                blocks * shape.kv_heads * units.column_sets,
+                of_keys,
+            ),
+        ):
+            params = _params(shape, shape.seq, groups)
+            inputs = _inputs(t, grad, delta)
+            self.dispatch_generated(text, groups, params=params, **inputs, **outputs)
+
     def _delta(self, out: Tensor, grad_out: Tensor, shape: AttentionShape) -> Tensor:
         """Compute the sums over a head of out * grad_out, (N, H)."""
         delta = self.scratch("attention delta", (out.shape[0], shape.heads))
+        if out.is_half:
+            self.dispatch(
+                "lm/10_attention_delta_half.wgsl",
+                workgroups(delta.size),
+                out=out,
+                grad_out=grad_out,
+                delta=delta,
+                dims=dims(delta.size, shape.head_dim // HALVES),
+            )
+            return delta
         self.dispatch(
             "lm/10_attention_delta.wgsl",
             workgroups(delta.size),
@@ -202,6 +257,11 @@ class GpuAttention(GpuRecorder):
             positions=positions,
             out=out,
         )
+
+
+def _inputs(t: AttentionTensors, grad: AttentionGradients, delta: Tensor) -> dict[str, Tensor]:
+    inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out}
+    return inputs | {"log_sum_exp": t.log_sum_exp, "delta": delta}
 
 
 def _check_width(shape: AttentionShape) -> None:

@@ -9,6 +9,10 @@ Gaussian Error Linear Units, arXiv 1606.08415.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 
 from llmgpu.lm.ops.operations import Norm, Rotation
@@ -17,8 +21,10 @@ from llmgpu.lm.ops.recording import (
     GpuRecorder,
     NumpyRecorder,
     dims,
+    put,
     recorded,
     row_blocks,
+    single_of,
     thread_count,
     workgroups,
 )
@@ -28,6 +34,7 @@ LEAST_THREADS = 64  # of a workgroup of the norm's backward kernel, whose rows t
 ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long enough
 BLOCK_ROWS = 8  # that a workgroup of the norm's backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
+FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
 COLUMNS = 16  # of grad_weight in a workgroup that adds partial sums up
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
@@ -55,12 +62,14 @@ class NumpyLayers(NumpyRecorder):
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         def compute(rows: slice) -> None:
-            x, out = norm.x.array[rows], norm.out.array[rows]
+            x, target = norm.x.array[rows], norm.out.array[rows]
+            out = single_of(target)
             np.square(x, out=out)
             r = 1 / np.sqrt(out.mean(axis=1) + np.float32(epsilon))
             norm.inverse_rms.array[rows] = r
             np.multiply(x, r[:, None], out=out)
             out *= norm.weight.array
+            put(out, target)
 
         self.over_blocks(compute, *norm.x.shape)
 
@@ -84,25 +93,30 @@ class NumpyLayers(NumpyRecorder):
             grad_weight.array[...] += for_weight
 
     @recorded
-    def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
+    def rotary(
+        self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
+    ) -> None:
         def compute(rows: slice) -> None:
             block = x.array[rows]
             heads = block.reshape(len(block), -1, 2, rotation.head_dim // 2)
+            target = heads if out is None else out.array[rows].reshape(heads.shape)
             positions = rotation.positions.array[rows]
             cosine = rotation.cosines.array[positions, None]
             sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
             left, right = heads[:, :, 0], heads[:, :, 1]
             turned = left * cosine - right * sine
-            heads[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
-            heads[:, :, 0] = turned
+            target[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
+            target[:, :, 0] = turned
 
         self.over_blocks(compute, *x.shape)
 
     @recorded
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
         def compute(rows: slice) -> None:
-            np.multiply(gate.array[rows], _sigmoid(gate.array[rows]), out=out.array[rows])
-            out.array[rows] *= up.array[rows]
+            product = single_of(out.array[rows])
+            np.multiply(gate.array[rows], _sigmoid(gate.array[rows]), out=product)
+            product *= up.array[rows]
+            put(product, out.array[rows])
 
         self.over_blocks(compute, *gate.shape)
 
@@ -113,27 +127,34 @@ class NumpyLayers(NumpyRecorder):
         def compute(rows: slice) -> None:
             gates, gradient = gate.array[rows], grad_out.array[rows]
             s = _sigmoid(gates)
-            np.multiply(gradient, gates * s, out=grad_up.array[rows])
+            for_up, for_gate = single_of(grad_up.array[rows]), single_of(grad_gate.array[rows])
+            np.multiply(gradient, gates * s, out=for_up)
+            put(for_up, grad_up.array[rows])
             # The derivative of gate * sigmoid(gate), s * (1 + gate * (1 - s)).
             slope = 1 - s
             slope *= gates
             slope += 1
             slope *= s
             slope *= up.array[rows]
-            np.multiply(gradient, slope, out=grad_gate.array[rows])
+            np.multiply(gradient, slope, out=for_gate)
+            put(for_gate, grad_gate.array[rows])
 
         self.over_blocks(compute, *gate.shape)
 
     @recorded
     def gelu(self, x: Tensor, out: Tensor) -> None:
-        np.multiply(0.5 * x.array, 1 + _gelu_tanh(x.array), out=out.array)
+        values = single_of(out.array)
+        np.multiply(0.5 * x.array, 1 + _gelu_tanh(x.array), out=values)
+        put(values, out.array)
 
     @recorded
     def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
         t = _gelu_tanh(x.array)
         slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x.array**2)  # of the argument of tanh
         derivative = 0.5 * (1 + t) + 0.5 * x.array * (1 - t * t) * slope
-        np.multiply(grad_out.array, derivative, out=grad_x.array)
+        values = single_of(grad_x.array)
+        np.multiply(grad_out.array, derivative, out=values)
+        put(values, grad_x.array)
 
 
 class GpuLayers(GpuRecorder):
@@ -142,14 +163,22 @@ class GpuLayers(GpuRecorder):
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape
         threads = thread_count(-(-width // ROW_ELEMENTS))
-        self.dispatch(
-            "lm/02_rms_norm.wgsl",
-            workgroups(rows * threads),
-            {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": threads},
-            **vars(norm),
-            dims=dims(rows, width),
-            params=np.array([epsilon, 0, 0, 0], np.float32),
-        )
+        in_fours = norm.out.is_half and width % FOUR == 0
+
+        def record(out: Tensor) -> None:
+            self.dispatch(
+                "lm/02_rms_norm_half.wgsl" if in_fours else "lm/02_rms_norm.wgsl",
+                workgroups(rows * threads),
+                {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": threads},
+                **vars(replace(norm, out=out)),
+                dims=dims(rows, width // FOUR if in_fours else width),
+                params=np.array([epsilon, 0, 0, 0], np.float32),
+            )
+
+        if in_fours:
+            record(norm.out)
+        else:
+            self.through_single({"out": norm.out}, record)
 
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
@@ -181,44 +210,62 @@ class GpuLayers(GpuRecorder):
             dims=dims(groups, width),
         )
 
-    def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
+    def rotary(
+        self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
+    ) -> None:
         pairs, head_dim = x.size // 2, rotation.head_dim
+        of_thread = 1 if out is None else FOUR
+        sizes = (pairs // of_thread, x.shape[1] // head_dim, head_dim // 2 // of_thread)
         self.dispatch(
-            "lm/04_rotary.wgsl",
-            workgroups(pairs),
+            "lm/04_rotary.wgsl" if out is None else "lm/04_rotary_half.wgsl",
+            workgroups(sizes[0]),
             x=x,
             cosines=rotation.cosines,
             sines=rotation.sines,
             positions=rotation.positions,
-            params=dims(pairs, x.shape[1] // head_dim, head_dim // 2, int(inverse)),
+            params=dims(*sizes, int(inverse)),
+            **({} if out is None else {"out": out}),
         )
 
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        inputs = {"gate": gate, "up": up}
-        groups = workgroups(out.size)
-        self.dispatch("lm/06_swiglu.wgsl", groups, **inputs, out=out, dims=dims(out.size))
+        self._elements("06_swiglu", {"gate": gate, "up": up}, {"out": out})
 
     def swiglu_backward(
         self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
     ) -> None:
-        self.dispatch(
-            "lm/09_swiglu_backward.wgsl",
-            workgroups(gate.size),
-            gate=gate,
-            up=up,
-            grad_out=grad_out,
-            grad_gate=grad_gate,
-            grad_up=grad_up,
-            dims=dims(gate.size),
-        )
+        inputs = {"gate": gate, "up": up, "grad_out": grad_out}
+        gradients = {"grad_gate": grad_gate, "grad_up": grad_up}
+        self._elements("09_swiglu_backward", inputs, gradients)
 
     def gelu(self, x: Tensor, out: Tensor) -> None:
-        self.dispatch("lm/06_gelu.wgsl", workgroups(x.size), x=x, out=out, dims=dims(x.size))
+        self._elements("06_gelu", {"x": x}, {"out": out}, has_half=False)
 
     def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
-        gradients = {"grad_out": grad_out, "grad_x": grad_x}
-        groups = workgroups(x.size)
-        self.dispatch("lm/09_gelu_backward.wgsl", groups, x=x, **gradients, dims=dims(x.size))
+        inputs = {"x": x, "grad_out": grad_out}
+        self._elements("09_gelu_backward", inputs, {"grad_x": grad_x}, has_half=False)
+
+    def _elements(
+        self,
+        kernel: str,
+        inputs: Mapping[str, Tensor],
+        outs: Mapping[str, Tensor],
+        *,
+        has_half: bool = True,
+    ) -> None:
+        """Dispatch a kernel of one thread an element, or four where the outputs are halves.
+
+        has_half: there is a kernel for those, which takes multiples of four.
+        """
+        out = next(iter(outs.values()))
+        if has_half and out.is_half and out.size % FOUR == 0:
+            fours = out.size // FOUR
+            file = f"lm/{kernel}_half.wgsl"
+            self.dispatch(file, workgroups(fours), **inputs, **outs, dims=dims(fours))
+            return
+        record = partial(
+            self.dispatch, f"lm/{kernel}.wgsl", workgroups(out.size), dims=dims(out.size), **inputs
+        )
+        self.through_single(outs, record)
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:

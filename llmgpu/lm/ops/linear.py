@@ -18,7 +18,15 @@ from llmgpu.lm.ops.matrix_tiling import (
     choose_tiling,
 )
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.recording import (
+    WORKGROUP_SIZE,
+    GpuRecorder,
+    NumpyRecorder,
+    dims,
+    recorded,
+    thread_count,
+    workgroups,
+)
 from llmgpu.lm.ops.subgroup_matrix_source import (
     HALVES,
     HalfFactor,
@@ -28,11 +36,14 @@ from llmgpu.lm.ops.subgroup_matrix_source import (
 )
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
-# Outputs of a linear layer with few rows are computed one element a workgroup: this many rows,
+# Outputs of a linear layer with few rows are computed one element by some threads: this many rows,
 # of this many elements in all unless there is only one row.
 FEW_ROWS = 8
 FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
+FOUR = 4  # weights that its kernels load at once, where rows are a multiple
+LOADS = 4  # of a thread, if a row is long enough
+LEAST_ROW_THREADS = 8
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)  # as in the kernels
 MAX_PARTIALS = 1 << 26  # floats of partial sums; a power of two, as is the memory made for them
 
@@ -126,15 +137,23 @@ class GpuLinear(GpuRecorder):
 
     def _few_rows(self, operands: _Operands) -> None:
         suffix = "_half" if operands.right.is_half else ""
+        groups, constants = operands.product.size, {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE}
+        *outer, inner = operands.sizes
+        if inner % FOUR == 0:
+            inner //= FOUR
+            row_threads = thread_count(-(-inner // LOADS), LEAST_ROW_THREADS)
+            suffix += "_fours"
+            groups = workgroups(groups * row_threads)
+            constants = {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": row_threads}
         self.dispatch(
             f"lm/03_linear_few_rows{suffix}.wgsl",
-            operands.product.size,
-            {"WORKGROUP_SIZE": FEW_ROWS_WORKGROUP_SIZE},
+            groups,
+            constants,
             x=operands.left,
             weight=operands.right,
             residual=operands.residual or operands.left,
             out=operands.product,
-            dims=dims(*operands.sizes, _addend(operands)),
+            dims=dims(*outer, inner, _addend(operands)),
         )
 
     def _tiling(self, operands: _Operands, units: MatrixUnits | None) -> Tiling:

@@ -14,6 +14,7 @@ from llmgpu.lm.ops.recording import (
     GpuRecorder,
     NumpyRecorder,
     dims,
+    put,
     recorded,
     thread_count,
 )
@@ -36,6 +37,7 @@ class NumpyLoss(NumpyRecorder):
         *,
         tokens: int | None = None,
         joint: bool = False,
+        gradient: Tensor | None = None,
     ) -> None:
         def compute(rows: slice) -> None:
             if tokens is not None:
@@ -45,6 +47,8 @@ class NumpyLoss(NumpyRecorder):
             )
             for part, values in zip(losses.parts, found, strict=True):
                 part.array[rows] = values
+            if gradient is not None:
+                put(logits.array[rows], gradient.array[rows])
 
         self.over_blocks(compute, *logits.shape)
 
@@ -65,11 +69,13 @@ class GpuLoss(GpuRecorder):
         *,
         tokens: int | None = None,
         joint: bool = False,
+        gradient: Tensor | None = None,
     ) -> None:
         rows, width = logits.shape
+        in_fours = gradient is not None and width % THREAD_LOGITS == 0
         threads = thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)
         self.dispatch(
-            "lm/07_cross_entropy.wgsl",
+            "lm/07_cross_entropy_half.wgsl" if in_fours else "lm/07_cross_entropy.wgsl",
             rows,
             {"WORKGROUP_SIZE": threads, "JOINT": int(joint)},
             logits=logits,
@@ -79,7 +85,10 @@ class GpuLoss(GpuRecorder):
             params=params,
             smoothing=losses.smoothing,
             z_losses=losses.z_loss,
+            **({"gradient": gradient} if gradient is not None and in_fours else {}),
         )
+        if gradient is not None and not in_fours:
+            self.round_to_half(logits, gradient)
 
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
         self.dispatch(

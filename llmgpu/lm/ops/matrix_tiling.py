@@ -43,6 +43,11 @@ class Tile:
         return self.threads_down * self.threads_across
 
     @property
+    def resident(self) -> int:
+        """Workgroups that a processor needs to be busy."""
+        return 1
+
+    @property
     def term_cost(self) -> float:
         """Time to add a term to each element, with 1 for 64 elements a thread and 128 threads.
 
@@ -72,6 +77,10 @@ class AnyTile(Protocol):
     @property
     def threads(self) -> int:
         """Threads of a workgroup."""
+
+    @property
+    def resident(self) -> int:
+        """Workgroups that a processor needs to be busy."""
 
     @property
     def term_cost(self) -> float:
@@ -121,8 +130,10 @@ def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, proces
     of a partial sum's way to memory and back.
     """
     workgroups = tile.count(rows, columns) * parts
-    # Workgroups run in rounds; few of them can't keep a processor busy.
-    rounds = max(-(-workgroups // processors), 128 / tile.threads)
+    # Workgroups run in rounds; few of them can't keep a processor busy, nor can the last ones.
+    last = -(-workgroups // processors) % tile.resident
+    idle = 1 - last / tile.resident if last else 0
+    rounds = max(-(-workgroups // processors) + idle, 128 / tile.threads)
     time = rounds * (inner / parts + 20) * tile.term_cost
     if parts > 1:
         time += 60 + 0.0064 * rows * columns * parts / processors

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
+from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
 from llmgpu.lm.ops.subgroup_matrix_source import MatrixTile
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ MATRIX_TILES = (
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
+ATTENTION_TILES = (AttentionTile(64, 32, 16), AttentionTile(32, 32, 16))
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,34 @@ def matrix_units(device: Device) -> MatrixUnits | None:
 
     Of the products that the device lists the largest is taken which a tile can be made of.
     """
-    if not device.subgroup_size:
-        return None
-    shapes = [each for each in device.matrix_shapes if (each.operand, each.sum) == ("f16", "f32")]
-    units = [(each.rows, each.columns, each.inner) for each in shapes]
-    for unit in sorted(units, key=lambda unit: (unit[0] * unit[1] * unit[2], unit), reverse=True):
+    for unit in _units(device):
         tiles = tuple(tile for tile in MATRIX_TILES if _fits(tile, unit, device))
         if tiles:
             return MatrixUnits(unit, device.subgroup_size, tiles)
     return None
+
+
+def attention_units(device: Device, head_dim: int, *, gradients: bool) -> SubgroupAttention | None:
+    """Return how attention, or its gradients, is computed on matrix units; None: it can't be.
+
+    Units are taken as in `matrix_units`.
+    """
+    threads = device.limits["max-compute-invocations-per-workgroup"]
+    memory = device.limits["max-compute-workgroup-storage-size"]
+    for unit, tile in product(_units(device), ATTENTION_TILES):
+        made = SubgroupAttention(tile, unit, device.subgroup_size, head_dim)
+        if made.fits and made.threads <= threads and made.memory(gradients=gradients) <= memory:
+            return made
+    return None
+
+
+def _units(device: Device) -> list[tuple[int, int, int]]:
+    """Return the sizes of half-precision products with float32 sums, the largest first."""
+    if not device.subgroup_size:
+        return []
+    shapes = [each for each in device.matrix_shapes if (each.operand, each.sum) == ("f16", "f32")]
+    units = [(each.rows, each.columns, each.inner) for each in shapes]
+    return sorted(units, key=lambda unit: (unit[0] * unit[1] * unit[2], unit), reverse=True)
 
 
 def _fits(tile: MatrixTile, unit: tuple[int, int, int], device: Device) -> bool:

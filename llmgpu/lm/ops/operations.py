@@ -244,6 +244,10 @@ class Operations(ABC):
         self._program.steps.append(step)
 
     @abstractmethod
+    def prepare(self, program: Program) -> None:
+        """Do what can be done of the program's next run while the device is at work."""
+
+    @abstractmethod
     def run(self, program: Program) -> None:
         """Carry out a program, or start it on a device without waiting for its end."""
 
@@ -310,7 +314,11 @@ class Operations(ABC):
 
     @abstractmethod
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
-        """Out = x * r * weight with inverse_rms r = 1 / sqrt(mean(x^2) + epsilon)."""
+        """Out = x * r * weight with inverse_rms r = 1 / sqrt(mean(x^2) + epsilon).
+
+        Out may be float16, as what the activations write may: then it is rounded as by
+        `round_to_half`.
+        """
 
     @abstractmethod
     def rms_norm_backward(
@@ -339,12 +347,23 @@ class Operations(ABC):
         """Add grad_out^T x to grad_weight (O, I)."""
 
     @abstractmethod
-    def rotary(self, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
-        """Turn x (N, heads * D) in place by the angles of its rows, or back."""
+    def rotary(
+        self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
+    ) -> None:
+        """Turn x (N, heads * D) by the angles of its rows, or back: in place, or into float16 out.
+
+        D is a multiple of 8 where there is an `out`.
+        """
+
+    def attends_in_half(self, head_dim: int) -> bool:
+        """Whether attention takes float16 tensors of heads of this width, on matrix units."""
+        return False
 
     @abstractmethod
     def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
         """Write `out`, and `log_sum_exp` for the backward pass.
+
+        The other tensors are all float32, or all float16 where `attends_in_half`.
 
         Raises:
             DeviceError: the kernels don't take heads of this width.
@@ -354,7 +373,9 @@ class Operations(ABC):
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
     ) -> None:
-        """Write the gradients of q, k and v from what `attention` read and wrote.
+        """Write the gradients of q, k and v, float32, from what `attention` read and wrote.
+
+        grad.out is of the type of the other tensors.
 
         Raises:
             DeviceError: the kernels don't take heads of this width.
@@ -406,6 +427,7 @@ class Operations(ABC):
         *,
         tokens: int | None = None,
         joint: bool = False,
+        gradient: Tensor | None = None,
     ) -> None:
         """Write the loss of each row, and the gradient of the logits in their place.
 
@@ -417,6 +439,7 @@ class Operations(ABC):
         params: (4,), from `parameters`: factor of the gradients (1 / number of targets that count,
             0 where there are none), label smoothing, weight of the z-loss, 1 / W.
         joint: write the sum of all parts to `losses.cross_entropy`.
+        gradient: float16 (N, V), where the gradient goes instead; the logits are undefined then.
         """
 
     @abstractmethod

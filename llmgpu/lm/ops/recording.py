@@ -95,6 +95,9 @@ class NumpyRecorder(Operations):
         parts = self.over_rows(rows, rows * width, compute_part, block_rows(width))
         return [found for part in parts for found in part]
 
+    def prepare(self, program: Program) -> None:
+        """Do nothing: `run` carries out its program by itself."""
+
     def wait_for_runs(self, ahead: int) -> None:
         """Return at once: `run` has carried out its program."""
 
@@ -124,7 +127,8 @@ class GpuRecorder(Operations):
         self.device = device
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[object] = deque()
-        self._commands: Commands  # being recorded, while a program runs
+        self._commands: Commands  # being recorded
+        self._prepared: tuple[Program, Commands] | None = None
 
     @property
     def has_half_precision(self) -> bool:
@@ -164,12 +168,34 @@ class GpuRecorder(Operations):
         """Append workgroups of a kernel whose text a generator wrote."""
         self._append_kernel(lambda: self.device.generated(text), groups, bindings)
 
+    def prepare(self, program: Program) -> None:
+        self._prepared = (program, self._commands_of(program))
+
+    def through_single(self, outs: Mapping[str, Tensor], record: Callable[..., None]) -> None:
+        """Record what writes float32 tensors, by name; half precision by way of scratch memory."""
+        singles = {
+            name: self.scratch(f"{name} in float32", out.shape) if out.is_half else out
+            for name, out in outs.items()
+        }
+        record(**singles)
+        for name, out in outs.items():
+            if out.is_half:
+                self.round_to_half(singles[name], out)
+
     def run(self, program: Program) -> None:
-        self._commands = self.device.record()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is program:
+            commands = prepared[1]
+        else:
+            commands = self._commands_of(program)
+        self._runs.append(self.device.submit(commands))
+
+    def _commands_of(self, program: Program) -> Commands:
+        self._commands = commands = self.device.record()
         for step in program.steps:
             step()
-        self._runs.append(self.device.submit(self._commands))
         del self._commands  # it keeps all that it names in memory
+        return commands
 
     def wait_for_runs(self, ahead: int) -> None:
         while len(self._runs) > ahead:
@@ -241,6 +267,17 @@ class GpuRecorder(Operations):
             self._uniforms[content] = self.device.create_uniform("parameters", len(content))
             self.device.write(self._uniforms[content], values)
         return self._uniforms[content]
+
+
+def single_of(array: AnyArray) -> FloatArray:
+    """Return float32 memory for what is to be put in an array: the array itself, or another."""
+    return array if array.dtype == np.float32 else np.empty(array.shape, np.float32)
+
+
+def put(values: FloatArray, array: AnyArray) -> None:
+    """Round what `single_of` returned to the array's type, if it is another."""
+    if values is not array:
+        np.copyto(array, values, casting="same_kind")
 
 
 def saturate_to_half(source: FloatArray, out: AnyArray) -> None:

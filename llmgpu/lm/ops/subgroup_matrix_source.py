@@ -55,11 +55,16 @@ class MatrixTile:
     def term_cost(self) -> float:
         """Time to add a term to each element, see `Tile.term_cost`.
 
-        Half of a large tile's is the way of its factors from the cache, which grows with the
+        A third of a large tile's is the way of its factors from the cache, which grows with the
         borders of tiles.
         """
         loads = 1 / self.rows + 1 / self.columns
-        return self.rows * self.columns * (0.15 + 9.6 * loads) / (128 * 128)
+        return self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
+
+    @property
+    def resident(self) -> int:
+        """Workgroups that a processor needs to be busy: its registers hold two large tiles."""
+        return 2 if self.rows * self.columns >= 128 * 128 else 3
 
     def memory(self, unit: tuple[int, int, int]) -> int:
         """Return the bytes of workgroup memory that a kernel takes at most."""

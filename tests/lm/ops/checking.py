@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
@@ -13,6 +14,7 @@ from llmgpu.lm.ops.tensor import Tensor
 
 FLOAT32_TOLERANCE = 1e-5
 HALF_WEIGHTS_TOLERANCE = 2e-3
+HALF_MAX = 65519  # the largest number that is rounded to a finite one, but for fractions
 
 
 def tensor_of(operations: Operations, name: str, array: NDArray[Any]) -> Tensor:
@@ -26,6 +28,20 @@ def tensor_of(operations: Operations, name: str, array: NDArray[Any]) -> Tensor:
 def poisoned(operations: Operations, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return a float32 tensor full of NaN, so that an element left unwritten shows."""
     return tensor_of(operations, name, np.full(shape, np.nan))
+
+
+def poisoned_halves(operations: Operations, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a float16 tensor full of NaN; skip the test where there is no half precision."""
+    if not operations.has_half_precision:
+        pytest.skip("the adapter has no half-precision numbers")
+    return tensor_of(operations, name, np.full(shape, np.nan, np.float16))
+
+
+def assert_rounded(actual: NDArray[Any], reference: NDArray[np.float64]) -> None:
+    """Check half-precision results, each to a rounding; those beyond its range are infinite."""
+    expected = reference.astype(np.float32)
+    expected[abs(expected) > HALF_MAX] *= np.inf
+    np.testing.assert_allclose(actual.astype(np.float32), expected, rtol=1.01e-3, atol=6e-8)
 
 
 def run(operations: Operations, record: Callable[[], None]) -> None:

@@ -7,7 +7,15 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
-from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.lm.ops.checking import (
+    assert_close,
+    assert_rounded,
+    float32_values,
+    poisoned,
+    poisoned_halves,
+    run,
+    tensor_of,
+)
 from tests.reference.lm import activation as reference
 
 SHAPES = [(1, 1), (3, 7), (64, 256), (5, 1031)]
@@ -62,3 +70,30 @@ def test_gelu_backward(operations: Operations, shape: tuple[int, int]) -> None:
     out = poisoned(operations, "out", shape)
     run(operations, lambda: operations.gelu_backward(*tensors, out))
     assert_close(operations.read(out), reference.gelu_backward(*arrays))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (5, 36)])  # the second one of whole vectors
+@np.errstate(all="ignore")
+def test_half_precision_outputs(operations: Operations, shape: tuple[int, int]) -> None:
+    gate, up, grad_out = inputs(shape)
+    gate[0, 0], up[0, 0] = 300, 300  # their product is beyond half precision
+    tensors = [tensor_of(operations, "input", array) for array in (gate, up, grad_out)]
+    of_gate, of_up, x = tensors
+    outs = [poisoned_halves(operations, "out", shape) for _ in range(5)]
+
+    def record() -> None:
+        operations.swiglu(of_gate, of_up, outs[0])
+        operations.swiglu_backward(*tensors, outs[1], outs[2])
+        operations.gelu(x, outs[3])
+        operations.gelu_backward(of_gate, x, outs[4])
+
+    run(operations, record)
+    expected = [
+        reference.swiglu(gate, up),
+        *reference.swiglu_backward(gate, up, grad_out),
+        reference.gelu(grad_out),
+        reference.gelu_backward(gate, grad_out),
+    ]
+    for out, values in zip(outs, expected, strict=True):
+        assert_rounded(operations.read(out), values)
+    assert np.isinf(operations.read(outs[0])[0, 0])

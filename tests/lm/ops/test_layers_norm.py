@@ -7,7 +7,15 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Norm, Operations
-from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.lm.ops.checking import (
+    assert_close,
+    assert_rounded,
+    float32_values,
+    poisoned,
+    poisoned_halves,
+    run,
+    tensor_of,
+)
 from tests.reference.lm import norm as reference
 
 EPSILON = 1e-5
@@ -45,6 +53,18 @@ def check_forward(operations: Operations, x: Array, weight: Array | NDArray[np.f
     run(operations, lambda: operations.rms_norm(Norm(*tensors, out, inverse_rms), EPSILON))
     expected, expected_rms = reference.rms_norm(x, weight.astype(np.float64), EPSILON)
     assert_close(operations.read(out), expected)
+    assert_close(operations.read(inverse_rms)[:, None], expected_rms[:, None])
+
+
+@pytest.mark.parametrize("shape", [(7, 33), (19, 132), (3, 8192)])
+def test_rms_norm_in_half_precision(operations: Operations, shape: tuple[int, int]) -> None:
+    x, weight, _ = inputs(shape)
+    out = poisoned_halves(operations, "out", shape)
+    inverse_rms = poisoned(operations, "inverse_rms", (len(x),))
+    tensors = [tensor_of(operations, "input", array) for array in (x, weight)]
+    run(operations, lambda: operations.rms_norm(Norm(*tensors, out, inverse_rms), EPSILON))
+    expected, expected_rms = reference.rms_norm(x, weight, EPSILON)
+    assert_rounded(operations.read(out), expected)
     assert_close(operations.read(inverse_rms)[:, None], expected_rms[:, None])
 
 

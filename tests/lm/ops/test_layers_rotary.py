@@ -7,7 +7,13 @@ import pytest
 
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import Operations, Rotation
-from tests.lm.ops.checking import assert_close, float32_values, run, tensor_of
+from tests.lm.ops.checking import (
+    assert_close,
+    float32_values,
+    poisoned_halves,
+    run,
+    tensor_of,
+)
 from tests.reference.lm import rotary as reference
 
 THETA = 10_000.0
@@ -31,6 +37,22 @@ def test_rotary(
     run(operations, lambda: operations.rotary(tensor, rotation, inverse=inverse))
     expected = reference.rotary(x, positions, head_dim, THETA, inverse=inverse)
     assert_close(operations.read(tensor), expected)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_rotary_into_half_precision(operations: Operations, inverse: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = float32_values(rng, 33, 3 * 24)
+    positions = rng.integers(0, 100, 33).astype(np.uint32)
+    tables = [tensor_of(operations, "table", a) for a in rotary_tables(100, 24, THETA)]
+    tensor, at = tensor_of(operations, "x", x), tensor_of(operations, "positions", positions)
+    out = poisoned_halves(operations, "out", x.shape)
+    rotation = Rotation(*tables, at, 24)
+    run(operations, lambda: operations.rotary(tensor, rotation, out, inverse=inverse))
+    expected = reference.rotary(x, positions, 24, THETA, inverse=inverse)
+    found = operations.read(out).astype(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1.01e-3, atol=1e-6)
+    np.testing.assert_array_equal(operations.read(tensor), x)
 
 
 def test_turning_back_gives_the_input(operations: Operations) -> None:

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Losses, Operations
 from llmgpu.lm.ops.tensor import Tensor
-from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
+from tests.lm.ops.checking import (
+    assert_close,
+    float32_values,
+    poisoned,
+    poisoned_halves,
+    run,
+    tensor_of,
+)
 from tests.reference.lm import loss as reference
 
 # One entry; odd sizes; one more than a workgroup; four logits a thread, and one more.
@@ -175,6 +182,29 @@ def test_columns_without_a_token_count_for_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("width", "tokens"), [(1028, 1028), (260, 257), (37, 35)])
+def test_the_gradient_in_half_precision(operations: Operations, width: int, tokens: int) -> None:
+    rng = np.random.default_rng(width)
+    logits = float32_values(rng, 5, width) * 4
+    targets = np.array([0, tokens - 1, 3, tokens, 7])  # the fourth one is ignored
+    gradient = poisoned_halves(operations, "gradient", logits.shape)
+    losses = losses_of(operations, 5)
+    params = parameters(operations, tokens, 100.0, 0.1, 1e-3)
+    tensors = [
+        tensor_of(operations, "input", array) for array in (logits, targets.astype(np.uint32))
+    ]
+    run(
+        operations,
+        lambda: operations.cross_entropy(
+            *tensors, losses, params, tokens=tokens, gradient=gradient
+        ),
+    )
+    parts, expected = cross_entropy(operations, logits, targets, 100.0, 0.1, 1e-3, tokens=tokens)
+    np.testing.assert_array_equal([operations.read(part) for part in losses.parts], parts)
+    found = operations.read(gradient).astype(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1.01e-3, atol=6e-8)
+
+
 def test_more_rows_than_a_dimension_has_workgroups(operations: Operations) -> None:
     rng = np.random.default_rng(6)
     check(operations, float32_values(rng, 65_600, 2), rng.integers(0, 3, 65_600))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, MatrixShape
-from llmgpu.lm.ops.matrix_units import MATRIX_TILES, matrix_units
+from llmgpu.lm.ops.matrix_units import MATRIX_TILES, attention_units, matrix_units
 
 NVIDIA = [(16, 8, 8), (16, 8, 16), (16, 16, 16)]
 
@@ -63,3 +63,23 @@ def test_tiles_keep_to_the_limits_of_the_device() -> None:
 def test_without_units_or_ordered_subgroups_there_are_none() -> None:
     assert matrix_units(described([], 32)) is None
     assert matrix_units(described(NVIDIA, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "lanes", "unit"),
+    [(NVIDIA, 32, (16, 16, 16)), ([(8, 16, 16)], 16, (8, 16, 16)), ([(8, 8, 8)], 32, (8, 8, 8))],
+)
+def test_attention_takes_the_largest_product(
+    shapes: list[tuple[int, int, int]], lanes: int, unit: tuple[int, int, int]
+) -> None:
+    device = described(shapes, lanes)
+    for gradients in (False, True):
+        made = attention_units(device, 64, gradients=gradients)
+        assert made is not None and made.unit == unit
+        assert made.memory(gradients=gradients) <= 49_152
+
+
+def test_attention_without_fitting_heads_memory_or_units_is_none_of_the_units() -> None:
+    assert attention_units(described(NVIDIA, 32), 20, gradients=False) is None
+    assert attention_units(described(NVIDIA, 32, memory=16_384), 128, gradients=True) is None
+    assert attention_units(described([], 32), 64, gradients=True) is None

@@ -81,3 +81,102 @@ def _copy(name: str, array: str, rows: int, columns: int, *, load: bool) -> str:
     }}
 }}
 """
+
+
+_ARRAY = re.compile(r"var<workgroup> (\w+): array<vec4<([fu]32)>, [^>]+>;")
+_MATRIX_VARIABLE = re.compile(r"( *)var (\w+): Sum;")
+_MATRIX_LOAD = re.compile(
+    r"( *)(?:let )?(\w+) = subgroupMatrixLoad<(\w+), (row|col)_major>\(&(\w+), (.*)\);"
+)
+_MATRIX_STORE = re.compile(r"( *)subgroupMatrixStore<row_major>\(&(\w+), (.*)\);")
+_MATRIX_MULTIPLY = re.compile(
+    r"( *)(?:var )?(\w+) = subgroupMatrixMultiplyAccumulate\((\w+), (\w+), (\w+)\);"
+)
+
+
+def by_first_lanes(text: str, lanes: int) -> str:
+    """Return a kernel whose matrices are in workgroup memory, computed by the first lane of each.
+
+    It runs on every adapter, in subgroups of any number of lanes. Arrays have vectors of 4 numbers
+    or of 8 halves, which offsets and strides count.
+    """
+    sizes = {kind: (int(rows), int(columns)) for kind, _, columns, rows in _ALIAS.findall(text)}
+    scalars = dict(_ARRAY.findall(text))
+    loads = {(kind, order, array) for _, _, kind, order, array, _ in _MATRIX_LOAD.findall(text)}
+    stores = {array for _, array, _ in _MATRIX_STORE.findall(text)}
+    sums = {name for _, name in _MATRIX_VARIABLE.findall(text)}
+    products = {name for _, name, *_ in _MATRIX_MULTIPLY.findall(text)}
+    names = sorted(sums | products | {name for _, name, *_ in _MATRIX_LOAD.findall(text)})
+    threads = int(re.findall(r"@workgroup_size\((\d+)\)", text)[0])
+    size = max(rows * columns for rows, columns in sizes.values())
+    body = _BUILTINS.sub("", _ALIAS.sub("", text)).replace("enable f16;\n", "")
+    body = _MATRIX_VARIABLE.sub(r"\1if (leads) { zero(m_\2); }", body)
+    body = _MATRIX_LOAD.sub(r"\1if (leads) { load_\3_\4_\5(m_\2, \6); }", body)
+    body = _MATRIX_STORE.sub(r"\1if (leads) { store_\2(\3); }", body)
+    body = _MATRIX_MULTIPLY.sub(r"\1if (leads) { multiply(m_\3, m_\4, m_\5, m_\2); }", body)
+    for name in names:  # as arguments, matrices are where they begin
+        body = re.sub(rf"(?<=[(,] )({name})(?=[,)])|(?<=\()({name})(?=,)", f"m_{name}", body)
+    first = [
+        f"    let subgroup = local_index / {lanes}u;",
+        f"    let leads = local_index % {lanes}u == 0u;",
+    ]
+    for index, name in enumerate(names):
+        first.append(f"    let m_{name} = (subgroup * {len(names)}u + {index}u) * {size}u;")
+    body = body.replace("    let group = ", "\n".join([*first, "    let group = "]))
+    head = f"var<workgroup> matrices: array<f32, {threads // lanes * len(names) * size}>;\n"
+    functions = (
+        # No compiler can tell how many rounds this makes of a loop.
+        "fn rounds(n: u32) -> u32 { return min(n, params.seq + n); }\n",
+        _multiply_matrices(*sizes["Sum"], sizes["Left"][1]),
+        f"fn zero(m: u32) {{\n{_rounds('i', size)}matrices[m + i] = 0.0; }}\n}}\n",
+        *(_load_matrix(*load, *sizes[load[0]], scalars[load[2]]) for load in sorted(loads)),
+        *(_store_matrix(array, *sizes["Sum"]) for array in sorted(stores)),
+    )
+    return (
+        head + body[: body.index("@compute")] + "".join(functions) + body[body.index("@compute") :]
+    )
+
+
+def _rounds(name: str, count: int) -> str:
+    return f"    for (var {name} = 0u; {name} < rounds({count}u); {name}++) {{ "
+
+
+def _multiply_matrices(rows: int, columns: int, inner: int) -> str:
+    return f"""fn multiply(left: u32, right: u32, addend: u32, sum: u32) {{
+{_rounds("n", rows * columns)}
+        var term = left + n / {columns}u * {inner}u;
+        var other = right + n % {columns}u;
+        var total = matrices[addend + n];
+    {_rounds("k", inner)}
+            total = fma(matrices[term + k], matrices[other + k * {columns}u], total);
+        }}
+        matrices[sum + n] = total;
+    }}
+}}
+"""
+
+
+def _load_matrix(kind: str, order: str, array: str, rows: int, columns: int, scalar: str) -> str:
+    line, place = (f"n / {columns}u", f"n % {columns}u")
+    if order == "col":
+        line, place = place, line
+    width = 4 if scalar == "f32" else 8
+    value = f"{array}[at / {width}u]"
+    half = f"unpack2x16float({value}[at % 8u / 2u])[at % 2u]"
+    return f"""fn load_{kind}_{order}_{array}(m: u32, offset: u32, stride: u32) {{
+{_rounds("n", rows * columns)}
+        let at = (offset + {line} * stride) * {width}u + {place};
+        matrices[m + n] = {f"{value}[at % 4u]" if scalar == "f32" else half};
+    }}
+}}
+"""
+
+
+def _store_matrix(array: str, rows: int, columns: int) -> str:
+    return f"""fn store_{array}(offset: u32, m: u32, stride: u32) {{
+{_rounds("n", rows * columns)}
+        let at = (offset + n / {columns}u * stride) * 4u + n % {columns}u;
+        {array}[at / 4u][at % 4u] = matrices[m + n];
+    }}
+}}
+"""

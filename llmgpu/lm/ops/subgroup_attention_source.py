@@ -1,0 +1,292 @@
+"""Writes the WGSL of attention on matrix units: the forward pass and both kernels of its gradients.
+
+The same sums as those of lm/05_attention.wgsl and lm/10_attention_backward_*.wgsl, of queries,
+keys, values and gradients in half precision, with float32 scores and sums.
+
+- A workgroup owns `rows` rows (queries, or keys in the gradients of keys and values), which its
+  subgroups hold as matrices, and walks over the rows of the other side in steps.
+- Products of own rows and those of a step, scores, go to workgroup memory. There each thread makes
+  half-precision weights of them, which are the left factors of the sums.
+- The forward pass divides exponentials by that of the largest score of a row. Sums in matrices
+  can't be scaled row by row, so this score is replaced only when a row has one `SLACK` powers of
+  two larger; the sums then take the way through workgroup memory (as in FlashAttention-4).
+- The next step's rows are loaded into registers while this one's are multiplied.
+
+Rows beyond the sequence count as zeros in what is read. Sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from llmgpu.lm.ops.subgroup_attention_parts import (
+    HALVES,
+    KEYS,
+    LOWEST,
+    QUERIES,
+    QUERY_PLACE,
+    SubgroupAttention,
+    add_weighted,
+    chunks,
+    declarations,
+    entry_point,
+    key_place,
+    own_matrices,
+    sum_variables,
+    text_of,
+    through_scores,
+    walk,
+    write_scores,
+)
+
+SLACK = "8.0"  # weights are at most 2^8, far from the largest half-precision number
+
+
+@cache
+def attention_source(a: SubgroupAttention) -> str:
+    """Return the text of the forward pass.
+
+    Bindings: params, q, k, v and out (8 halves an element), log_sum_exp.
+    """
+    return text_of(
+        declarations(a, ("q", "k", "v"), scores=1, weights=1),
+        _FORWARD_DECLARATIONS,
+        entry_point(a, "attention", QUERY_PLACE),
+        own_matrices(a, ("q",)),
+        (f"    var largest = {LOWEST};", "    var sum = 0.0;", "    atomicStore(&grown, 0u);"),
+        sum_variables(a, ("out",), a.head_dim),
+        walk(a, ("k", "v"), KEYS, _forward_step(a)),
+        _store_out(a),
+        ("    }", "}"),
+    )
+
+
+@cache
+def attention_backward_q_source(a: SubgroupAttention) -> str:
+    """Return the text of the gradient of queries.
+
+    Bindings: params, q, k, v and grad_out (8 halves an element), log_sum_exp, delta, grad_q.
+    """
+    step = (
+        *write_scores(a, "q", 0),
+        *write_scores(a, "grad_out", 1),
+        "    workgroupBarrier();",
+        *_query_weights(a),
+        "    workgroupBarrier();",
+        *add_weighted(a, 0, 0, "grad_q", a.head_dim),
+    )
+    return text_of(
+        declarations(a, ("q", "k", "v", "grad_out"), scores=2, weights=1),
+        _gradient_declarations(("grad_q",)),
+        entry_point(a, "attention_backward_q", QUERY_PLACE),
+        own_matrices(a, ("q", "grad_out")),
+        _part_of_row(a),
+        _QUERY_NUMBERS,
+        sum_variables(a, ("grad_q",), a.head_dim),
+        walk(a, ("k", "v"), KEYS, step),
+        _store_gradient(a, "grad_q", a.head_dim),
+        ("    }", "}"),
+    )
+
+
+@cache
+def attention_backward_kv_source(a: SubgroupAttention) -> str:
+    """Return the text of the gradients of keys and values.
+
+    Bindings: as those of the gradient of queries, with grad_k and grad_v in place of grad_q.
+    """
+    width = a.head_dim // a.column_sets
+    step = (
+        *write_scores(a, "k", 0),
+        *write_scores(a, "v", 1),
+        "    workgroupBarrier();",
+        *_key_weights(a),
+        "    workgroupBarrier();",
+        *add_weighted(a, 0, 1, "grad_v", width),
+        *add_weighted(a, 1, 0, "grad_k", width),
+    )
+    return text_of(
+        declarations(a, ("q", "k", "v", "grad_out"), scores=2, weights=2),
+        _gradient_declarations(("grad_k", "grad_v")),
+        (f"var<workgroup> {name}: array<vec4<f32>, {a.tile.step // 4}>;" for name in _NUMBERS),
+        entry_point(a, "attention_backward_kv", key_place(a)),
+        own_matrices(a, ("k", "v")),
+        _part_of_row(a),
+        sum_variables(a, ("grad_k", "grad_v"), width),
+        ("    for (var member = 0u; member < group_size; member++) {",),
+        ("    let other_head = head * group_size + member;",),
+        walk(a, ("q", "grad_out"), QUERIES, step, _query_numbers(a)),
+        ("    }",),
+        _store_gradient(a, "grad_k", width),
+        _store_gradient(a, "grad_v", width),
+        ("    }", "}"),
+    )
+
+
+# The forward pass
+
+
+def _forward_step(a: SubgroupAttention) -> Iterator[str]:
+    yield from write_scores(a, "q", 0)
+    yield "    workgroupBarrier();"
+    yield "    var factor = 1.0;"
+    yield "    if (local_index < ROWS) {"
+    quads = range(a.tile.step // 4)
+    for c in quads:
+        keys = f"first + {4 * c}u + FOUR <= vec4<u32>(own_first + local_index)"
+        score = f"scores_0[local_index * SCORE_STRIDE + {c}u]"
+        yield f"    let s{c} = select(vec4<f32>({LOWEST}), {score}, {keys});"
+    yield "    var four = s0;"
+    yield from (f"    four = max(four, s{c});" for c in quads[1:])
+    yield "    let top = max(max(four.x, four.y), max(four.z, four.w));"
+    yield f"    if (params.log2_scale * (top - largest) > {SLACK}) {{"
+    yield "        factor = exp2(params.log2_scale * (largest - top));"
+    yield "        largest = top;"
+    yield "        atomicStore(&grown, first + 1u);"
+    yield "    }"
+    # exp(scale * (score - largest)); the difference first, since large scores have few digits.
+    yield "    var total = vec4<f32>();"
+    for c in quads:
+        yield f"    let p{c} = exp2(params.log2_scale * (s{c} - largest));"
+        yield f"    total += p{c};"
+        if c % 2:
+            place = f"weights_0[local_index * WEIGHT_STRIDE + {c // 2}u]"
+            yield f"    {place} = halves_of(p{c - 1}, p{c});"
+    yield "    sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));"
+    yield "    }"
+    # The first step has no sums yet. Loading this also waits for all weights.
+    yield "    if (workgroupUniformLoad(&grown) == first + 1u && first > 0u) {"
+    for chunk in chunks(a, a.head_dim):
+        yield from through_scores(a, "out", chunk)
+        yield f"    for (var c = 0u; c < {chunk[1] // 4}u && local_index < ROWS; c++) {{"
+        yield "        scores_0[local_index * SCORE_STRIDE + c] *= factor;"
+        yield "    }"
+        yield "    workgroupBarrier();"
+        yield from through_scores(a, "out", chunk, back=True)
+    yield "    }"
+    yield from add_weighted(a, 0, 1, "out", a.head_dim)
+
+
+def _store_out(a: SubgroupAttention) -> Iterator[str]:
+    yield "    let row = own_first + local_index;"
+    yield "    let is_inside = local_index < ROWS && row < params.seq;"
+    yield "    let number = (sequence + row) * params.heads + head;"
+    yield "    if (is_inside) {"
+    yield "        log_sum_exp[number] = params.scale * largest + log(sum);"
+    yield "    }"
+    for first, width in chunks(a, a.head_dim):
+        yield from through_scores(a, "out", (first, width))
+        yield f"    for (var c = 0u; c < {width // HALVES}u && is_inside; c++) {{"
+        yield "        let i = local_index * SCORE_STRIDE + 2u * c;"
+        yield f"        out[number * VECTORS + {first // HALVES}u + c] ="
+        yield "            halves_of(scores_0[i] / sum, scores_0[i + 1u] / sum);"
+        yield "    }"
+        yield "    workgroupBarrier();"
+
+
+_FORWARD_DECLARATIONS = (
+    "@group(0) @binding(4) var<storage, read_write> out: array<vec4<u32>>;",
+    "@group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;",
+    "var<workgroup> grown: atomic<u32>;",
+)
+
+_PROBABILITIES = """fn probabilities(
+    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
+) -> vec4<f32> {
+    let seen = (keys <= queries) & (queries < vec4<u32>(params.seq));
+    return select(vec4<f32>(), exp2(params.log2_scale * (scores - logs)), seen);
+}"""
+
+
+# The gradients
+
+
+def _part_of_row(a: SubgroupAttention) -> Iterator[str]:
+    """Write which row of scores is a thread's, and the first four of its columns."""
+    yield f"    let part_row = local_index / {a.row_threads}u;"
+    quads = a.tile.step // 4 // a.row_threads
+    yield f"    let part_quad = local_index % {a.row_threads}u * {quads}u;"
+    yield "    let row = own_first + part_row;"
+
+
+_QUERY_NUMBERS = (
+    "    let number = (sequence + min(row, params.seq - 1u)) * params.heads + head;",
+    "    let own_log = vec4<f32>(log_sum_exp[number] / params.scale);",
+    "    let own_delta = delta[number];",
+)
+_NUMBERS = {"logs": "log_sum_exp", "deltas": "delta"}
+
+
+def _query_numbers(a: SubgroupAttention) -> Iterator[str]:
+    """Write the loads of the numbers of a step's queries."""
+    yield f"    if (local_index < {a.tile.step // 4}u) {{"
+    yield "        let queries = min(first + 4u * local_index + FOUR, vec4<u32>(params.seq - 1u));"
+    yield "        let i = (sequence + queries) * params.heads + other_head;"
+    for name, source in _NUMBERS.items():
+        four = ", ".join(f"{source}[i.{component}]" for component in "xyzw")
+        scale = " / params.scale" if name == "logs" else ""
+        yield f"        {name}[local_index] = vec4<f32>({four}){scale};"
+    yield "    }"
+
+
+def _weights_loop(
+    a: SubgroupAttention, body: Iterable[str], weights: Sequence[str]
+) -> Iterator[str]:
+    """Write the loop over a thread's scores, 8 at a time: `body` for each 4, then `weights`."""
+    yield f"    for (var n = 0u; n < {a.tile.step // HALVES // a.row_threads}u; n++) {{"
+    yield "        let quad = part_quad + 2u * n;"
+    yield from (f"        var {name}: array<vec4<f32>, 2>;" for name in weights)
+    yield "        for (var m = 0u; m < 2u; m++) {"
+    yield "            let at = first + 4u * (quad + m) + FOUR;"
+    yield "            let s = scores_0[part_row * SCORE_STRIDE + quad + m];"
+    yield "            let slope = scores_1[part_row * SCORE_STRIDE + quad + m];"
+    yield from (f"            {line}" for line in body)
+    yield "        }"
+    for index, name in enumerate(weights):
+        place = f"weights_{index}[part_row * WEIGHT_STRIDE + quad / 2u]"
+        yield f"        {place} = halves_of({name}[0], {name}[1]);"
+    yield "    }"
+
+
+def _query_weights(a: SubgroupAttention) -> Iterator[str]:
+    body = (
+        "let p = probabilities(s, own_log, at, vec4<u32>(row));",
+        "ds[m] = p * (slope - own_delta);",
+    )
+    return _weights_loop(a, body, ("ds",))
+
+
+def _key_weights(a: SubgroupAttention) -> Iterator[str]:
+    body = (
+        "p[m] = probabilities(s, logs[quad + m], vec4<u32>(row), at);",
+        "ds[m] = p[m] * (slope - deltas[quad + m]);",
+    )
+    return _weights_loop(a, body, ("p", "ds"))
+
+
+def _store_gradient(a: SubgroupAttention, name: str, width: int) -> Iterator[str]:
+    heads = "heads" if name == "grad_q" else "kv_heads"
+    factor = "" if name == "grad_v" else "params.scale * "
+    column0 = "" if width == a.head_dim else "column0 / 4u + "
+    for first, columns in chunks(a, width):
+        quads = columns // 4
+        yield from through_scores(a, name, (first, columns))
+        yield f"    for (var n = local_index; n < ROWS * {quads}u; n += THREADS) {{"
+        yield f"        let line = n / {quads}u;"
+        yield "        if (own_first + line < params.seq) {"
+        yield f"            let i = (sequence + own_first + line) * params.{heads} + head;"
+        place = f"i * {a.head_dim // 4}u + {column0}{first // 4}u + n % {quads}u"
+        value = f"scores_0[line * SCORE_STRIDE + n % {quads}u]"
+        yield f"            {name}[{place}] = {factor}{value};"
+        yield "        }"
+        yield "    }"
+        yield "    workgroupBarrier();"
+
+
+def _gradient_declarations(outputs: Sequence[str]) -> Iterator[str]:
+    yield "@group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;"
+    yield "@group(0) @binding(6) var<storage, read> delta: array<f32>;"
+    for index, name in enumerate(outputs, 7):
+        yield f"@group(0) @binding({index}) var<storage, read_write> {name}: array<vec4<f32>>;"
+    yield _PROBABILITIES

@@ -1,0 +1,188 @@
+"""Attention on matrix units: as it is where there are some, else computed by single lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.gpu import Device, load_driver
+from llmgpu.lm.ops.attention import PARAMS
+from llmgpu.lm.ops.matrix_units import attention_units
+from llmgpu.lm.ops.operations import AttentionShape
+from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
+from llmgpu.lm.ops.subgroup_attention_source import (
+    attention_backward_kv_source,
+    attention_backward_q_source,
+    attention_source,
+)
+from tests.reference.lm import attention as reference
+from tests.reference.lm.subgroup_matrices import by_first_lanes
+
+KINDS = (attention_source, attention_backward_q_source, attention_backward_kv_source)
+Array = NDArray[np.float64]
+TOLERANCE = 3e-3  # of the norm: weights are rounded to 11 bits
+ROOM = 64  # numbers after an output, which have to stay
+
+
+def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> SubgroupAttention:
+    """Two subgroups of `rows` rows each."""
+    return SubgroupAttention(AttentionTile(2 * rows, 16, rows), (8, 8, 8), lanes, head_dim)
+
+
+class Case:
+    """Inputs rounded to half precision, and what float64 makes of them."""
+
+    @np.errstate(under="ignore")
+    def __init__(self, device: Device, shape: AttentionShape, *, growing: bool = False) -> None:
+        self.device, self.shape = device, shape
+        rng = np.random.default_rng(shape.seq)
+        rows = shape.batch * shape.seq
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
+        halves = [
+            rng.standard_normal((rows, count * shape.head_dim)).astype(np.float16)
+            for count in heads
+        ]
+        if growing:  # the largest score of a row is the last one, far above those before it
+            position = np.tile(np.arange(shape.seq, dtype=np.float16), shape.batch)[:, None]
+            halves[0] = abs(halves[0])
+            halves[1] = (abs(halves[1]) * position / 8).astype(np.float16)
+        self.q, self.k, self.v, self.grad_out = (half.astype(np.float64) for half in halves)
+        self.inputs = {
+            name: device.upload(name, half)
+            for name, half in zip(("q", "k", "v", "grad_out"), halves, strict=True)
+        }
+
+    def run(
+        self, a: SubgroupAttention, source: Any, groups: int, outputs: dict[str, Any], **inputs: Any
+    ) -> list[NDArray[Any]]:
+        shape, device = self.shape, self.device
+        scales = (shape.scale, shape.scale * np.log2(np.e))
+        params = np.array([(shape.seq, shape.heads, shape.kv_heads, groups, *scales)], PARAMS)
+        buffers = {"params": device.create_uniform("params", PARAMS.itemsize)}
+        device.write(buffers["params"], params)
+        buffers |= {name: device.upload(name, array) for name, array in inputs.items()}
+        for name, like in outputs.items():
+            buffers[name] = device.upload(name, np.full(like.size + ROOM, 6e4, like.dtype))
+        text = source(a)
+        if not device.matrix_shapes:
+            text = by_first_lanes(text, a.lanes)
+        kernel = device.generated(text)
+        used = {name: each for name, each in self.inputs.items() if f" {name}: array" in text}
+        commands = device.record()
+        commands.dispatch(kernel.bind(**used, **buffers), groups)
+        device.submit(commands)
+        results = []
+        for name, like in outputs.items():
+            found = device.read(buffers[name], like.size + ROOM, like.dtype.type)
+            assert (found[like.size :] == like.dtype.type(6e4)).all()
+            results.append(found[: like.size].reshape(like.shape))
+        return results
+
+    @np.errstate(under="ignore")
+    def check_forward(self, a: SubgroupAttention) -> None:
+        shape = self.shape
+        expected, sums = reference.attention(self.q, self.k, self.v, shape)
+        outputs = {"out": expected.astype(np.float16), "log_sum_exp": sums.astype(np.float32)}
+        groups = shape.batch * shape.heads * -(-shape.seq // a.tile.rows)
+        out, found = self.run(a, attention_source, groups, outputs)
+        assert_near(out, expected)
+        np.testing.assert_allclose(found, sums, rtol=1e-5, atol=1e-4)
+
+    @np.errstate(under="ignore")
+    def check_gradients(self, a: SubgroupAttention) -> None:
+        shape = self.shape
+        out, sums = reference.attention(self.q, self.k, self.v, shape)
+        terms = (out * self.grad_out).reshape(len(out), shape.heads, -1)
+        inputs = {
+            "log_sum_exp": sums.astype(np.float32),
+            "delta": terms.sum(-1).astype(np.float32),
+        }
+        blocks = shape.batch * -(-shape.seq // a.tile.rows)
+        gradients = reference.attention_backward(self.q, self.k, self.v, self.grad_out, shape)
+        likes = [gradient.astype(np.float32) for gradient in gradients]
+        found = self.run(
+            a,
+            attention_backward_q_source,
+            blocks * shape.heads,
+            {"grad_q": likes[0]},
+            **inputs,
+        )
+        found += self.run(
+            a,
+            attention_backward_kv_source,
+            blocks * shape.kv_heads * a.column_sets,
+            {"grad_k": likes[1], "grad_v": likes[2]},
+            **inputs,
+        )
+        for actual, expected in zip(found, gradients, strict=True):
+            assert_near(actual, expected)
+
+
+def assert_near(actual: NDArray[Any], expected: Array) -> None:
+    error = actual.astype(np.float64) - expected
+    assert np.linalg.norm(error) <= TOLERANCE * np.linalg.norm(expected) + 1e-5
+    # No element is off by more than a few roundings of the largest.
+    assert abs(error).max() <= 4 * TOLERANCE * abs(expected).max() + 1e-5
+
+
+SHAPES = [
+    AttentionShape(2, 7, 2, 2, 8),
+    AttentionShape(1, 37, 4, 2, 16),
+    AttentionShape(2, 33, 3, 1, 8),
+]
+
+
+@pytest.mark.slow  # software drivers compile these for seconds
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("lanes", "rows"), [(8, 8), (16, 8), (16, 16)])
+def test_attention_by_first_lanes(
+    device: Device, shape: AttentionShape, lanes: int, rows: int
+) -> None:
+    case, a = Case(device, shape), small(shape.head_dim, lanes=lanes, rows=rows)
+    assert a.fits
+    case.check_forward(a)
+    case.check_gradients(a)
+
+
+def test_the_largest_score_grows(device: Device) -> None:
+    case = Case(device, AttentionShape(1, 70, 1, 1, 24), growing=True)
+    case.check_forward(small(24))
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
+@pytest.mark.parametrize("tile", [AttentionTile(128, 32, 32), AttentionTile(64, 32, 16)], ids=str)
+def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
+    a = SubgroupAttention(tile, (16, 16, 16), 32, head_dim)
+    assert a.fits
+    for source in KINDS:
+        load_driver("dawn").create_shader_module(null_device, source(a), "attention")
+
+
+HARDWARE = [
+    AttentionShape(2, 1, 2, 1, 64),
+    AttentionShape(3, 37, 4, 2, 16),
+    AttentionShape(1, 131, 3, 3, 32),
+    AttentionShape(2, 300, 6, 2, 64),
+    AttentionShape(1, 257, 2, 1, 96),
+    AttentionShape(2, 161, 2, 2, 128),
+]
+
+
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("shape", HARDWARE, ids=str)
+def test_matrix_units_attend_as_float64_does(
+    dawn_device: Device, shape: AttentionShape, growing: bool
+) -> None:
+    if attention_units(dawn_device, shape.head_dim, gradients=True) is None:
+        pytest.skip("Dawn's adapter has no matrix units")
+    case = Case(dawn_device, shape, growing=growing)
+    for gradients in (False, True):
+        a = attention_units(dawn_device, shape.head_dim, gradients=gradients)
+        assert a is not None
+        if gradients:
+            case.check_gradients(a)
+        else:
+            case.check_forward(a)

@@ -1,0 +1,26 @@
+// linear_few_rows_fours: a linear layer of few rows, in rows of whole vectors.
+//
+//   out = x weight^T (+ residual); products and sums are f32
+//
+// binding 0  x         read        (N, I), four an element; I is a multiple of 4
+// binding 1  weight    read        (O, I), four an element
+// binding 2  residual  read        (N, O); anything where it is not added
+// binding 3  out       read_write  (N, O)
+// binding 4  dims      uniform     N, O, I / 4, what to add
+// dispatch: one workgroup for WORKGROUP_SIZE / ROW_THREADS elements of out
+//!include lm/few_rows_fours.wgsl
+
+@group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;
+
+fn four_weights(i: u32) -> vec4<f32> {
+    return weight[i];
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn linear_few_rows_fours(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    linear_elements(flat_group(workgroup, workgroups), local_index);
+}

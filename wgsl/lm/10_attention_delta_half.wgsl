@@ -1,0 +1,33 @@
+// attention_delta_half: 10_attention_delta.wgsl of half-precision rows.
+//
+// binding 0  out       read        (N, H * D), half precision, 8 an element
+// binding 1  grad_out  read        (N, H * D), half precision, 8 an element
+// binding 2  delta     read_write  (N, H)
+// binding 3  dims      uniform     elements of delta, D / 8
+// dispatch: one thread a head of a row
+//!include lm/elements.wgsl
+
+@group(0) @binding(0) var<storage, read> out: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> grad_out: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read_write> delta: array<f32>;
+@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn attention_delta_half(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let i = flat_element(workgroup, workgroups, local_index);
+    if (i < dims.x) {
+        var sum = 0.0;
+        for (var n = 0u; n < dims.y; n++) {
+            let a = out[i * dims.y + n];
+            let b = grad_out[i * dims.y + n];
+            for (var word = 0u; word < 4u; word++) {
+                sum += dot(unpack2x16float(a[word]), unpack2x16float(b[word]));
+            }
+        }
+        delta[i] = sum;
+    }
+}

@@ -1,0 +1,30 @@
+// The nearest half-precision number (ties to even), infinite from 65520 on; NaN stays NaN. WGSL
+// leaves conversions of numbers beyond its range to the device, so the bits are put together here.
+
+const ALMOST_HALF_ULP: u32 = 0xfffu; // of a half, in the bits of a single
+const SMALLEST_NORMAL: u32 = 0x38800000u; // 2^-14
+const OVERFLOWS: u32 = 0x477ff000u; // 65520
+const INFINITE: u32 = 0x7f800000u;
+
+fn half_bits(value: f32) -> u32 {
+    let bits = bitcast<u32>(value);
+    let sign = (bits >> 16u) & 0x8000u;
+    let size = bits & 0x7fffffffu;
+    if (size >= OVERFLOWS) {
+        return sign | select(0x7c00u, 0x7e00u, size > INFINITE);
+    }
+    if (size < SMALLEST_NORMAL) {
+        // Adding 0.5 leaves the half's last bit in that of the sum, rounded.
+        return sign | (bitcast<u32>(bitcast<f32>(size) + 0.5) - 0x3f000000u);
+    }
+    let rounded = size + ALMOST_HALF_ULP + ((size >> 13u) & 1u);
+    return sign | ((rounded - 0x38000000u) >> 13u);
+}
+
+// Four of them, two a word.
+fn four_halves(values: vec4<f32>) -> vec2<u32> {
+    return vec2<u32>(
+        half_bits(values.x) | (half_bits(values.y) << 16u),
+        half_bits(values.z) | (half_bits(values.w) << 16u),
+    );
+}
