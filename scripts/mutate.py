@@ -75,6 +75,7 @@ TESTS = {
     "llmgpu/tokens/ids.py": "tokens/test_formats.py",
     "llmgpu/tokens/npy.py": "tokens/test_formats.py",
     "llmgpu/tokens/bin.py": "tokens/test_formats.py tokens/test_shards.py",
+    "llmgpu/tokens/manifest.py": "tokens/test_shards.py",
     "llmgpu/tokens/shards.py": "tokens/test_shards.py",
     "llmgpu/lm/generating/sampling.py": "lm/generating/test_sampling.py",
     "llmgpu/bpe/encoding/long_words.py": "bpe/encoding/test_long_words.py " + _ENCODING,

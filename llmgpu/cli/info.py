@@ -152,7 +152,7 @@ def _file_facts(path: str) -> dict[str, Any] | None:
         describe_bin_file(path)  # InputError for a file that is not as its side file says
         return {"kind": kind, **_without_lists(read_side_file(path))}
     if kind == MANIFEST:
-        from llmgpu.tokens.shards import describe_manifest
+        from llmgpu.tokens.manifest import describe_manifest
 
         return {"kind": kind, **_without_lists(describe_manifest(path))}
     if kind == NPY:

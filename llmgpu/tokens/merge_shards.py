@@ -15,7 +15,7 @@ from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import listed, quote
 from llmgpu.outputs import MANIFEST, Output, check_outputs
 from llmgpu.text.parts import Part
-from llmgpu.tokens.shards import (
+from llmgpu.tokens.manifest import (
     describe_manifest,
     digest,
     is_whole,

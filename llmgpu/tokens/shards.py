@@ -17,13 +17,11 @@ A document start at the border of two shards belongs to the second one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +31,31 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
-from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import quote, read_whole
+from llmgpu.files import output_errors
 from llmgpu.locks import FileLock
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import (
     BinWriter,
     bin_outputs,
-    describe_bin_file,
     index_path,
     mask_path,
     read_side_file,
     side_path,
 )
 from llmgpu.tokens.layouts import Layout, get_layout
+from llmgpu.tokens.manifest import (
+    SUMS,
+    Shard,
+    digest,
+    is_whole,
+    read_facts,
+    read_progress,
+    write_manifest,
+    write_progress,
+)
 from llmgpu.tokens.parts import spans_without
 from llmgpu.tokens.sinks import PreparedSlice, TokenSink, id_dtype, require_ids
-
-MANIFEST_FORMAT = "llmgpu-token-shards"
-PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
-VERSION = 1
-
-SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of a manifest
 
 _NO_IDS = np.empty(0, np.uint32)
 _BLOCK_IDS = 1 << 16  # counted at a time: the lengths of more do not fit in the cache
@@ -111,22 +111,6 @@ class ShardNames:
         for found in os.listdir(folder or "."):
             if temporary.fullmatch(found):
                 _remove(os.path.join(folder, found))
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A shard as manifests list it.
-
-    file: its name without the folder. count: of tokens. bytes: of text that the tokens stand for.
-    documents: how many start in it. continues: its first ids belong to the last document of the
-    previous shard.
-    """
-
-    file: str
-    count: int
-    bytes: int
-    documents: int
-    continues: bool
 
 
 @dataclass(frozen=True)
@@ -296,8 +280,7 @@ class ShardWriter(TokenSink):
         self._shards.append(shard)
         if index >= self.kept:
             # The shard is on disk before anything says that it is finished.
-            content = {"run": self._run, **_totals(self._shards)}
-            _write_json(self._names.progress, PROGRESS_FORMAT, content)
+            write_progress(self._names.progress, self._run, self._shards)
 
     def _write_manifest(self) -> None:
         facts = {
@@ -316,15 +299,6 @@ class ShardWriter(TokenSink):
         write_manifest(self._names.manifest, facts, self._shards)
 
 
-def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
-    """Write a list of shards and return what it says; facts: the rest, with places for SUMS."""
-    totals = _totals(shards)
-    totals["bytes_per_token"] = totals["bytes"] / totals["count"] if totals["count"] else None
-    content = {**facts, **totals}
-    _write_json(str(path), MANIFEST_FORMAT, content)
-    return content
-
-
 def finished_job(
     output: str | Path, vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run
 ) -> dict[str, Any] | None:
@@ -335,7 +309,7 @@ def finished_job(
     names = ShardNames(str(output))
     if os.path.lexists(names.progress) or not os.path.exists(names.manifest):
         return None
-    content, shards = _read_json(names.manifest, MANIFEST_FORMAT, "is not a list of token shards")
+    content, shards = read_facts(names.manifest)
     if content.get("run_sha256") != digest(_job_key(vocabulary, shard_tokens, layout, run)):
         return None
     whole = all(is_whole(names.shard(index), shard) for index, shard in enumerate(shards))
@@ -351,11 +325,6 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
         "vocabulary": vocabulary.fingerprint,
     }
     return own | (run or {})
-
-
-def digest(run: Run) -> str:
-    """Return the SHA-256 of a resume key."""
-    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
 
 def _part_facts(run: Run) -> dict[str, str]:
@@ -390,20 +359,6 @@ class _KeptShard(TokenSink):
         pass
 
 
-def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
-    """Return the shards that a manifest lists, in order, each with its path.
-
-    Raises InputError if it can't be read, is damaged or is something else.
-    """
-    _, shards = _read_json(path, MANIFEST_FORMAT, "is not a list of token shards")
-    return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
-
-
-def describe_manifest(path: str | Path) -> dict[str, Any]:
-    """Return what a manifest says of its shards together; InputError as `read_manifest`."""
-    return _read_json(path, MANIFEST_FORMAT, "is not a list of token shards")[0]
-
-
 def _differs(path: str) -> InputError:
     return InputError(
         f"{path} does not hold what the text gives now: the text or the file has changed; remove "
@@ -420,47 +375,6 @@ def _check_length(shard_tokens: int, layout: Layout) -> None:
         raise InputError(f"{what}: the limit of layout {layout.name} is {most}")
 
 
-def _totals(shards: list[Shard]) -> dict[str, Any]:
-    return {
-        "count": sum(shard.count for shard in shards),
-        "bytes": sum(shard.bytes for shard in shards),
-        "documents": sum(shard.documents for shard in shards),
-        "shards": [asdict(shard) for shard in shards],
-    }
-
-
-def _write_json(path: str, format: str, content: dict[str, Any]) -> None:
-    with atomic_output(path) as file:
-        whole = {"format": format, "version": VERSION, **content}
-        file.write(json.dumps(whole, indent=1).encode() + b"\n")
-
-
-def _read_json(path: str | Path, format: str, failure: str) -> tuple[dict[str, Any], list[Shard]]:
-    """Return what a manifest or a progress file holds, and its shards.
-
-    failure: the beginning of the message if it is damaged.
-    """
-    try:
-        content = json.loads(read_whole(path, "list of shards"))
-        found = content["format"], content["version"]
-        shards = [Shard(**entry) for entry in content["shards"]]
-        if not isinstance(content.get("run", {}), dict):
-            raise TypeError("its run is not an object")
-        for shard in shards:
-            if not isinstance(shard.file, str) or os.path.basename(shard.file) != shard.file:
-                raise ValueError(
-                    f"{quote(str(shard.file))} is not a file of its folder: name token files of "
-                    "other folders themselves"
-                )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} {failure} ({error})") from error
-    if found != (format, VERSION):
-        raise InputError(
-            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {VERSION}"
-        )
-    return content, shards
-
-
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     """Return the finished shards, up to the first that is not as it was left.
 
@@ -469,25 +383,12 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
     path = names.progress
     if not os.path.lexists(path):
         return []
-    content, shards = _read_json(path, PROGRESS_FORMAT, "does not say what a run has finished")
+    content, shards = read_progress(path)
     check_same_run(f"{path} is that of another run", content.get("run", {}), run)
     whole = 0
     while whole < len(shards) and is_whole(names.shard(whole), shards[whole]):
         whole += 1
     return shards[:whole]
-
-
-def is_whole(path: str, shard: Shard) -> bool:
-    """Return whether a shard and the files beside it exist and agree."""
-    try:
-        describe_bin_file(path)
-        side = read_side_file(path)
-        index = index_path(path, get_layout(str(side["layout"])))
-    except InputError:
-        return False
-    if index is not None and not os.path.isfile(index):
-        return False
-    return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
 
 
 def _remove_from(names: ShardNames, first: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from llmgpu.bpe.words.counts_file import load_counts
 from llmgpu.tokens.bin import read_side_file
-from llmgpu.tokens.shards import read_manifest
+from llmgpu.tokens.manifest import read_manifest
 from tests.cli.conftest import Run, fails, killed_before
 from tests.conftest import require_adapter
 

@@ -32,13 +32,8 @@ from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file, masked_file
 from llmgpu.tokens.conversations import CHAT_TOKENS, MaskingEncoder
-from llmgpu.tokens.shards import (
-    MANIFEST_FORMAT,
-    PROGRESS_FORMAT,
-    ShardNames,
-    ShardWriter,
-    read_manifest,
-)
+from llmgpu.tokens.manifest import MANIFEST_FORMAT, PROGRESS_FORMAT, read_manifest
+from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable
 
 SHARD_TOKENS = 1 << 24  # a killed run loses no more than one shard's work

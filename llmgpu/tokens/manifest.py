@@ -1,0 +1,140 @@
+"""Lists of token shards: the manifest of finished ones, and the progress of a job.
+
+Both are JSON with the facts of the job and an entry for each shard. They name files of their own
+folder alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from llmgpu.errors import InputError
+from llmgpu.files import atomic_output
+from llmgpu.input_files import quote, read_whole
+from llmgpu.resume_key import Run
+from llmgpu.tokens.bin import describe_bin_file, index_path, read_side_file
+from llmgpu.tokens.layouts import get_layout
+
+MANIFEST_FORMAT = "llmgpu-token-shards"
+PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
+VERSION = 1
+
+SUMS = ("count", "bytes", "documents", "bytes_per_token")  # over all shards of a manifest
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard as manifests list it.
+
+    file: its name without the folder. count: of tokens. bytes: of text that the tokens stand for.
+    documents: how many start in it. continues: its first ids belong to the last document of the
+    previous shard.
+    """
+
+    file: str
+    count: int
+    bytes: int
+    documents: int
+    continues: bool
+
+
+def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
+    """Write a list of shards and return what it says; facts: the rest, with places for SUMS."""
+    totals = _totals(shards)
+    totals["bytes_per_token"] = totals["bytes"] / totals["count"] if totals["count"] else None
+    content = {**facts, **totals}
+    _write(str(path), MANIFEST_FORMAT, content)
+    return content
+
+
+def write_progress(path: str, run: Run, shards: list[Shard]) -> None:
+    """Write what a job has finished and its resume key."""
+    _write(path, PROGRESS_FORMAT, {"run": run, **_totals(shards)})
+
+
+def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
+    """Return the shards that a manifest lists, in order, each with its path.
+
+    Raises InputError if it can't be read, is damaged or is something else.
+    """
+    _, shards = read_facts(path)
+    return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
+
+
+def describe_manifest(path: str | Path) -> dict[str, Any]:
+    """Return what a manifest says of its shards together; InputError as `read_manifest`."""
+    return read_facts(path)[0]
+
+
+def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
+    """Return what a manifest holds, and its shards; InputError as `read_manifest`."""
+    return _read(path, MANIFEST_FORMAT, "is not a list of token shards")
+
+
+def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
+    """Return what a progress file holds, and the finished shards; InputError if it is damaged."""
+    return _read(path, PROGRESS_FORMAT, "does not say what a run has finished")
+
+
+def _read(path: str | Path, format: str, failure: str) -> tuple[dict[str, Any], list[Shard]]:
+    """Return what a manifest or a progress file holds, and its shards.
+
+    failure: the beginning of the message if it is damaged.
+    """
+    try:
+        content = json.loads(read_whole(path, "list of shards"))
+        found = content["format"], content["version"]
+        shards = [Shard(**entry) for entry in content["shards"]]
+        if not isinstance(content.get("run", {}), dict):
+            raise TypeError("its run is not an object")
+        for shard in shards:
+            if not isinstance(shard.file, str) or os.path.basename(shard.file) != shard.file:
+                raise ValueError(
+                    f"{quote(str(shard.file))} is not a file in its folder: name token files of "
+                    "other folders one by one"
+                )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path} {failure} ({error})") from error
+    if found != (format, VERSION):
+        raise InputError(
+            f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {VERSION}"
+        )
+    return content, shards
+
+
+def is_whole(path: str, shard: Shard) -> bool:
+    """Return whether a shard and the files beside it exist and agree."""
+    try:
+        describe_bin_file(path)
+        side = read_side_file(path)
+        index = index_path(path, get_layout(str(side["layout"])))
+    except InputError:
+        return False
+    if index is not None and not os.path.isfile(index):
+        return False
+    return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
+
+
+def digest(run: Run) -> str:
+    """Return the SHA-256 of a resume key."""
+    return hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
+
+
+def _totals(shards: list[Shard]) -> dict[str, Any]:
+    return {
+        "count": sum(shard.count for shard in shards),
+        "bytes": sum(shard.bytes for shard in shards),
+        "documents": sum(shard.documents for shard in shards),
+        "shards": [asdict(shard) for shard in shards],
+    }
+
+
+def _write(path: str, format: str, content: dict[str, Any]) -> None:
+    with atomic_output(path) as file:
+        whole = {"format": format, "version": VERSION, **content}
+        file.write(json.dumps(whole, indent=1).encode() + b"\n")
