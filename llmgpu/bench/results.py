@@ -21,7 +21,7 @@ from llmgpu.input_files import printable, read_whole
 FORMAT = "llmgpu-bench"
 VERSION = 2
 BPE_TRAIN, TOKENIZE = "bpe-train", "tokenize"
-EMBEDDING, KERNELS, TRAIN = "embedding", "kernels", "train"
+EMBEDDING, KERNELS, TRAIN, STARTUP = "embedding", "kernels", "train", "startup"
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,14 @@ from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
     KERNELS,
+    STARTUP,
     TOKENIZE,
     TRAIN,
     Record,
     Result,
     VocabularyFacts,
 )
+from llmgpu.bench.startup import measure_startup
 from llmgpu.bench.timing import PartOptions, measure_limits
 from llmgpu.bench.tokenizers.corpus import Job, load_text, make_job
 from llmgpu.bench.tokenizers.measure import (
@@ -46,6 +48,7 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Itera
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
     TRAIN: measure_train,
+    STARTUP: measure_startup,
 }
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text for a software adapter to train on
@@ -99,7 +102,7 @@ class Benchmark:
             yield from self._text_results(make_job(self._text, folder, *sizes), progress)
         part_options = PartOptions(options.runs, options.peers, options.quick)
         parts = [part for part in MODEL_PARTS if part in options.parts]
-        for number, engine in enumerate(engines if parts else ()):
+        for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
             with suppress(DeviceError):  # no memory for it, as the parts then say
                 self.record.limits[engine.name] = measure_limits(engine.backend)

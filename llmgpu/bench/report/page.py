@@ -18,6 +18,7 @@ from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
     KERNELS,
+    STARTUP,
     TOKENIZE,
     TRAIN,
     Record,
@@ -64,6 +65,10 @@ _PARTS: dict[str, tuple[str, ...]] = {
     TRAIN: (
         "Training a language model",
         "Whole steps: forward, backward, optimizer. The losses are compared first.",
+    ),
+    STARTUP: (
+        "Starting",
+        "Whole commands with little to do, each a process of its own.",
     ),
 }
 
