@@ -106,6 +106,7 @@ class ReadAhead:
                 self._fill_in_thread()
                 self._changed.wait()
             if not self._blocks:
+                self.position = self._tell()
                 if self._failure is not None:
                     raise self._failure
                 return 0

@@ -61,7 +61,9 @@ def make_files(folder: Path, lengths: list[int]) -> tuple[list[str], list[bytes]
 def test_the_texts_are_in_order(tmp_path: Path, files_ahead: int) -> None:
     paths, texts = make_files(tmp_path, [10, 20_000, 0, 3000, 1, 12_000, 7, 7000, 5000, 30])
     for size in (100, 1 << 16):
-        assert read_documents(Corpus(paths), size) == texts
+        corpus = Corpus(paths)
+        assert read_documents(corpus, size) == texts
+        assert corpus.bytes_read == corpus.total_bytes
 
 
 def test_what_fails_is_said_in_its_turn(tmp_path: Path, files_ahead: int) -> None:
