@@ -147,17 +147,13 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
 def norm_cases(s: Sizes) -> Iterator[KernelCase]:
     """RMS norm and its gradients."""
     rows, width = s.rows, s.config.dim
-    operands, operations = "x:NC weight:C +out:NC +inverse_rms:N", rows * (4 * width + 3)
-    in_half = operands.replace("out:NC", "out:NC:h")
-    kinds: list[tuple[str, dict[str, Any]]] = [(operands, {}), (in_half, HALVES)]
-    for kind, more in kinds:
-        yield s.case(
-            "rms_norm",
-            kind,
-            operations,
-            record=lambda ops, t: ops.rms_norm(Norm(**t), 1e-5),
-            **more,
-        )
+
+    def norm(ops: Operations, t: Mapping[str, Tensor]) -> None:
+        ops.rms_norm(Norm(**t), 1e-5)
+
+    operands, operations = "x:NC weight:C +out:NC{} +inverse_rms:N", rows * (4 * width + 3)
+    yield s.case("rms_norm", operands.format(""), operations, record=norm)
+    yield s.case("rms_norm", operands.format(":h"), operations, record=norm, **HALVES)
 
     def given() -> dict[str, Array]:
         x = s.normal(rows, width)
@@ -237,11 +233,10 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         rotation = Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
         ops.rotary(t["x"], rotation, t.get("out"))
 
-    operations = 3 * s.rows * config.dim
-    operands = "cosines sines positions"
-    yield s.case("rotary", f"*x:NC {operands}", operations, angles, sizes=sizes, record=rotate)
+    operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
+    yield s.case("rotary", f"*x:NC {tables}", operations, angles, sizes=sizes, record=rotate)
     if config.head_dim % 8 == 0:
-        operands = f"x:NC {operands} +out:NC:h"
+        operands = f"x:NC {tables} +out:NC:h"
         yield s.case("rotary", operands, operations, angles, sizes=sizes, record=rotate, **HALVES)
     yield s.case(
         "attention",
@@ -287,10 +282,9 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     size = s.rows * s.config.ffn_dim
     yield s.case("swiglu", "gate:NF up:NF +out:NF", 5 * size)
     yield s.case("swiglu", "gate:NF up:NF +out:NF:h", 5 * size, **HALVES)
-    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF +grad_up:NF"
-    yield s.case("swiglu_backward", operands, 11 * size)
-    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF:h +grad_up:NF:h"
-    yield s.case("swiglu_backward", operands, 11 * size, **HALVES)
+    operands = "gate:NF up:NF grad_out:NF +grad_gate:NF{0} +grad_up:NF{0}"
+    yield s.case("swiglu_backward", operands.format(""), 11 * size)
+    yield s.case("swiglu_backward", operands.format(":h"), 11 * size, **HALVES)
     yield s.case("gelu", "x:NF +out:NF", 9 * size)
     yield s.case("gelu_backward", "x:NF grad_out:NF +grad_x:NF", 19 * size)
     rows, width = s.rows, s.vocabulary
@@ -298,24 +292,18 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
 
     def find_losses(ops: Operations, t: Mapping[str, Tensor]) -> None:
         losses = Losses(t["losses"], t["smoothing"], t["z_losses"])
-        ops.cross_entropy(
-            t["logits"], t["targets"], losses, t["params"], gradient=t.get("gradient")
-        )
+        inputs, gradient = (t["logits"], t["targets"], losses, t["params"]), t.get("gradient")
+        ops.cross_entropy(*inputs, gradient=gradient)
 
+    given = {"targets": s.tokens(), "params": params}
+    shared: dict[str, Any] = {"uniforms": ("params",), "record": find_losses}
     # Gradients take the place of the logits, or go elsewhere.
     parts = "targets +losses:N +smoothing:N +z_losses:N params"
-    in_half = f"logits:NV {parts} +gradient:NV:h"
-    kinds: list[tuple[str, dict[str, Any]]] = [(f"*logits:NV {parts}", {}), (in_half, HALVES)]
-    for operands, more in kinds:
-        yield s.case(
-            "cross_entropy",
-            operands,
-            7 * rows * width,
-            lambda: {"targets": s.tokens(), "params": params},
-            uniforms=("params",),
-            record=find_losses,
-            **more,
-        )
+    for operands, more in (
+        (f"*logits:NV {parts}", shared),
+        (f"logits:NV {parts} +gradient:NV:h", shared | HALVES),
+    ):
+        yield s.case("cross_entropy", operands, 7 * rows * width, lambda: given, **more)
     losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
     yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
