@@ -18,12 +18,28 @@ from typing import Any
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 from llmgpu.text.chat import Parts
 from llmgpu.text.streams import Package
 
 JINJA = Package("jinja2", "chat")
 
+DATE = "SOURCE_DATE_EPOCH"
+
 _PROGRAM = Path(__file__).with_name("chat_worker.py")
+
+
+def chosen_time() -> int | None:
+    """Return the second that templates take for now, if the environment names one.
+
+    Raises InputError if it names something else.
+    """
+    text = os.environ.get(DATE)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 11):
+        raise InputError(f"{DATE} is {quote(text)}, not a number of seconds since 1970")
+    return int(text)
 
 
 class TemplateRenderer(Closing):
@@ -32,7 +48,8 @@ class TemplateRenderer(Closing):
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         """Compile a template in a new process.
 
-        tokens: what it calls special tokens, and their texts.
+        tokens: what it calls special tokens, and their texts. What it takes for now is the second
+        that SOURCE_DATE_EPOCH names.
 
         Raises InputError for a template that is wrong, and without the package for it.
         """
@@ -45,7 +62,8 @@ class TemplateRenderer(Closing):
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
-            self._ask({"source": source, "tokens": dict(tokens)}, "the chat template")
+            request = {"source": source, "tokens": dict(tokens), "time": chosen_time()}
+            self._ask(request, "the chat template")
         except BaseException:
             self.close()
             raise
@@ -69,6 +87,9 @@ class TemplateRenderer(Closing):
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             line = json.dumps(request, ensure_ascii=False) + "\n"
+        except RecursionError:
+            raise InputError(f"{what} can't be given what is nested this deep") from None
+        try:
             self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
             self._process.stdin.flush()
         except BrokenPipeError:
@@ -78,7 +99,9 @@ class TemplateRenderer(Closing):
             raise InputError(f"{what} {self._describe_end()}")
         answer: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
         if "error" in answer:
-            raise InputError(f"{what} fails: {answer['error']}")
+            dated = "'strftime_now' is undefined" in answer["error"]
+            hint = f": set {DATE} to the second that it should take for now" if dated else ""
+            raise InputError(f"{what} fails: {answer['error']}{hint}")
         return answer
 
     def _describe_end(self) -> str:

@@ -1,12 +1,13 @@
 """Renders a chat template of others: a program in a process of its own, which has limits.
 
-It reads lines of JSON and answers each with one: first ``{"source": ..., "tokens": ...}``, the
-template and the special tokens that it names, with ``{}``; then
+It reads lines of JSON and answers each with one: first ``{"source", "tokens", "time"}``, the
+template, the special tokens that it names and the second that it takes for now (or null), with
+``{}``; then
 ``{"messages": [...], "tools": ...}`` with ``{"text": ..., "spans": [[begin, end], ...]}``, where
 the spans are what the assistant wrote, in characters. What goes wrong is ``{"error": ...}``.
 
 - A template sees what transformers shows it: the same functions and filters in Jinja's sandbox. It
-  is not told the date, because ids would depend on it.
+  is not told the date of today, because ids would depend on it.
 - What the assistant wrote is in its ``{% generation %}`` blocks. A template that has none is
   rendered with fewer messages: what an assistant's message adds to a text that asks for it is its
   own.
@@ -20,6 +21,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import jinja2
@@ -66,7 +68,7 @@ class GenerationBlocks(jinja2.ext.Extension):
 class Template:
     """A template, compiled."""
 
-    def __init__(self, source: str, tokens: dict[str, str]) -> None:
+    def __init__(self, source: str, tokens: dict[str, str], time: int | None) -> None:
         """Compile it; an exception of Jinja's for one that is wrong."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -75,6 +77,9 @@ class Template:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
+        if time is not None:
+            now = datetime.fromtimestamp(time, UTC)
+            environment.globals["strftime_now"] = now.strftime
         self._tokens = tokens
         self._blocks: Any = environment.extensions[GenerationBlocks.identifier]
         self._template = environment.from_string(source)
@@ -117,6 +122,8 @@ class Template:
                 continue
             before = self._render(messages[:index], tools, prompt=True)
             after = self._render(messages[: index + 1], tools)
+            if not text.startswith(after):  # some end a conversation with one more token
+                after = after.removesuffix(self._tokens.get("eos_token", ""))
             if not (text.startswith(after) and after.startswith(before)):
                 _raise(
                     f"it renders message {index + 1} otherwise when others follow, so that what "
@@ -170,7 +177,7 @@ def _answer(request: dict[str, Any], template: Template | None) -> tuple[Any, Te
         if version < LEAST_JINJA:
             needed = ".".join(map(str, LEAST_JINJA))
             _raise(f"jinja2 {jinja2.__version__} is too old: {needed} or newer is needed")
-        return {}, Template(request["source"], request["tokens"])
+        return {}, Template(request["source"], request["tokens"], request["time"])
     return template.render(request["messages"], request["tools"]), template
 
 

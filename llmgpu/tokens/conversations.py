@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.encoding.special_encoding import ALL, SpecialOptions
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, VocabularyError
@@ -51,9 +50,14 @@ class Conversations(Closing):
                 f"{' and '.join(PLAIN_TOKENS)} of the plain one: give --chat-template"
             )
         self._source = "" if chat is None else chat.source
-        facts = None if chat is None else [chat.source, sorted(chat.tokens.items())]
+        self._renderer: Renderer = PlainRenderer()
+        facts: list[object] = []
+        if chat is not None:
+            from llmgpu.text import chat_template  # starting processes takes time to load
+
+            facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]
+            self._renderer = chat_template.TemplateRenderer(chat.source, chat.tokens)
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        self._renderer: Renderer = PlainRenderer() if chat is None else _open_renderer(chat)
         late = {vocabulary.tokens[number].decode() for number in vocabulary.normalized_tokens}
         early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
@@ -131,12 +135,6 @@ class Conversations(Closing):
             found.append((whole[done : max(done, place)], is_reply))
             done = max(done, place)
         return found
-
-
-def _open_renderer(chat: ChatTemplate) -> Renderer:
-    from llmgpu.text.chat_template import TemplateRenderer  # starting processes takes time to load
-
-    return TemplateRenderer(chat.source, chat.tokens)
 
 
 def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> Parts:

@@ -147,6 +147,35 @@ def test_templates_that_never_end(source: str) -> None:
         renderer.render(MESSAGES, None, "line 1")
 
 
+def test_a_token_at_the_very_end_is_no_reply() -> None:
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}"
+    )
+    parts = render(source, eos_token="<|endoftext|>")
+    assert replies(parts) == ["b<|end|>", "d\u00e9\U0001f600<|end|><|endoftext|>"]
+
+
+def test_the_date_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ strftime_now('%Y-%m-%d') }}{% generation %}{% endgeneration %}"
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    with pytest.raises(InputError, match="'strftime_now' is undefined: set SOURCE_DATE_EPOCH"):
+        render(source)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert render(source) == [("2023-11-14", False)]
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
+    with pytest.raises(InputError, match="SOURCE_DATE_EPOCH is 'today', not a number of seconds"):
+        render(source)
+
+
+def test_what_is_nested_too_deep() -> None:
+    nested: Any = []
+    for _ in range(3_000):
+        nested = [nested]
+    with pytest.raises(InputError, match=r"line 1: the chat template .* nested this deep"):
+        render("", [{"role": "user", "content": nested}])
+
+
 def test_lone_surrogates_pass() -> None:
     parts = render("{{ messages[0].content }}", [{"role": "user", "content": "\ud800\udcff"}])
     assert parts == [("\ud800\udcff", False)]
