@@ -49,6 +49,9 @@ class Conversations(Closing):
                 "the vocabulary has no chat template, nor the special tokens "
                 f"{' and '.join(PLAIN_TOKENS)} of the plain one: give --chat-template"
             )
+        if vocabulary.normalizer not in (None, NFC):
+            name = get_normalizer(str(vocabulary.normalizer)).name
+            raise VocabularyError(f"conversations can't be normalized by {name}, only by {NFC}")
         self._source = "" if chat is None else chat.source
         self._renderer: Renderer = PlainRenderer()
         facts: list[object] = []
@@ -61,9 +64,6 @@ class Conversations(Closing):
         late = {vocabulary.tokens[number].decode() for number in vocabulary.normalized_tokens}
         early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
-        if vocabulary.normalizer not in (None, NFC):
-            name = get_normalizer(str(vocabulary.normalizer)).name
-            raise VocabularyError(f"conversations can't be normalized by {name}, only by {NFC}")
         self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = 0
         self._spans: list[tuple[int, int]] = []  # of bytes that the assistant wrote, not asked for
@@ -91,9 +91,8 @@ class Conversations(Closing):
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which ids have bytes that the assistant wrote; see `llmgpu.text.chat.Chat`."""
         spans = np.array(self._spans, np.int64).reshape(-1, 2)
-        last = (
-            np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
-        )  # that begins before its end
+        # The last span that begins before an id ends is the only one that may reach into it.
+        last = np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
         mask = (last >= 0) & (spans[last, 1] > edges[:-1]) if len(spans) else last >= 0
         done = int(np.searchsorted(spans[:, 1], edges[-1], side="right"))
         del self._spans[:done]

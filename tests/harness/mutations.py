@@ -96,6 +96,7 @@ def _targets() -> list[Target]:
     for name in ("c.jsonl", "c.parquet", "c.txt.gz", "c.txt.bz2", "c.txt.xz", "c.txt.zst"):
         found.append(Target(f"in/{name}", ("tokenize", f"in/{name}", *V, "-o", "out/ids")))
         found.append(Target(f"in/{name}", ("bpe-train", f"in/{name}", "-o", "out/v.bin", *CPU)))
+    found += _conversations()
     compare = ("compare-vocabs", "in/v.bin", "in/t.json", "--on", "in/corpus.txt", *CPU)
     return [
         *found,
@@ -106,6 +107,20 @@ def _targets() -> list[Target]:
         Target("in/counts", ("info", "in/counts")),
         Target("in/counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
         Target("in/ids.bin", ("info", "in/ids.bin", "--json")),
+    ]
+
+
+def _conversations() -> list[Target]:
+    read = ("tokenize", "in/chat.jsonl", "--chat", "--vocab", "in/chat/v.bin", *CPU)
+    trained = ("train", "in/chat.bin", "--vocab", "in/chat/v.bin", *MODEL, "--steps", "1")
+    return [
+        *(
+            Target(f"in/{name}", (*read, "-o", "out/i.bin"))
+            for name in ("chat.jsonl", "chat/v.bin")
+        ),
+        Target("in/t.jinja", (*read, "--chat-template", "in/t.jinja", "-o", "out/i.bin")),
+        Target("in/chat/tokenizer_config.json", ("import", "in/chat", "-o", "out/v.bin")),
+        *(Target(f"in/chat.bin{end}", (*trained, "-o", "out/m")) for end in (".json", ".mask.npy")),
     ]
 
 
@@ -300,6 +315,7 @@ def _forger(name: str) -> Forger | None:
         "merges": _forge_merges,
         "log.jsonl": _forge_lines,
         "c.jsonl": _forge_lines,
+        "chat.jsonl": _forge_lines,
         "ids.jsonl": _forge_lines,
     }
     if name in special:

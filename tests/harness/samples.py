@@ -67,6 +67,7 @@ def make_samples(folder: Path) -> None:
     ):
         (inputs / "gpt2").mkdir(exist_ok=True)
         _run(folder, "export", "in/v.bin", "--to", name, "-o", f"in/{output}", "--quiet")
+    _make_chat(folder)
     (inputs / "tekken.json").write_text(json.dumps(tekken_content()))
     (inputs / "run.toml").write_text(OPTIONS_FILE)
     options = ("--quick", "--limit", "4KB", "--vocab-size", "260", "--runs", "1", "--no-peers")
@@ -84,6 +85,21 @@ def make_samples(folder: Path) -> None:
 def _run(folder: Path, *arguments: str) -> None:
     done = run_here(folder, arguments, b"")
     assert done.returncode == 0, done.stderr
+
+
+def _make_chat(folder: Path) -> None:
+    """Make conversations, a vocabulary with a template, and a token file with a mask."""
+    (folder / "in" / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}"
+        "{% if not loop.last %}, {% endif %}{{ eos_token }}{% endfor %}"
+    )
+    line = {"messages": [{"role": role, "content": "the cat"} for role in ("user", "assistant")]}
+    (folder / "in" / "chat.jsonl").write_text(20 * (json.dumps(line) + "\n"))
+    template = ("--chat-template", "in/t.jinja")
+    _run(folder, "export", "in/v.bin", "--to", "huggingface", "-o", "in/chat/", *template)
+    _run(folder, "import", "in/chat", "-o", "in/chat/v.bin", "--quiet")
+    chat = ("tokenize", "in/chat.jsonl", "--chat", "--vocab", "in/chat/v.bin", "--device", "cpu")
+    _run(folder, *chat, "-o", "in/chat.bin")
 
 
 def _make_corpora(inputs: Path, text: str) -> None:

@@ -164,6 +164,11 @@ def test_a_special_token_that_normalizing_would_make_is_refused(tmp_path: Path) 
         encode(vocabulary, path)
 
 
+def test_other_normalizers_are_refused() -> None:
+    with pytest.raises(VocabularyError, match="can't be normalized by Lowercase, only by NFC"):
+        Conversations(trained('[{"type":"Lowercase"}]'))
+
+
 def test_without_a_template() -> None:
     vocabulary = dataclasses.replace(trained(), special_tokens={})
     with pytest.raises(VocabularyError, match=r"no chat template, nor .*give --chat-template"):
