@@ -35,6 +35,7 @@ MAX_BYTES = {
 _LONG_TEXT = ("description of a run", "list of shards", "side file", "training log")
 
 _HEAD_BYTES = 64
+_BLOCK_BYTES = 1 << 20
 _SHOWN = 60  # characters of a text in a message
 _LISTED = 3  # texts in a note
 
@@ -111,9 +112,13 @@ def read_whole(
                 check_head(head)
             if kind in _LONG_TEXT and b"\0" in head:
                 raise OSError(errno.EINVAL, f"a {kind} is text, and this has zero bytes")
-            data = head + stream.read(most + 1 - len(head))
-            if len(data) <= most:
-                return data
+            blocks, left = [head], most + 1 - len(head)
+            # One read of `left` bytes would take memory for all of them.
+            while left and (block := stream.read(min(left, _BLOCK_BYTES))):
+                blocks.append(block)
+                left -= len(block)
+            if left:
+                return b"".join(blocks)
     raise OSError(errno.EFBIG, f"longer than {most >> 20} MiB: no {kind} is")
 
 

@@ -136,11 +136,13 @@ def main() -> None:
         say_interrupted()
         code = code_of(error)
     except MemoryError:
-        code = _fail("error: out of memory; use less text (--limit)", 1)
+        code = _fail("error: out of memory; use less text (--limit) or raise `ulimit -v`", 1)
     except RuntimeError as error:
         if debug or "new thread" not in str(error):
             raise
-        code = _fail("error: can't start another thread; use fewer --threads", 1)
+        code = _fail(
+            "error: can't start another thread; use fewer (--threads) or raise `ulimit`", 1
+        )
     _close_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,56 @@ def test_bytes_that_are_no_text_are_wrong_usage(
     llmgpu: Run, vocab: Path, arguments: tuple[str, ...]
 ) -> None:
     fails(llmgpu(*arguments), 2, "is not valid UTF-8")
+
+
+def in_little_memory(
+    folder: Path, megabytes: int, arguments: tuple[str, ...]
+) -> subprocess.CompletedProcess[bytes]:
+    limit = f"ulimit -v {megabytes << 10} && exec {shlex.join((*COMMAND, *arguments))}"
+    # A stack and a heap for each thread of OpenBLAS count, too.
+    child = environment() | {"OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(
+        ["sh", "-c", limit], cwd=folder, env=child, capture_output=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("info", "v.bin"), ("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", "o.bin")]
+)
+def test_small_files_are_read_in_little_address_space(
+    vocab: Path, arguments: tuple[str, ...]
+) -> None:
+    done = in_little_memory(vocab.parent, 700, arguments)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [250, 400, 600])
+def test_too_little_address_space_is_an_error_in_one_line(vocab: Path, megabytes: int) -> None:
+    folder = vocab.parent
+    with_vocabulary = ("corpus.txt", "--vocab", "v.bin")
+    for arguments in (
+        ("info", "v.bin"),
+        ("bpe-train", "corpus.txt", "-o", "out", "--vocab-size", "400"),
+        ("count", *with_vocabulary),
+        ("tokenize", *with_vocabulary, "-o", "out.bin"),
+        ("tokenize", *with_vocabulary, "-o", "out.npy"),
+        ("export", "v.bin", "--to", "huggingface", "-o", "tokenizer"),
+        ("export", "v.bin", "--to", "tiktoken", "-o", "out.tiktoken"),
+        ("import", "tokenizer/tokenizer.json", "-o", "out"),
+        ("compare-vocabs", "v.bin", "v.bin"),
+    ):
+        before = set(folder.iterdir())
+        done = in_little_memory(folder, megabytes, arguments)
+        made = set(folder.iterdir()) - before
+        assert done.returncode in (0, 1), (arguments, done.stderr)
+        assert b"Traceback" not in done.stderr, (arguments, done.stderr)
+        if done.returncode:
+            [error] = [line for line in done.stderr.splitlines() if b"error" in line]
+            assert error.startswith(b"error: ") and len(error) < 200
+            assert not made, (arguments, made)
+        for path in made - {folder / "tokenizer"}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @pytest.mark.parametrize(

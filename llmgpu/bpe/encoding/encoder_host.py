@@ -269,7 +269,18 @@ class Workers:
         return task
 
     def _start_more(self) -> None:
-        """Start another thread, and the helper if it is time."""
+        """Start another thread, and the helper if it is time.
+
+        Where there is no memory for another, those that there are do the work: this is called in
+        one of them, which an error would end, with the slice that it has just taken.
+        """
+        try:
+            self._try_to_start_more()
+        except (MemoryError, RuntimeError):  # RuntimeError: the system has no thread
+            self._most_threads = len(self._threads)
+            self._helper = None
+
+    def _try_to_start_more(self) -> None:
         if len(self._threads) < self._most_threads:
             self._start_thread()
         if self._helper is not None and self._read_bytes >= self._helper_from:

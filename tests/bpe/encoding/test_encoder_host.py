@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding import encoder
+from llmgpu.bpe.encoding import encoder, encoder_host
 from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -115,3 +116,26 @@ def test_an_interrupt_while_a_thread_starts_is_raised_as_such(
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(HOST_ENCODERS[0](VOCABULARY, 64, 2).encode(corpus_from_bytes(b"letters " * 20)))
+
+
+@host_encoders
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_the_threads_that_there_are_encode_where_no_more_can_start(
+    host_encoder: Callable[..., HostEncoder], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(encoder_host._Memory):
+        def __init__(self, slice_bytes: int) -> None:
+            if threading.current_thread().name == "llmgpu-encode":
+                raise error
+            super().__init__(slice_bytes)
+
+    monkeypatch.setattr(encoder_host, "_Memory", Short)
+    text, found = b" letters" * 1000, queue.SimpleQueue[int]()
+
+    def encode() -> None:
+        pieces = host_encoder(VOCABULARY, 64, 4).encode(corpus_from_bytes([text]))
+        found.put(sum(len(piece.ids) for piece in pieces))
+
+    # In a thread, since it is waiting for ever that this test is about.
+    threading.Thread(target=encode, daemon=True).start()
+    assert found.get(timeout=60) == len(text)

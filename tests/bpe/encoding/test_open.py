@@ -10,7 +10,9 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.plain.greedy_gpu import STEPS_PER_BYTE
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
+from llmgpu.errors import CapacityError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.text.test_nfc import CHARACTERS, normalize
@@ -74,3 +76,21 @@ def test_special_tokens_come_before_normalizing(peer: Tokenizer, imported: Vocab
     ids = [piece.ids for piece in plain.encode(corpus_from_bytes([d.encode() for d in documents]))]
     expected = [token for document in documents for token in peer.encode(document).ids]
     assert np.concatenate(ids).tolist() == expected
+
+
+def test_greedy_on_a_device_that_joined_falls_back_to_the_cpu(
+    device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    longest = 1 << 14
+    if device.max_loop_iterations >= STEPS_PER_BYTE * longest:
+        pytest.skip("this device matches tokens of any length that a test can have")
+    merges = [[97, 97, 256], *([255 + k, 255 + k, 256 + k] for k in range(1, 14))]
+    whole = extend_vocabulary(byte_vocabulary("none", "hf"), merges, special_tokens=[], training={})
+    vocabulary = whole.with_match("greedy")
+    with pytest.raises(CapacityError, match=f"longest token has {longest} bytes"):
+        open_encoder(vocabulary, Backend(device, "a device"))
+    joins = Backend(None, "the CPU", joining=lambda: Backend(device, "a device"))
+    text = b"b" + b"a" * (longest + 3)
+    [piece] = open_encoder(vocabulary, joins).encode(corpus_from_bytes([text]))
+    assert piece.ids.tolist() == [98, 269, 256, 97]
+    assert "longest token" in caplog.text and "; the CPU does it" in caplog.text
