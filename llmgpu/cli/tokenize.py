@@ -39,7 +39,7 @@ from llmgpu.cli.parts import PartJob
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
-from llmgpu.outputs import TEXT, Output, check_outputs
+from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
@@ -55,6 +55,7 @@ from llmgpu.tokens.formats import (
     read_tokens,
     recognize_format,
 )
+from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.parts import (
     FirstTokens,
     ShuffledSink,
@@ -157,10 +158,10 @@ def tokenize(
         report.line(READING_INPUT)
     sources = files or ("-",)
     found = Sources([], 0) if decode else resolve_sources(sources)
-    ids = [(name, format_name or recognize_format(name)) for name in sources] if decode else []
+    ids = _files_of_ids(sources, format_name) if decode else []
     vocabulary_files = find_vocabulary(vocab)
     if not count:
-        read = _read_for(ids) if decode else [source.path for source in found.files]
+        read = [*sources, *_read_for(ids)] if decode else [source.path for source in found.files]
         named = filter(None, [chat_template])
         _check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
     options = make_corpus_options(line_documents=line_documents, **reading)
@@ -224,6 +225,15 @@ def _style(output: str) -> Style:
         return "colours" if output == STANDARD_OUTPUT else "lines"
     is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
     return "borders" if is_shown else "lines"
+
+
+def _files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
+    """Return files of ids and their formats; a manifest stands for its shards."""
+    found: list[str] = []
+    for name in names:
+        is_manifest = format in (None, "bin") and kind_of(name) == MANIFEST
+        found += [path for path, _ in read_manifest(name)] if is_manifest else [name]
+    return [(name, format or recognize_format(name)) for name in found]
 
 
 def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:

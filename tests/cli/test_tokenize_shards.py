@@ -74,6 +74,9 @@ def test_a_killed_run_is_resumed(
     names = [f"made/{shard['file']}" for shard in manifest["shards"]]
     back = llmgpu("tokenize", *names, *OPTIONS[:4], "--decode")
     assert back.stdout == corpus.read_bytes() + long_text.read_bytes()
+    assert llmgpu("tokenize", "made/out.json", *OPTIONS[:4], "--decode").stdout == back.stdout
+    onto = llmgpu("tokenize", "made/out.json", *OPTIONS[:4], "--decode", "-o", "made/out.json")
+    fails(onto, 1, "made/out.json is an input")
 
 
 def test_a_run_of_something_else_is_refused(llmgpu: Run, vocab: Path, long_text: Path) -> None:

@@ -130,7 +130,9 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
         return VocabularyFiles(str(path / _TEKKEN), "tekken")
     if (path / _VOCAB).exists():
         return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
-    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}")
+    checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))
+    hint = f": name a checkpoint, such as {checkpoints[-1].parent}" if checkpoints else ""
+    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}{hint}")
 
 
 def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:
