@@ -169,7 +169,8 @@ class GpuRecorder(Operations):
         self._append_kernel(lambda: self.device.generated(text), groups, bindings)
 
     def prepare(self, program: Program) -> None:
-        self._prepared = (program, self._commands_of(program))
+        if not self.device.timing:  # timed commands are submitted part by part as they are recorded
+            self._prepared = (program, self._commands_of(program))
 
     def through_single(self, outs: Mapping[str, Tensor], record: Callable[..., None]) -> None:
         """Record what writes float32 tensors, by name; half precision by way of scratch memory."""

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
+from llmgpu.gpu.commands import MAX_TIMED
 from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.tensor import Tensor
 from tests.conftest import require_adapter
 from tests.lm.ops.checking import run, tensor_of
 from tests.reference.lm.cast import nearest_half
@@ -143,3 +145,37 @@ def test_devices_without_half_precision_say_so(portable_device: Device) -> None:
         run(operations, lambda: operations.cast_f32_to_f16(single, half))
     with pytest.raises(DeviceError, match=message):
         run(operations, lambda: operations.cast_f16_to_f32(half, single))
+
+
+def zeros_of(operations: Operations, steps: int) -> tuple[Tensor, Program]:
+    """Return a tensor and a program that fills it with zeros `steps` times."""
+    tensor = tensor_of(operations, "ones", np.ones(4, np.float32))
+    with operations.record("zeros") as program:
+        for _ in range(steps):
+            operations.fill_zero(tensor)
+    return tensor, program
+
+
+def test_a_prepared_program_runs_once_and_another_in_its_place(operations: Operations) -> None:
+    (tensor, program), (other, second) = (zeros_of(operations, 1) for _ in range(2))
+    operations.prepare(program)
+    operations.write(tensor, np.full(4, 2.0))  # written after it was prepared, before it runs
+    operations.run(second)
+    assert (operations.read(tensor) == 2).all() and not operations.read(other).any()
+    for _ in range(2):
+        operations.prepare(program)
+        operations.run(program)
+        assert not operations.read(tensor).any()
+        operations.write(tensor, np.ones(4))
+
+
+def test_nothing_of_a_prepared_program_runs_before_it_where_kernels_are_timed() -> None:
+    require_adapter()
+    device = Device()
+    operations = open_operations(device)
+    device.timing = True
+    tensor, program = zeros_of(operations, MAX_TIMED + 1)
+    operations.prepare(program)
+    assert operations.read(tensor).all()
+    operations.run(program)
+    assert not operations.read(tensor).any()
