@@ -58,7 +58,8 @@ _PRETOKENS = (
 TESTS = {
     "llmgpu/bpe/words/number_words.py": "bpe/words/test_number_words.py",
     "llmgpu/bpe/words/spilling.py": "bpe/words/test_spilling.py bpe/words/test_count_host.py",
-    "llmgpu/bpe/words/counts_file.py": "bpe/words/test_counts_file.py",
+    "llmgpu/bpe/words/counts_file.py": "bpe/words/test_counts_file.py "
+    "bpe/words/test_merge_counts.py",
     "llmgpu/bpe/encoding/pair_ranks.py": "bpe/encoding/test_pair_ranks.py "
     "bpe/encoding/test_matching.py",
     "llmgpu/bpe/encoding/matching.py": "bpe/encoding/test_matching.py "
@@ -74,9 +75,17 @@ TESTS = {
     "llmgpu/bpe/vocabulary/recovery.py": "bpe/vocabulary/test_recovery.py",
     "llmgpu/tokens/ids.py": "tokens/test_formats.py",
     "llmgpu/tokens/npy.py": "tokens/test_formats.py",
-    "llmgpu/tokens/bin.py": "tokens/test_formats.py tokens/test_shards.py",
+    "llmgpu/tokens/bin.py": "tokens/test_bin.py tokens/test_formats.py tokens/test_shards.py",
     "llmgpu/tokens/manifest.py": "tokens/test_shards.py",
     "llmgpu/tokens/shards.py": "tokens/test_shards.py",
+    "llmgpu/tokens/layouts.py": "tokens/test_layouts.py tokens/test_shards.py",
+    "llmgpu/tokens/megatron.py": "tokens/test_layouts.py tokens/test_shards.py",
+    "llmgpu/tokens/counting.py": "tokens/test_counting.py cli/test_count.py",
+    "llmgpu/text/remote.py": "text/test_remote.py",
+    "llmgpu/bpe/interchange/tekken.py": "bpe/interchange/test_tekken.py",
+    "llmgpu/bpe/interchange/gguf.py": "bpe/interchange/test_gguf.py",
+    "llmgpu/bpe/encoding/encoder_shared.py": "bpe/encoding/test_encoder_shared.py",
+    "llmgpu/bpe/training/scanned_words.py": "bpe/training/test_scanned_words.py",
     "llmgpu/lm/generating/sampling.py": "lm/generating/test_sampling.py",
     "llmgpu/bpe/encoding/long_words.py": "bpe/encoding/test_long_words.py " + _ENCODING,
     "llmgpu/bpe/encoding/special_encoding.py": "bpe/encoding/test_special_encoding.py",
@@ -97,7 +106,9 @@ TESTS = {
     "llmgpu/cpu/shared_words.c": "cpu/test_shared_words.py " + _ENCODING,
     "llmgpu/cpu/words.c": "bpe/words/test_count_host.py " + _ENCODING,
     "llmgpu/cpu/encode.c": _ENCODING + " bpe/encoding/test_special_encoding.py",
-    "llmgpu/cpu/matching.c": _ENCODING + " bpe/encoding/test_matching.py",
+    "llmgpu/cpu/matching.c": "bpe/encoding/test_pair_ranks.py "
+    + _ENCODING
+    + " bpe/encoding/test_matching.py",
 }
 KERNEL_TESTS = {
     "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",

@@ -32,12 +32,19 @@ RULES: dict[str, list[str]] = {
         # of random vocabularies, none of them other. That is no proof, so the code has stages.
         r"^if \(right == NO_ID\) \| \d+: == -> !=",
         r"^made\[pair->result\] = ",
+        r"^if \(scratch->stages == STAGES\) \{",
+        r"^return id >= rank && has_parts\(.*: && -> \|\|$",
+        # From an earlier token on: the same answer, later.
+        r"^last = window\.first \+ window\.tokens\[cut - 1\]\.begin; .*-> ;$",
     ],
     "llmgpu/cpu/matching.c": [
         # Bytes that are kept together although no token needs it, and a look at the padding.
         r"^for \(int64_t k = 1; k < length; k\+\+\) \{ \| \d+: < -> <=",
+        # A slot that is free has no result, either.
+        r"^while \(table\[4 \* \(size_t\)at \+ 2\] != empty\) \| \d+: 2 -> 3$",
     ],
     "llmgpu/cpu/merging.c": [
+        r"^room \+= room / 8 > POOL_SPARE",  # time alone: how much more room
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
@@ -51,11 +58,24 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/cpu/words.c": [
         r"^madvise\(",  # advice
+        r"^return 0; \| 7: 0 -> 1$",  # the sources of a library that no build of llmgpu makes
         r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: \+ -> -",  # in either direction
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
         r"^closed = final or bool",  # the end of the text ends the last document anyway
+    ],
+    "llmgpu/bpe/encoding/special_search.py": [
+        r"len\(text\) > len\(rest\) and .*: len\(text\) > len\(rest\) -> ",  # waits once more
+    ],
+    "llmgpu/bpe/interchange/tiktoken.py": [
+        r"json\.dumps\(side, indent=1\).*: 1 -> 2$",  # white space
+    ],
+    "llmgpu/bpe/words/count_host.py": [
+        r"^if 4 \* self\._slices > 5 \* self\.measured\[2\]: ",  # how often an estimate is made
+    ],
+    "llmgpu/bpe/words/spilling.py": [
+        r"^if self\._kept_bytes > self\._most_bytes // 2: .*: 2 -> 3$",  # written a little earlier
     ],
     "llmgpu/bpe/pretokens/o200k.py": [
         r"^rank -= np\.maximum\.accumulate",  # only whether it is even counts

@@ -342,6 +342,16 @@ def test_what_is_no_id_is_named_with_its_line(
         read_all(path, "ids")
 
 
+@pytest.mark.parametrize(
+    ("length", "shown"), [(40, "'" + "x" * 40 + "' is"), (41, "x" * 40 + "...")]
+)
+def test_forty_characters_of_a_word_are_shown(tmp_path: Path, length: int, shown: str) -> None:
+    path = tmp_path / "f"
+    path.write_text("1 " + "x" * length)
+    with pytest.raises(InputError, match=re.escape(shown)):
+        read_all(path, "ids")
+
+
 def test_the_whole_word_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("1 12-5\n")

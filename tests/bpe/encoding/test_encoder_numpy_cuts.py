@@ -184,3 +184,26 @@ def test_words_that_could_not_be_matched_are_matched_again() -> None:
         list(encoder.encode(corpus_from_bytes([b"abc"])))
     (piece,) = encoder.encode(corpus_from_bytes([b"abc"]))
     assert piece.ids.tolist() == [97, 98, 99]
+
+
+@pytest.mark.parametrize("token", ["é", "aé", "é漢", "漢", "a", "aa", "漢a"])
+@pytest.mark.parametrize("word", ["{0}漢é漢", "x{0}{0}é", "漢{0}é", "{0}a{0}", "{0}é漢", "é{0}"])
+def test_a_part_of_a_word_is_not_taken_whole(token: str, word: str) -> None:
+    """No merges lead to the token, so it is only taken where it is the whole word."""
+    spelled = token.encode()
+    tokens = [*BYTES, *([] if len(spelled) == 1 else [spelled]), b"xy"]
+    merges = [(120, 121, len(tokens) - 1)]
+    vocabulary = make_vocabulary(tokens, "bpe", merges, ignore_merges=True)
+    for text in (word.format(token) * 9, word.format(token) + "é漢" * 20, token):
+        expected = reference.bpe_encode(vocabulary, text.encode())
+        assert encode(vocabulary, text.encode(), 1 << 20) == expected
+
+
+def test_a_token_that_merges_make_with_another_id() -> None:
+    """The word is the first of two equal tokens; inside a word, merges make the second."""
+    tokens = [*BYTES, "é".encode(), "é".encode()]
+    vocabulary = make_vocabulary(tokens, "bpe", [(0xC3, 0xA9, 257)], ignore_merges=True)
+    assert encode(vocabulary, "é".encode(), 99) == [256]
+    for text in ("é" * 20, "x" * 20 + "éé漢"):
+        expected = reference.bpe_encode(vocabulary, text.encode())
+        assert 257 in expected and encode(vocabulary, text.encode(), 99) == expected

@@ -158,3 +158,13 @@ def test_the_memory_of_a_table_is_what_its_arrays_take(longest: int) -> None:
     words, nbytes = table.size
     words_bytes = nbytes * (longest > 15) + 24 * words  # short ones may be in the slots
     assert words >= 9000 and empty < words_bytes <= table.nbytes <= 8 * (nbytes + 24 * words)
+
+
+def test_the_words_of_one_slice() -> None:
+    text = b"a b a c's " * 30
+    reader = SliceReader(corpus_from_bytes(text), PATTERNS["gpt2"])
+    piece = reader.read(np.empty(len(text) + 1000, np.uint8))
+    assert piece is not None
+    words = count_host.count_slice(piece, "gpt2")
+    begun = text[: piece.main_end]
+    assert dict(listed(words)) == expected([begun], "gpt2")
