@@ -1,4 +1,4 @@
-"""The CPU engine when any allocation fails: an error or the same result, and nothing is kept."""
+"""The CPU engine's allocations: any may fail, nothing is kept, and estimates are bounds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from ctypes import c_int64
 from functools import partial
@@ -21,16 +22,18 @@ from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import build, library
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.training.test_memory import of_lengths
 from tests.bpe.word_lists import listed
 from tests.cpu.fuzz import random_vocabulary
 
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
 pytestmark = pytest.mark.skipif(
-    not HAS_COMPILER or os.name == "nt", reason="there is no C compiler, or no mmap"
+    not HAS_COMPILER or not sys.platform.startswith("linux"), reason="no C compiler, or no Linux"
 )
 REPLACED = ("malloc", "calloc", "realloc", "free", "mmap", "munmap")
 WORDS = [b"%d" % (k * k) for k in range(2500)] + [b"longer than fifteen %d" % k for k in range(300)]
@@ -53,6 +56,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     loaded.fail_at.argtypes = (c_int64,)
     loaded.fail_at.restype = None
     loaded.calls_left.restype = loaded.not_given_back.restype = c_int64
+    loaded.peak_bytes.restype = c_int64
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_load", lambda: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
@@ -115,3 +119,35 @@ def test_any_allocation_fails(engine: ctypes.CDLL, name: str) -> None:
         nth += 1 if nth < FIRST else STRIDE
     engine.fail_at(0)
     assert errors > 3
+
+
+LENGTHS = {"short": [3, 12], "of bytes": [1, 8], "long": [500, 5000], "one": [10**6, 10**6 + 1]}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("letters", [b"a", bytes(range(256))])
+def test_merging_grows_within_its_estimate(engine: ctypes.CDLL, name: str, letters: bytes) -> None:
+    """The merging of twice as many words takes that much more."""
+    peaks, estimates = [], []
+    for nbytes in (1_000_000, 2_000_000):
+        lengths = np.random.default_rng(1).integers(*LENGTHS[name], nbytes)
+        lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), nbytes)) + 1]
+        words = of_lengths(letters, lengths.tolist())
+        symbols = byte_symbols(words, byte_ranks("hf"))
+        engine.peak_bytes()
+        merge_host.train(symbols, TrainingOptions(256), merges=40)
+        peaks.append(words.nbytes + symbols.symbols.nbytes + engine.peak_bytes())
+        estimates.append(merge_host.ENGINE_COSTS.of(len(words), len(words.data)))
+    (few, many), (at_least, estimate) = peaks, estimates
+    assert many - few <= estimate - at_least <= 4 * (many - few)
+
+
+@pytest.mark.parametrize("longest", [5, 30])
+def test_counting_is_within_its_estimate(engine: ctypes.CDLL, longest: int) -> None:
+    rng = random.Random(longest)
+    spelled = [bytes(rng.choices(b"abcdefghij", k=rng.randint(3, longest))) for _ in range(100_000)]
+    engine.peak_bytes()
+    words = count_words(corpus_from_bytes(b" ".join(spelled)), "gpt2", threads=1)
+    peak, costs = engine.peak_bytes() + words.nbytes, count_host.ENGINE_COSTS
+    estimate = costs.of(len(words), len(words.data)) - costs.fixed
+    assert peak <= estimate <= 2.5 * peak

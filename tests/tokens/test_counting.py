@@ -83,3 +83,15 @@ def test_a_limit_ends_the_list(tmp_path: Path) -> None:
     assert [(Path(count.path).name, count.text_bytes) for count in counts] == [("a", 10), ("b", 5)]
     assert sum(count.tokens for count in counts) == 15
     assert count_files(encoder, corpus_from_bytes(b"no file")) == []
+
+
+def test_how_often_each_id_is_used(tmp_path: Path) -> None:
+    paths = [str(path) for path in files_in(tmp_path)]
+    vocabulary = train(hostile_text(5, 9_000))
+    encoder = open_encoder(vocabulary, NUMPY, 1000)
+    with Corpus(paths) as text:
+        ids = np.concatenate([piece.ids for piece in encode_corpus(encoder, text)])
+    used = np.zeros(vocabulary.size, np.int64)
+    with Corpus(paths) as text:
+        count_files(encoder, text, used=used)
+    assert used.tolist() == np.bincount(ids, minlength=vocabulary.size).tolist()
