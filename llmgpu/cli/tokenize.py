@@ -56,17 +56,17 @@ from llmgpu.tokens.formats import (
     recognize_format,
 )
 from llmgpu.tokens.manifest import read_manifest
-from llmgpu.tokens.parts import (
+from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
+from llmgpu.tokens.shown import ShownTokens, Style
+from llmgpu.tokens.sinks import TokenSink
+from llmgpu.tokens.splitting import (
     FirstTokens,
     ShuffledSink,
     SplitSink,
     check_shares,
-    part_name,
     spans_without,
+    split_name,
 )
-from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
-from llmgpu.tokens.shown import ShownTokens, Style
-from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import (
     GPU_FROM,
     encode_corpus,
@@ -94,7 +94,7 @@ class _Output:
     @property
     def names(self) -> list[str]:
         """The file of the first part, and those of the others."""
-        return [self.name, *(part_name(self.name, part) for part in self.split)]
+        return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 
 @dataclass(frozen=True)

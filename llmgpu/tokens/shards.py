@@ -54,8 +54,8 @@ from llmgpu.tokens.manifest import (
     write_manifest,
     write_progress,
 )
-from llmgpu.tokens.parts import spans_without
 from llmgpu.tokens.sinks import PreparedSlice, TokenSink, id_dtype, require_ids
+from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
 _BLOCK_IDS = 1 << 16  # counted at a time: the lengths of more do not fit in the cache

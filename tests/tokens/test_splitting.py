@@ -1,4 +1,4 @@
-"""Parts of a tokenized text, by taking it apart document by document."""
+"""Splits of a tokenized text, by taking it apart document by document."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
-from llmgpu.tokens import parts
-from llmgpu.tokens.parts import (
+from llmgpu.tokens import splitting
+from llmgpu.tokens.splitting import (
     FirstTokens,
     ShuffledSink,
     SplitSink,
     check_shares,
-    part_name,
     spans_without,
+    split_name,
     uniform,
 )
 from llmgpu.tokens.tokenizing import encode_into
@@ -125,10 +125,10 @@ def test_draws_are_even_and_those_of_the_seed() -> None:
 
 
 def test_names_of_parts() -> None:
-    assert part_name("train.bin", "val") == "val.bin"
-    assert part_name("a/owt-train.npy", "val") == "a/owt-val.npy"
-    assert part_name("a.b/x.bin", "test") == "a.b/x-test.bin"
-    assert part_name("x", "val") == "x-val"
+    assert split_name("train.bin", "val") == "val.bin"
+    assert split_name("a/owt-train.npy", "val") == "a/owt-val.npy"
+    assert split_name("a.b/x.bin", "test") == "a.b/x-test.bin"
+    assert split_name("x", "val") == "x-val"
 
 
 def test_shares_leave_something() -> None:
@@ -176,7 +176,7 @@ def shuffled(documents: list[list[int]], pieces: int, seed: int) -> Kept:
 
 @pytest.mark.parametrize("piece_ids", [1, 3, 1 << 20])
 def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
-    monkeypatch.setattr(parts, "_PIECE_IDS", piece_ids)
+    monkeypatch.setattr(splitting, "_PIECE_IDS", piece_ids)
     documents = [[k] * (k % 4) for k in range(1, 60)]
     found = {
         (pieces, seed): shuffled(documents, pieces, seed) for pieces in (1, 7) for seed in (0, 5)
@@ -187,7 +187,7 @@ def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
         assert kept.text_bytes == sum(map(sum, documents))
     assert found[1, 0].found == found[7, 0].found != found[1, 5].found == found[7, 5].found
     # The order is that of numbers drawn for each document.
-    drawn = uniform(parts._SHUFFLING, np.arange(len(documents), dtype=np.uint64))
+    drawn = uniform(splitting._SHUFFLING, np.arange(len(documents), dtype=np.uint64))
     assert found[1, 0].found == [documents[k] for k in np.argsort(drawn)]
 
 

@@ -1,4 +1,4 @@
-"""Parts of a tokenized text: first tokens, documents shuffled or divided among several outputs."""
+"""Splits of tokenized text: its first tokens, documents shuffled or put into several outputs."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class FirstTokens:
                 return
 
 
-def part_name(output: str, part: str) -> str:
-    """Return the name of a part's file: train.bin and "val" make val.bin, x.bin makes x-val.bin."""
+def split_name(output: str, split: str) -> str:
+    """Return the file of a split: with "val", val.bin for train.bin and x-val.bin for x.bin."""
     folder, name = os.path.split(output)
     stem, ending = os.path.splitext(name)
     begin = re.sub(r"train$", "", stem)
-    return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{part}{ending}")
+    return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
 
 
 class SplitSink(TokenSink):
@@ -217,9 +217,9 @@ def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.
 
 
 def check_shares(shares: Mapping[str, float]) -> None:
-    """Raise InputError unless shares leave something for the first part."""
+    """Raise InputError unless shares leave something for the output itself."""
     total = sum(shares.values())
     if total >= 1:
         raise InputError(
-            f"the parts take {100 * total:g}% of the documents: leave some for the rest"
+            f"the splits take {100 * total:g}% of the documents: leave some for the rest"
         )

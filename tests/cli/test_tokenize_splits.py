@@ -1,4 +1,4 @@
-"""``llmgpu tokenize``: the first tokens, parts by documents, tokens to look at."""
+"""``llmgpu tokenize``: the first tokens, splits of documents, tokens to look at."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lines_of(llmgpu: Run, name: str) -> list[bytes]:
     return back.stdout.splitlines(keepends=True)
 
 
-def test_parts_have_all_documents_once(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+def test_splits_have_all_documents_once(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     split = ("--line-documents", "--split", "val=0.1", "--split", "test=20%")
     done = llmgpu(*ENCODE, *split, "-o", "train.bin", "--json", "-q")
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_parts_have_all_documents_once(llmgpu: Run, corpus: Path, vocab: Path) -
     assert other.returncode == 0 and lines_of(llmgpu, "other-val.bin") != parts["val.bin"]
 
 
-def test_what_parts_refuse(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+def test_what_splits_refuse(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     fails(llmgpu(*ENCODE, "--split", "val=0.1"), 2, "--split needs -o FILE")
     for wrong in ("val", "val=1", "val=0", "val=", "=0.1", "a/b=0.1", "val=.", "val=-1"):
         fails(llmgpu(*ENCODE, "-o", "x.bin", "--split", wrong), 2, "write val=0.01")
@@ -56,7 +56,7 @@ def test_what_parts_refuse(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     assert alone.returncode == 0 and b"note: no document fell to y-val.bin" in alone.stderr
 
 
-def test_parts_in_shards_resume(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+def test_splits_in_shards_resume(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     split = ("--line-documents", "--split", "val=0.3", "--shard-tokens", "300")
     llmgpu(*ENCODE, *split, "-o", "a.bin")
     expected = {path.name: path.read_bytes() for path in corpus.parent.glob("a*.bin")}
