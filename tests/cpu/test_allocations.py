@@ -130,7 +130,8 @@ def test_merging_grows_within_its_estimate(engine: ctypes.CDLL, name: str, lette
     """The merging of twice as many words takes that much more."""
     peaks, estimates = [], []
     for nbytes in (1_000_000, 2_000_000):
-        lengths = np.random.default_rng(1).integers(*LENGTHS[name], nbytes)
+        low, high = LENGTHS[name]
+        lengths = np.random.default_rng(1).integers(low, high, nbytes)
         lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), nbytes)) + 1]
         words = of_lengths(letters, lengths.tolist())
         symbols = byte_symbols(words, byte_ranks("hf"))
