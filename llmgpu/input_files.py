@@ -25,6 +25,7 @@ MAX_BYTES = {
     "vocabulary of another tool": 1 << 26,  # the largest tokenizer.json in use has half of that
     "model description": 1 << 26,
     "record of measurements": 1 << 26,
+    "file of options": 1 << 20,
     "description of a run": 1 << 30,  # it lists the corpus files
     "list of shards": 1 << 30,
     "record of a finished part": 1 << 30,  # it lists the corpus files

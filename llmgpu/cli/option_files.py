@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
-from llmgpu.input_files import quote
+from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
 _STARTED_IN = "started-in"  # the folder that names of files start from
@@ -54,7 +54,10 @@ class ConfiguredCommand(click.Command):
 
 
 def keep_options(folder: Path) -> None:
-    """Write the options that the command at work was given to a run's folder."""
+    """Write the options that the command at work was given to a run's folder.
+
+    Names of files that are not UTF-8, which TOML can't hold, are left out: resuming needs them.
+    """
     context = click.get_current_context()
     lines = [f"{_STARTED_IN} = {_toml(os.getcwd())}"]
     for parameter in context.command.params:
@@ -63,16 +66,18 @@ def keep_options(folder: Path) -> None:
         if name in _NOT_KEPT or context.get_parameter_source(name) not in _GIVEN or value is None:
             continue
         lines.append(f"{_names(parameter)[0]} = {_toml(value)}")
+    kept = [line for line in lines if not re.search("[\ud800-\udfff]", line)]
     with atomic_output(str(folder / OPTIONS_NAME)) as file:
-        file.write("\n".join([*lines, ""]).encode())
+        file.write("\n".join([*kept, ""]).encode())
 
 
 def _read(command: click.Command, path: Path) -> dict[str, Any]:
     """Return options by the names of parameters; InputError for a file that has anything else."""
     try:
-        content = tomllib.loads(path.read_bytes().decode())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        content = tomllib.loads(read_whole(path, "file of options").decode())
+    except (OSError, ValueError, RecursionError) as error:
+        nested = "nested too deep" if isinstance(error, RecursionError) else error
+        reason = getattr(error, "strerror", None) or nested
         raise InputError(f"can't read the options in {path}: {reason}") from error
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:

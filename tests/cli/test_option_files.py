@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from pathlib import Path
@@ -91,6 +92,9 @@ def test_resuming_needs_only_the_folder(
         ("dim = 1979-05-27", "dim is not a string"),
         ("dim = ", "can't read the options in run.toml"),
         ("\xff", "can't read the options in run.toml"),
+        (f"dim = {'[' * 100_000}", "can't read the options in run.toml: nested too deep"),
+        (f"dim = {'9' * 5000}", "can't read the options in run.toml"),
+        ("#" * (1 << 20) + "\n", "longer than 1 MiB: no file of options is"),
     ],
 )
 def test_a_file_with_anything_else_is_refused(
@@ -119,3 +123,19 @@ def test_lines_as_json(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     noted = llmgpu("info", "missing", "--log-format", "json")
     assert noted.stderr.decode().startswith("error: ")
     fails(llmgpu("info", "--log-format", "xml"), 2, "xml")
+
+
+def test_names_that_are_not_utf_8_are_not_kept(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    name = os.fsdecode(b"\xff.txt")
+    (corpus.parent / name).write_bytes(corpus.read_bytes())
+    sizes = ("--dim", "16", "--layers", "1", "--heads", "1", "--seq-len", "16")
+    asked = ("--vocab", "v.bin", "-o", "odd", "--device", "cpu", *sizes)
+    done = llmgpu("train", name, *asked, "--steps", "1")
+    assert done.returncode == 0, done.stderr
+    kept = (corpus.parent / "odd" / "options.toml").read_text()
+    assert "dim" in kept and "corpus" not in kept
+    fails(llmgpu("train", "-o", "odd", "--resume"), 1, 'and is ["-"] now')
+    resumed = llmgpu("train", name, "-o", "odd", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    shutil.rmtree(corpus.parent / "odd")
+    (corpus.parent / name).unlink()
