@@ -122,6 +122,14 @@ def test_only_files_are_written(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_file_that_is_not_finished_is_removed(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    described = gguf.describe(trained())
+    with pytest.raises(KeyError), gguf.new_file(tmp_path / "v.gguf", described, force=False):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(VocabularyError, match=re.escape("pip install 'llmgpu[gguf]'")):
