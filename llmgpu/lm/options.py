@@ -16,6 +16,9 @@ DriverName = Literal["wgpu", "dawn"]
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
+F16_VERSION = 2  # of the arithmetic of `TrainOptions.is_mixed`
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """Everything that decides what a run computes: equal options and tokens make equal runs.
@@ -35,6 +38,8 @@ class TrainOptions:
     that stand for no token included, the training loss has label smoothing and z-loss in it, and
     checkpoints have all rows. half_weights_only: f16 rounds the weights in products and nothing
     else, and does not scale the loss.
+
+    f16_version: which numbers are rounded to half precision, and in which order sums are made.
     """
 
     batch_size: int = 8
@@ -60,6 +65,7 @@ class TrainOptions:
     dense_gradient: bool = False
     driver: DriverName = "wgpu"
     half_weights_only: bool = False
+    f16_version: int = F16_VERSION
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""

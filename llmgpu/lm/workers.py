@@ -64,7 +64,7 @@ class Workers:
             )
 
     def device(self, wanted: str, adapters: int) -> str:
-        """Return what ``--device`` means for this worker, on a machine with so many GPUs.
+        """Return what ``--device`` means for this worker; adapters: GPUs of its machine.
 
         The workers of a machine take one GPU each.
 

@@ -9,7 +9,7 @@ from typing import Any
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
-from llmgpu.lm.options import PRESET_STEPS, TrainOptions
+from llmgpu.lm.options import F16_VERSION, PRESET_STEPS, TrainOptions
 
 # Options that runs of earlier versions do not have, and what these runs did.
 FORMER_OPTIONS: dict[str, Any] = {
@@ -17,6 +17,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "dense_gradient": True,
     "driver": "wgpu",
     "half_weights_only": True,
+    "f16_version": 1,
 }
 
 MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed
@@ -106,6 +107,13 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
     if missing:
         raise CheckpointError(f"{checkpoint.folder}: its options lack {', '.join(missing)}")
     try:
-        return TrainOptions(**stored)
+        options = TrainOptions(**stored)
     except (TypeError, InputError) as error:
         raise CheckpointError(f"{checkpoint.folder}: its options don't fit: {error}") from error
+    if options.is_mixed and options.f16_version != F16_VERSION:
+        raise CheckpointError(
+            f"{checkpoint.folder} was trained in f16 by another version of llmgpu, which rounds "
+            f"elsewhere (arithmetic {options.f16_version}, not {F16_VERSION}): resume it with that "
+            "version, or start a new run"
+        )
+    return options

@@ -12,7 +12,7 @@ import pytest
 
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
 from llmgpu.lm.options import Intervals
-from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
+from llmgpu.lm.runs.settings import FORMER_OPTIONS, RunSettings, new_settings, resumed_settings
 
 NOTHING_GIVEN = {"preset": "tiny", "steps": None, "learning_rate": 6e-4, "warmup_steps": None}
 
@@ -64,11 +64,23 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
     begun = new(label_smoothing=0.1)
     assert not begun.options.padded_loss
     assert resume(begun) == begun
-    former = resume(begun, lacking=["padded_loss", "dense_gradient", "driver", "half_weights_only"])
+    former = resume(begun, lacking=[*FORMER_OPTIONS])
     assert former.options == replace(
-        begun.options, padded_loss=True, dense_gradient=True, half_weights_only=True
+        begun.options,
+        padded_loss=True,
+        dense_gradient=True,
+        half_weights_only=True,
+        f16_version=1,
     )
     assert not resume(begun, steps=900).options.padded_loss
+
+
+def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
+    begun = new(precision="f16")
+    assert resume(begun) == begun
+    assert not resume(begun, lacking=["f16_version", "half_weights_only"]).options.is_mixed
+    with pytest.raises(CheckpointError, match=r"rounds elsewhere \(arithmetic 1, not 2\)"):
+        resume(begun, lacking=["f16_version"])
 
 
 @pytest.mark.parametrize("name", ["z_loss", "warmup_steps", "sparse_embedding"])
