@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -75,6 +77,16 @@ def test_contractions_at_the_end_of_a_text(pattern: str, before: str) -> None:
         if library() is not None:
             ends = [*np.flatnonzero(expected).tolist()[1:], len(text)]
             assert make_c_pattern(get_pattern(pattern)).ends(text).tolist() == ends, text
+
+
+@pytest.mark.pinned_regex
+def test_slashes_after_marks_and_newlines() -> None:
+    """Slashes go with newlines after others; a mark is an other only where it goes with others."""
+    parts = (" ", "\u0301", "!", "\n", "/")
+    before = ("".join(some) for count in range(5) for some in product(parts, repeat=count))
+    documents = [f"{text}\u0301\n/a".encode() for text in before]
+    expected = reference.pre_token_starts(documents, "o200k")
+    assert mask_of(b"".join(documents), "o200k", starts_of(documents)) == expected
 
 
 def test_every_pair_of_bytes() -> None:
