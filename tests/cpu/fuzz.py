@@ -6,9 +6,11 @@ on a library that stops at the first access out of bounds or undefined operation
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
+from llmgpu.cpu.texts import JsonlTexts, format_ids, spell_cells
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
@@ -148,6 +151,37 @@ def check_text(text: bytes, pattern: str) -> None:
     assert make_c_pattern(get_pattern(pattern)).ends(text).tolist() == ends, (pattern, text)
 
 
+def check_jsonl(rng: random.Random, documents: list[bytes]) -> None:
+    """Lines that C takes have the text that `json` gives; some bytes are changed."""
+    texts = [text.decode(errors="replace") for text in documents]
+    objects = [{"a": [1.5, None], "t": text} for text in texts]
+    lines = [json.dumps(found, ensure_ascii=rng.random() < 0.5) for found in objects]
+    data = bytearray("\n".join(lines).encode("utf-8", "surrogatepass"))
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        data[rng.randrange(len(data))] = rng.choice(b'"\\{}[]:,u0\n\xff\xed ')
+    end = rng.choice([len(data), rng.randrange(len(data) + 1)])
+    padded = np.frombuffer(bytes(data[:end]) + bytes(library.TEXT_PADDING), np.uint8).copy()
+    taken = JsonlTexts("t", 1 << 30).take(padded, 0, end, is_last=True)
+    found = [line for line in bytes(data[: taken.end]).split(b"\n") if line.strip()]
+    expected = [json.loads(line)["t"].encode() for line in found]
+    bounds = [*taken.starts.tolist(), len(taken.text)]
+    assert [taken.text[a:b].tobytes() for a, b in pairwise(bounds)] == expected, data
+
+
+def check_spelling(rng: random.Random) -> None:
+    count = rng.choice([1, 9, 10, 11, 100, 2000])
+    ids = [rng.randrange(count) for _ in range(rng.choice([0, 1, 7, 300]))]
+    starts = sorted(rng.randrange(len(ids) + 1) for _ in range(rng.randint(0, 4)))
+    border = rng.choice([b"", b"\n", b']}\n{"ids": ['])
+    expected = b""
+    for number, value in enumerate(ids):
+        expected += border * starts.count(number)
+        expected += (b"" if number in starts else b",") + str(value).encode()
+    expected += border * starts.count(len(ids))
+    made = format_ids(spell_cells(count, b","), np.array(ids, np.uint32), np.array(starts), border)
+    assert bytes(made) == expected, (ids, starts, border)
+
+
 def is_utf8(text: bytes) -> bool:
     try:
         text.decode()
@@ -170,6 +204,8 @@ def main() -> None:
         check_counting(rng, pattern, documents)
         check_merging(rng, pattern, documents)
         check_trie(rng)
+        check_jsonl(rng, documents)
+        check_spelling(rng)
     print(f"{rounds} rounds")
 
 
