@@ -100,6 +100,8 @@ TESTS = {
     "llmgpu/bpe/interchange/tiktoken.py": "bpe/interchange/test_tiktoken.py",
     "llmgpu/bpe/training/merge_host.py": "bpe/training/test_merge_host.py",
     "llmgpu/cpu/merging.c": "bpe/training/test_merge_host.py",
+    "llmgpu/cpu/pairs.c": "bpe/training/test_merge_host.py",
+    "llmgpu/cpu/trainer.c": "bpe/training/test_merge_host.py",
     "llmgpu/cpu/long_words.c": "cpu/test_long_words.py " + _ENCODING,
     "llmgpu/cpu/pretokens.c": _PRETOKENS + " bpe/test_engines.py",
     "llmgpu/cpu/blocks.c": _PRETOKENS,

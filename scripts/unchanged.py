@@ -46,6 +46,8 @@ RULES: dict[str, list[str]] = {
     "llmgpu/cpu/merging.c": [
         r"^room \+= room / 8 > POOL_SPARE",  # time alone: how much more room
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
+    ],
+    "llmgpu/cpu/trainer.c": [
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
     ],

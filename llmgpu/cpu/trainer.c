@@ -1,0 +1,203 @@
+/* Making a trainer of words, and taking the words out of it. */
+#include "trainer.h"
+
+/* Return a symbol of the words as they are given, in `width` bytes. */
+static uint32_t given_symbol(const void *symbols, int64_t at, int width)
+{
+    return width == 1 ? ((const uint8_t *)symbols)[at] : ((const uint32_t *)symbols)[at];
+}
+
+static int lay_out(Trainer *trainer, const void *symbols, int width, const int64_t *offsets)
+{
+    int64_t at = 1, word = 0;
+
+    trainer->starts = malloc((size_t)(trainer->words + 1) * sizeof *trainer->starts);
+    if (trainer->starts == NULL)
+        return NO_MEMORY;
+    for (word = 0; word < trainer->words; word++) {
+        trainer->starts[word] = at;
+        for (int64_t k = offsets[word]; k < offsets[word + 1]; k++)
+            at += trainer->lengths[given_symbol(symbols, k, width)];
+        at++;
+    }
+    trainer->starts[word] = at;
+    trainer->positions = at;
+    trainer->remaining = offsets[trainer->words];
+    trainer->symbols = malloc((size_t)at * sizeof *trainer->symbols);
+    trainer->blocks = malloc((size_t)((at >> BLOCK_BITS) + 1) * sizeof *trainer->blocks);
+    if (trainer->symbols == NULL || trainer->blocks == NULL)
+        return NO_MEMORY;
+    trainer->symbols[0] = SEPARATOR;
+    for (word = 0, at = 1; word < trainer->words; word++) {
+        for (int64_t k = offsets[word]; k < offsets[word + 1]; k++) {
+            uint32_t symbol = given_symbol(symbols, k, width), length = trainer->lengths[symbol];
+            for (uint32_t inside = 1; inside + 1 < length; inside++)
+                trainer->symbols[at + inside] = COVERED;
+            trainer->symbols[at] = trainer->symbols[at + length - 1] = symbol;
+            at += length;
+        }
+        trainer->symbols[at++] = SEPARATOR;
+    }
+    word = 0;
+    for (int64_t block = 0; block <= trainer->positions >> BLOCK_BITS; block++) {
+        while (word + 1 < trainer->words && trainer->starts[word + 1] <= block << BLOCK_BITS)
+            word++;
+        trainer->blocks[block] = (uint32_t)word;
+    }
+    return 0;
+}
+
+/* Call `found` with each place where a pair starts in the words; 0, or what it returns. */
+static int each_pair(Trainer *trainer, int (*found)(Trainer *, uint64_t, uint32_t, int64_t))
+{
+    for (int64_t word = 0; word < trainer->words; word++) {
+        uint32_t at = (uint32_t)trainer->starts[word], left = trainer->symbols[at];
+        while (left != SEPARATOR) {
+            uint32_t next = at + trainer->lengths[left], right = trainer->symbols[next];
+            if (right == SEPARATOR)
+                break;
+            int failed = found(trainer, key_of(left, right), at, trainer->counts[word]);
+            if (failed)
+                return failed;
+            at = next;
+            left = right;
+        }
+    }
+    return 0;
+}
+
+static int count_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
+{
+    uint32_t pair = find_or_add(trainer, key);
+
+    (void)at;
+    if (pair == NO_PAIR)
+        return NO_MEMORY;
+    trainer->pair_counts[pair] += weight;
+    trainer->sizes[pair]++;
+    return 0;
+}
+
+static int list_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
+{
+    uint32_t pair = *entry_of(trainer, key);
+
+    (void)weight;
+    if (trainer->begins[pair] != 0)
+        trainer->pool[trainer->begins[pair] + trainer->sizes[pair]++] = at;
+    return 0;
+}
+
+/* Count the pairs that the words start out with, and list their positions. */
+static int index_pairs(Trainer *trainer)
+{
+    if (each_pair(trainer, count_one) != 0)
+        return NO_MEMORY;
+    int64_t needed = 0;
+    for (int64_t pair = 0; pair < trainer->pairs; pair++)
+        if (is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair]))
+            needed += LIST_HEAD + trainer->sizes[pair];
+    if (reserve_lists(trainer, needed, NO_PAIR) != 0)
+        return NO_MEMORY;
+    for (int64_t pair = 0; pair < trainer->pairs; pair++) {
+        int64_t size = trainer->sizes[pair];
+        trainer->sizes[pair] = 0;
+        if (is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair]))
+            new_list(trainer, (uint32_t)pair, size);
+        else
+            trainer->pair_counts[pair] = 0;
+    }
+    return each_pair(trainer, list_one);
+}
+
+API void llmgpu_trainer_free(Trainer *trainer)
+{
+    Side *sides[2] = {&trainer->left, &trainer->right};
+
+    for (int k = 0; k < 2; k++) {
+        free(sides[k]->changes);
+        free(sides[k]->touched);
+    }
+    void *rest[] = {trainer->symbols, trainer->starts, trainer->blocks,      trainer->lengths,
+                    trainer->keys,    trainer->begins,  trainer->pair_counts, trainer->sizes,
+                    trainer->table,   trainer->heap,   trainer->pool};
+    for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
+        free(rest[k]);
+    free(trainer);
+}
+
+/* Make a trainer.
+ *
+ * symbols, offsets: the words end to end, in `width` bytes each, 1 or 4, and where each starts in
+ *     them. counts: how often each word occurs; kept alive by the caller.
+ * lengths: of the first `known` symbols in bytes. most: symbols there may be, up to 2^20.
+ * total: symbols of the whole text.
+ * least, longest: pairs that occur less often, or have more bytes, are not merged.
+ * Words and symbols may have up to 2^32 - 3 bytes and separators in all. NULL without memory.
+ */
+API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *offsets,
+                                const int64_t *counts, int64_t words, const uint32_t *lengths,
+                                int64_t known, int64_t most, int64_t total, int64_t least,
+                                int64_t longest)
+{
+    Trainer *trainer = calloc(1, sizeof *trainer);
+    if (trainer == NULL)
+        return NULL;
+    trainer->counts = counts;
+    trainer->words = words;
+    trainer->total = total;
+    trainer->next = (uint32_t)known;
+    trainer->most = (uint32_t)most;
+    trainer->least = least;
+    trainer->longest = longest;
+    trainer->threshold = INT64_MAX;
+    trainer->lengths = malloc((size_t)(most + 1) * sizeof *trainer->lengths);
+    Side *sides[2] = {&trainer->left, &trainer->right};
+    int failed = trainer->lengths == NULL || make_pair_table(trainer, 4096) != 0;
+    for (int k = 0; k < 2; k++) {
+        sides[k]->changes = calloc((size_t)most + 1, sizeof(Change));
+        sides[k]->touched = malloc((size_t)(most + 1) * sizeof(uint32_t));
+        failed |= sides[k]->changes == NULL || sides[k]->touched == NULL;
+    }
+    if (!failed) {
+        memcpy(trainer->lengths, lengths, (size_t)known * sizeof *lengths);
+        failed = lay_out(trainer, symbols, width, offsets) != 0 || index_pairs(trainer) != 0;
+    }
+    if (failed) {
+        llmgpu_trainer_free(trainer);
+        return NULL;
+    }
+    return trainer;
+}
+
+/* Return how many symbols the distinct words have, and how many the whole text has. */
+API int64_t llmgpu_trainer_size(const Trainer *trainer, int64_t *total)
+{
+    *total = trainer->total;
+    return trainer->remaining;
+}
+
+/* Write the words of two symbols or more: symbols, where each word ends in them, and counts; and the
+ * lengths of all `known` symbols. Return how many words there are. */
+API int64_t llmgpu_trainer_take(const Trainer *trainer, uint32_t *symbols, int64_t *ends,
+                                int64_t *counts, uint32_t *lengths, int64_t *known)
+{
+    int64_t used = 0, words = 0;
+
+    for (int64_t word = 0; word < trainer->words; word++) {
+        int64_t at = trainer->starts[word], before = used;
+        while (trainer->symbols[at] != SEPARATOR) {
+            symbols[used++] = trainer->symbols[at];
+            at += trainer->lengths[trainer->symbols[at]];
+        }
+        if (used < before + 2) {
+            used = before;
+            continue;
+        }
+        ends[words] = used;
+        counts[words++] = trainer->counts[word];
+    }
+    *known = trainer->next;
+    memcpy(lengths, trainer->lengths, (size_t)trainer->next * sizeof *lengths);
+    return words;
+}
