@@ -1,6 +1,6 @@
 """Marking on a device where pre-tokens start: kernels in wgsl/pretoken, one for each family.
 
-Kernels of the patterns that depend on runs look only a few thousand bytes far, so a longer run may
+Kernels of the patterns that depend on runs look only up to `reach` bytes far, so a longer run may
 leave segments undecided. They list these in `undecided`, and the host marks them instead.
 """
 
@@ -20,6 +20,10 @@ from llmgpu.gpu import Buffer, Commands, Device, constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that a thread marks
+_WALKING = ("cl100k", "o200k")  # kernels that include walk.wgsl
+# Bytes that a thread looks back and ahead, see walk.wgsl; the host marks faster than a software
+# adapter walks.
+REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
 PART_BYTES = 1 << 16  # of text that the host marks at a time; its bits are at aligned offsets
 # Code points that share an entry of the first level, 8 in a u32 of the second.
 BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
@@ -29,6 +33,7 @@ class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
+    reach: bytes that the kernel looks back and ahead.
     undecided: on the device, u32: how many segments of that slice have wrong bits, then which; call
         `mark_on_host` if there are any.
     """
@@ -41,19 +46,25 @@ class GpuPretokenizer:
         capacity: int,
         *,
         workgroup_size: int = 256,
+        reach: int | None = None,
     ) -> None:
         """Compile the pattern's kernel and allocate its memory.
 
         text: holds the text of slices; its size is a multiple of SEGMENT_BYTES.
         capacity: bytes of the largest slice.
+        reach: bytes that the kernel looks back and ahead; None: what is fast on the device.
         """
         found = as_pattern(pattern)
         self._device, self._pattern = device, found
         self._by_host = isinstance(found, HostPattern)
+        # On a processor kernels that walk do not go far.
+        self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
+        walking = {"REACH": self.reach} if found.kernel in _WALKING else {}
         self._kernel = device.kernel(
             f"pretoken/{found.kernel}_starts.wgsl",
             WORKGROUP_SIZE=workgroup_size,
             **found.constants,
+            **walking,
         )
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.start_bits = device.create_buffer("start bits", size)

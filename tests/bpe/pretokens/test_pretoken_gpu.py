@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.pretokens.pretoken_gpu import BLOCK, GpuPretokenizer, pack_classes
+from llmgpu.bpe.pretokens.pretoken_gpu import BLOCK, REACH, GpuPretokenizer, pack_classes
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.gpu import Device, constant
 from llmgpu.text.corpus import corpus_from_bytes
@@ -27,7 +27,7 @@ class Marker:
     def __init__(self, device: Device, pattern: str, capacity: int = CAPACITY) -> None:
         self._device, self._pattern = device, pattern
         self._text = device.create_buffer("text", capacity)
-        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, capacity)
+        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, capacity, reach=REACH)
 
     def mask(self, piece: Slice, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
         self._device.write(self._text, text)

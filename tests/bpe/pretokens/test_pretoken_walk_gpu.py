@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
-from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, GpuPretokenizer
+from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, REACH, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.gpu import Device, constant
+from llmgpu.gpu import Device
 from tests.bpe.pretokens.test_pattern_families import (
     CHARACTERS,
     DOCUMENTS,
@@ -25,7 +25,6 @@ from tests.bpe.pretokens.test_pattern_families import (
 
 CAPACITY = 1 << 21
 PLAIN = [*" \t\r\n'sSaB12.!/", "'ll", "'rE", "\n//", "; "]
-REACH = constant("pretoken/walk.wgsl", "REACH")
 
 
 def make_slice(text: bytes, begins: NDArray[np.int64], *, closed: bool) -> Slice:
@@ -36,10 +35,10 @@ def make_slice(text: bytes, begins: NDArray[np.int64], *, closed: bool) -> Slice
 class Walker:
     """Marks texts on a device that begin with a pre-token."""
 
-    def __init__(self, device: Device, pattern: str) -> None:
+    def __init__(self, device: Device, pattern: str, reach: int | None = REACH) -> None:
         self._device = device
         self._text = device.create_buffer("text", CAPACITY)
-        self.pretokenizer = GpuPretokenizer(device, pattern, self._text, CAPACITY)
+        self.pretokenizer = GpuPretokenizer(device, pattern, self._text, CAPACITY, reach=reach)
 
     def mask(
         self, text: bytes, begins: NDArray[np.int64], *, closed: bool = True
@@ -132,7 +131,7 @@ def test_long_runs_are_marked_or_said_to_be_undecided(
     if walker.undecided() == 0:
         np.testing.assert_array_equal(found, expected)
     else:
-        assert len(documents[0]) > REACH
+        assert len(documents[0]) > walker.pretokenizer.reach
         walker.pretokenizer.mark_on_host(walker.piece, walker.piece.text)
         assert walker.undecided() == 0
         np.testing.assert_array_equal(walker.bits(len(expected)), expected)
@@ -141,7 +140,7 @@ def test_long_runs_are_marked_or_said_to_be_undecided(
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", [" ", "1", "\n", "!", "a", "A", "\u6f22", "\u0301", "'s"])
 def test_runs_within_reach_are_decided(walker: Walker, pattern: str, unit: str) -> None:
-    run = unit * ((REACH - 100) // len(unit.encode()))
+    run = unit * ((walker.pretokenizer.reach - 100) // len(unit.encode()))
     for document in (run, f"y. {run} z"):
         text = document.encode()
         found = walker.mask(text, np.zeros(1, np.int64))
@@ -174,3 +173,16 @@ def test_a_slice_is_undecided_by_itself(walker: Walker) -> None:
     assert walker.undecided() > 0
     walker.mask(b"1 2", begins)
     assert walker.undecided() == 0
+
+
+def test_a_software_adapter_leaves_more_to_the_host(device: Device, pattern: str) -> None:
+    walker = Walker(device, pattern, reach=None)
+    runs = [unit * (REACH // 2) + b" x" for unit in (b"a", b"!", b"1", b"\n")]
+    text, begins = b"".join(runs), begins_of(runs)
+    expected = expected_mask(runs, pattern)
+    found = walker.mask(text, begins)
+    assert (walker.undecided() > 0) == device.is_software
+    if device.is_software:
+        walker.pretokenizer.mark_on_host(walker.piece, walker.piece.text)
+        found = walker.bits(len(text))
+    np.testing.assert_array_equal(found, expected)
