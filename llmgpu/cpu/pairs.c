@@ -1,7 +1,9 @@
 /* The pairs of a trainer: a table of them, where each occurs, and a heap of the most frequent ones. */
 #include "trainer.h"
 
+#ifndef POOL_SPARE
 #define POOL_SPARE (INT64_C(1) << 22)
+#endif
 
 int make_pair_table(Trainer *trainer, uint64_t entries)
 {

@@ -18,7 +18,7 @@ import pytest
 
 from llmgpu.bpe.encoding.encoder_c import CSliceEncoder
 from llmgpu.bpe.pretokens import c_pattern
-from llmgpu.bpe.training import merge_host
+from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
 from llmgpu.bpe.vocabulary.tie import byte_ranks
@@ -49,7 +49,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     flags = [f"-D{name}=counted_{name}" for name in REPLACED]
     source = str(Path(__file__).with_name("allocations.c"))
     build.build(
-        path, ["-O1", "-fvisibility=default", "-DMOST_AT_ONCE=48", "-DWINDOW=16", *flags, source]
+        path,
+        [
+            "-O1",
+            "-fvisibility=default",
+            "-DMOST_AT_ONCE=48",
+            "-DWINDOW=16",
+            "-DPOOL_SPARE=64",
+            *flags,
+            source,
+        ],
     )
     loaded, reason = library.load(path)
     assert loaded is not None, reason
@@ -82,6 +91,10 @@ def count() -> list[tuple[bytes, int]]:
 def merge() -> list[list[int]]:
     words = byte_symbols(count_words(corpus_from_bytes(SMALL), "gpt2"), byte_ranks("hf"))
     trained = merge_host.train(words, TrainingOptions(256), merges=30)
+    assert (
+        trained.pairs.tolist()
+        == batched_numpy.train(words, TrainingOptions(256), merges=30).pairs.tolist()
+    )
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
     return [trained.pairs.ravel().tolist(), trained.counts.tolist(), replayed.symbols.tolist()]
