@@ -100,3 +100,5 @@ RULES: dict[str, list[str]] = {
         r"^shutil\.copyfileobj\(self\._numbers, stream, 1 << 20\) .*-> \d+$",  # copied at a time
     ],
 }
+for _name in ("pairs", "trainer"):  # the other parts of the trainer
+    RULES[f"llmgpu/cpu/{_name}.c"] = RULES["llmgpu/cpu/merging.c"]
