@@ -57,13 +57,15 @@ def handled_signals() -> Iterator[None]:
             _held.append(number)
         elif not came.is_set():  # later ones would disturb the cleaning up
             came.set()
+            # A driver's object that was being made fails to be deleted, which is nobody's concern.
+            sys.unraisablehook = lambda unraisable: None
             raise KeyboardInterrupt(number)
 
     def watch() -> None:
         with told:
             while data := told.recv(1):
                 if signal.getsignal(data[0]) is interrupt and not done.wait(GRACE_SECONDS):
-                    _end(128 + data[0])
+                    end_process(128 + data[0])
 
     threading.Thread(target=watch, name="llmgpu-signals", daemon=True).start()
     former_descriptor = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
@@ -114,8 +116,8 @@ def say_interrupted() -> None:
     click.echo(f"{_SHOW_CURSOR}interrupted", err=True)  # without codes where there is none
 
 
-def _end(code: int) -> None:
-    """End the process, whose main thread does not answer."""
+def end_process(code: int) -> None:
+    """End the process without waiting for its main thread, or for what Python does at its end."""
     for act in _last_acts:
         with suppress(Exception):
             act()

@@ -117,7 +117,7 @@ class Driver(ABC):
     def __init__(self) -> None:
         """Make nothing yet."""
         self._process: int | None = None  # which made the instance; its threads don't fork
-        self._starting = threading.Lock()
+        self._listing = threading.Lock()
 
     def is_usable(self) -> bool:
         """Whether this process can use adapters: it was not forked from one that did."""
@@ -134,10 +134,10 @@ class Driver(ABC):
         if not self.is_usable():
             raise DeviceError(FORKED)
         self._process = os.getpid()  # before the lock, which a forked process would find taken
-        with self._starting:
+        with self._listing:  # adapters that are listed by two threads at once may be missing
             if not self.has_instance():
                 self.make_instance()
-        return self.enumerate_handles()
+            return self.enumerate_handles()
 
     @abstractmethod
     def has_instance(self) -> bool:

@@ -37,6 +37,7 @@ from wgpu.backends.wgpu_native.extras import set_instance_extras  # noqa: E402
 
 libf: Any = _api.libf
 
+_NATIVE_APIS = 1 << 0 | 1 << 2 | 1 << 3  # WGPUInstanceBackend: Vulkan, Metal, DX12
 _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
 _log = logging.getLogger("llmgpu")
 
@@ -139,8 +140,14 @@ class WgpuDriver(Driver):
         set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
 
     def enumerate_handles(self) -> list[Any]:
-        handles = wgpu.gpu.enumerate_adapters_sync()
-        return [handle for handle in handles if handle.info["backend_type"] != "OpenGL"]
+        # OpenGL's are not asked for: where the program has used them in one thread, asking in
+        # another ends the process.
+        instance = _helpers.get_wgpu_instance()
+        native = _api.new_struct_p("WGPUInstanceEnumerateAdapterOptions *", backends=_NATIVE_APIS)
+        count = libf.wgpuInstanceEnumerateAdapters(instance, native, ffi.NULL)
+        found = _api.new_array("WGPUAdapter[]", count)
+        libf.wgpuInstanceEnumerateAdapters(instance, native, found)
+        return [wgpu.gpu._create_adapter(handle) for handle in found]
 
     def features(self, adapter: Any) -> frozenset[str]:
         return frozenset(adapter.features)

@@ -119,7 +119,12 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, device_name: str) -> None:
 
 
 # Says how far it is at each report of progress, not every few seconds only.
-TALKATIVE = "from llmgpu.cli import console, main; console.LINE_SECONDS = 0.0; main()"
+TALKATIVE = """
+from llmgpu.__main__ import main
+from llmgpu.cli import console
+console.LINE_SECONDS = 0.0
+main()
+"""
 
 
 def test_an_interrupt_while_the_adapter_merges(tmp_path: Path) -> None:

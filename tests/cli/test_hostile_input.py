@@ -253,4 +253,4 @@ def test_a_manifest_lists_files_of_its_folder_only(llmgpu: Run, vocab: Path) -> 
         listed["shards"][0]["file"] = name
         manifest.write_text(json.dumps(listed))
         done = llmgpu("train", "t.json", "--vocab", "v.bin", "-o", "run", "--device", "cpu")
-        fails(done, 1, "is not a file of its folder: name token files of other folders")
+        fails(done, 1, "is not a file in its folder: name token files of other folders")

@@ -43,6 +43,18 @@ with handled_signals(), last_act(lambda: print("last act", flush=True)):
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 """
 
+# Is ended in code that a library generates, as dataclasses are.
+IN_GENERATED = """
+import llmgpu.cli
+from llmgpu.__main__ import main
+
+def run(**options):
+    exec("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)")
+
+llmgpu.cli.cli = run
+main()
+"""
+
 # Is interrupted at the nth import after that of the package.
 IN_IMPORT = """
 import os, signal, sys
@@ -190,3 +202,15 @@ def test_main_leaves_the_handlers_as_they_were(llmgpu: Run, vocab: Path) -> None
     assert llmgpu("info", "v.bin").returncode == 0
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_exit_code_is_that_of_the_signal_in_generated_code_too(tmp_path: Path) -> None:
+    (tmp_path / "generated.py").write_text(IN_GENERATED)
+    done = subprocess.run(
+        [sys.executable, "-m", "generated"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        timeout=HANG,
+    )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, b"interrupted\n")

@@ -6,6 +6,7 @@ The tests of kernels run on either: on Dawn with LLMGPU_DRIVER=dawn.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -220,9 +221,10 @@ def test_a_model_is_trained_on_dawn_and_resumed_there(
     on_dawn("bpe-train text.txt --vocab-size 300 -o v.bin --device cpu")
     sizes = "--dim 32 --heads 2 --layers 1 --seq-len 32 --batch-size 2 --warmup-steps 0"
     train = f"train --vocab v.bin text.txt --device gpu {sizes}"
-    on_dawn(f"{train} -o whole --steps 4")
-    on_dawn(f"{train} -o parts --steps 2")
-    on_dawn(f"{train} -o parts --steps 4 --resume")
+    on_dawn(f"{train} -o whole --steps 4 --save-interval 2")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "step-00000004")
+    on_dawn(f"{train} -o parts --steps 4 --save-interval 2 --resume")
     weights = "step-00000004/model.safetensors"
     assert b'"driver": "dawn"' in (tmp_path / "parts/step-00000004/training.json").read_bytes()
     whole, parts = (tmp_path / name / weights for name in ("whole", "parts"))

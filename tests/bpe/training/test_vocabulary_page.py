@@ -30,5 +30,5 @@ def test_page_is_valid_and_loads_nothing() -> None:
 def test_bytes_a_token_are_drawn() -> None:
     rates = [(0, 1.0), (256, 2.5)]
     page = Page(draw_vocabulary("v", vocabulary(), {}, rates, "a.txt"))
-    assert page.all("h2")[0].text == "Bytes a token" and "in a.txt" in page.text
+    assert page.all("h2")[0].text == "Bytes per token" and "in a.txt" in page.text
     assert [node.text for node in page.all("div", "value")][:2] == ["1.000", "2.500"]
