@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -360,7 +361,10 @@ class TestFile:
         with pytest.raises(VocabularyError, match="null"):
             Vocabulary.load("a\0b")
 
-    def test_failed_save_leaves_the_old_file(self, tmp_path: Path) -> None:
+    def test_failed_save_leaves_the_old_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut, too
         resource = pytest.importorskip("resource")
         path = tmp_path / "v.bin"
         small_vocabulary().save(path)
