@@ -102,7 +102,7 @@ def _adapter_facts() -> dict[str, Any]:
             **{name: adapter.limits[name] for name in LIMITS_SHOWN},
         }
     chosen = auto_adapter()
-    name = "cpu (NumPy)" if chosen is None else chosen.name
+    name = "cpu" if chosen is None else chosen.name
     return facts | {"--device auto, train": name, "--device auto, tokenize": name}
 
 
