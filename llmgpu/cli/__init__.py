@@ -149,6 +149,8 @@ def main() -> None:
 
 def _refuse(error: click.ClickException) -> int:
     """Print wrong usage, what is wrong on one line of its own; return the exit code."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return _fail(error.format_message(), error.exit_code)
     if isinstance(error, click.NoSuchOption):
         from llmgpu.cli.other_names import suggest_option
 

@@ -19,6 +19,7 @@ import click
 
 from llmgpu.cli.interrupts import held_back
 from llmgpu.errors import OutputError
+from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import printable
 from llmgpu.memory import Memory, free_memory
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from llmgpu.text.corpus import Corpus
+    from llmgpu.tokens.shown import Style
 
 LOG_FORMAT = "llmgpu.log_format"  # where a command's context has it
 _LEAST_COLUMN, _LEAST_NAME = 8, 20  # characters in tables
@@ -185,6 +187,14 @@ def shows_colours() -> bool:
         return False
     has_colours = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
     return has_colours or bool(os.environ.get("FORCE_COLOR"))
+
+
+def token_style(output: str) -> Style:
+    """Return how a terminal shows tokens, and otherwise that each has a line."""
+    if shows_colours():
+        return "colours" if output == STANDARD_OUTPUT else "lines"
+    is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
+    return "borders" if is_shown else "lines"
 
 
 def left_out_of(text: Corpus | None) -> dict[str, int]:

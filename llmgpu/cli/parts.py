@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from llmgpu.cli.console import Reporter
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, OutputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import PART_RECORD, Output
 from llmgpu.resume_key import CORPUS, FILES, PART, Run, file_facts
 from llmgpu.text.corpus import CorpusOptions
@@ -79,12 +79,22 @@ class PartJob:
         return {**run, FILES: files, CORPUS: self._corpus, PART: str(self.part)}
 
     def finished(self, run: Run) -> dict[str, Any] | None:
-        """Return the summary of the part if it is finished; run: its resume key."""
+        """Return the summary of the part if it is finished; run: its resume key.
+
+        Raises OutputError if the output has another part.
+        """
         self._run = json.loads(json.dumps(run))
         if not self.is_recorded:
             return None
-        with suppress(InputError, OSError, ValueError, TypeError):
+        with suppress(InputError, OSError, ValueError, TypeError, KeyError):
             record = json.loads(read_whole(self._record, "record of a finished part"))
+            if (other := record["run"][PART]) != self._run[PART] and os.path.exists(
+                self._main_file
+            ):
+                raise OutputError(
+                    f"{self.output} has part {quote(other)}, which part {self.part} would replace: "
+                    f"put {PLACEHOLDER}, for the part, in the output's name, or remove it"
+                )
             expected = {"format": FORMAT, "version": VERSION, "run": self._run}
             expected["output"] = _facts(self._main_file)
             if record == {**expected, "summary": record.get("summary")}:

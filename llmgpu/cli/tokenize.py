@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, nullcontext
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
@@ -23,11 +23,10 @@ from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import (
     Reporter,
     human_bytes,
-    is_terminal,
     left_out_of,
     print_json,
     print_result,
-    shows_colours,
+    token_style,
 )
 from llmgpu.cli.options import (
     READING_INPUT,
@@ -49,6 +48,7 @@ from llmgpu.tokens.bin import matched_as, read_side_file, side_path
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
 from llmgpu.tokens.formats import (
     SHOWN,
+    check_ending,
     format_by_name,
     open_writer,
     outputs,
@@ -57,7 +57,7 @@ from llmgpu.tokens.formats import (
 )
 from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
-from llmgpu.tokens.shown import ShownTokens, Style
+from llmgpu.tokens.shown import ShownTokens
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
     FirstTokens,
@@ -74,6 +74,8 @@ from llmgpu.tokens.tokenizing import (
     encoding_key,
     require_rereadable,
 )
+
+_OF_TEXT = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ def tokenize(
         raise click.UsageError("--part can't be combined with --decode")
     job = PartJob(part, output, report)
     output = job.output
+    if not (decode or count or format_name):
+        check_ending(output)
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
     masked = chat and shape[0] == "bin" and not writes_directly(output)
@@ -194,6 +198,11 @@ def _check_decoding(format: str | None, special: SpecialOptions, encodes: bool) 
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
     if not special.is_plain:
         raise click.UsageError("--decode takes no special tokens: their ids become their text")
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
+        if given and option.name in _OF_TEXT:
+            raise click.UsageError(f"{option.opts[0]} is for text, not for --decode")
 
 
 def _check_output(output: _Output, is_encoding: bool) -> None:
@@ -217,14 +226,6 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
         raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
     if output.format != "bin" or output.name == STANDARD_OUTPUT:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
-
-
-def _style(output: str) -> Style:
-    """Return how a terminal shows tokens, and otherwise that each has a line."""
-    if shows_colours():
-        return "colours" if output == STANDARD_OUTPUT else "lines"
-    is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
-    return "borders" if is_shown else "lines"
 
 
 def _files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
@@ -301,7 +302,7 @@ def _open_sinks(
 ) -> TokenSink:
     """Open what ids go to; added: ids that stand for no text. key: resume key of the ids."""
     if output.format == SHOWN:
-        return ShownTokens(output.name, vocabulary, _style(output.name))
+        return ShownTokens(output.name, vocabulary, token_style(output.name))
     with ExitStack() as opened:  # aborts the first if the second can't be opened
         sinks = []
         for name in output.names:

@@ -80,6 +80,24 @@ FORMATS = {
 }
 
 
+_OTHER_ENDINGS = frozenset(
+    [
+        ".arrow",
+        ".bz2",
+        ".csv",
+        ".gz",
+        ".h5",
+        ".json",
+        ".npz",
+        ".parquet",
+        ".pkl",
+        ".pt",
+        ".pth",
+        ".safetensors",
+        ".xz",
+        ".zst",
+    ]
+)
 SHOWN = "tokens"  # a format to look at, see `llmgpu.tokens.shown`; it can't be read back
 
 
@@ -92,6 +110,16 @@ def format_by_name(path: str | Path) -> str:
     """Return the format that the ending of a file's name stands for: ``ids`` unless it is known."""
     ending = Path(path).suffix.lower()
     return next((name for name, format in FORMATS.items() if format.ending == ending), "ids")
+
+
+def check_ending(path: str | Path) -> None:
+    """Raise InputError for a file to be written that would not be what its name says."""
+    ending = Path(path).suffix.lower()
+    if ending in _OTHER_ENDINGS:
+        known = ", ".join(format.ending for format in FORMATS.values())
+        raise InputError(
+            f"{path}: ids are not written as {ending}: use one of {known}, or name the format"
+        )
 
 
 def recognize_format(path: str | Path) -> str:

@@ -201,3 +201,10 @@ def test_a_device_is_not_read_unless_it_is_named(corpus: Path) -> None:
             capture_output=True,
         )
         fails(done, 2, "CORPUS")
+
+
+def test_without_a_command_the_help_is_shown(llmgpu: Run) -> None:
+    done = llmgpu()
+    assert done.returncode == 2
+    lines = done.stderr.decode().splitlines()
+    assert lines[0].startswith("Usage: ") and "Commands:" in lines and "Error" not in lines[2]

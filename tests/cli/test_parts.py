@@ -192,3 +192,16 @@ def test_parts_that_do_not_go_together(llmgpu: Run, vocab: Path, files: tuple[st
     fails(llmgpu("merge-shards", one, two, "-o", "elsewhere/all.json"), 1, "is not in the folder")
     (folder / "p-2-of-2-000000.bin").unlink()
     fails(llmgpu(*merge, one, two), 1, "p-2-of-2-000000.bin is missing, or not as")
+
+
+def test_a_part_does_not_replace_another(llmgpu: Run, vocab: Path, files: tuple[str, ...]) -> None:
+    folder = vocab.parent
+    for command in (
+        (*TOKENIZE, *files, "-o", "p.bin"),
+        (*SHARDS, *files, "-o", "s.bin"),
+        ("bpe-train", *files, *SPECIAL, *COUNT, "c"),
+    ):
+        assert llmgpu(*command, "--part", "1/2").returncode == 0
+        before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+        fails(llmgpu(*command, "--part", "2/2"), 1, "has part '1/2', which part 2/2 would replace")
+        assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before

@@ -51,7 +51,7 @@ def test_the_ending_gives_the_format_and_reading_recognizes_it(
 def test_files_of_several_formats_are_decoded_together(
     llmgpu: Run, corpus: Path, vocab: Path
 ) -> None:
-    names = ("a.bin", "b.npy", "c.txt", "d.jsonl", "e", "f.npz")
+    names = ("a.bin", "b.npy", "c.txt", "d.jsonl", "e", "f.ids")
     for name in names:
         llmgpu("tokenize", "corpus.txt", "--vocab", "v.bin", "-o", name, "--device", "cpu")
     back = llmgpu("tokenize", "--vocab", "v.bin", "--decode", *names)
@@ -205,3 +205,18 @@ def test_a_token_file_of_another_vocabulary(llmgpu: Run, corpus: Path, vocab: Pa
     done = llmgpu("tokenize", "ids.bin", "--decode", "--format", "bin", "--vocab", "other.bin")
     fails(done, 1, "ids.bin was made with the vocabulary")
     assert b"other.bin" in done.stderr
+
+
+def test_names_that_promise_another_format_are_refused(llmgpu: Run, vocab: Path) -> None:
+    tokenize = ("tokenize", "--vocab", "v.bin", "corpus.txt", "-o")
+    for name in ("ids.parquet", "ids.JSON", "ids.jsonl.gz"):
+        fails(llmgpu(*tokenize, name), 1, "ids are not written as")
+        assert not (vocab.parent / name).exists()
+    done = llmgpu(*tokenize, "x.csv", "--format", "ids")
+    assert done.returncode == 0, done.stderr
+
+
+def test_decoding_takes_no_options_of_text(llmgpu: Run, vocab: Path) -> None:
+    for option in (("--limit", "9M"), ("--text-field", "a"), ("--doc-separator", "x")):
+        done = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "corpus.txt", *option)
+        fails(done, 2, f"{option[0]} is for text, not for --decode")

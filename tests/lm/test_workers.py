@@ -157,6 +157,12 @@ def test_one_process_is_alone() -> None:
     assert ALONE.largest(15) == 15 and ALONE.device("auto", 0) == "auto"
 
 
+def test_several_processes_need_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    with pytest.raises(InputError, match=r"needs the package mpi4py: pip install 'llmgpu\[mpi\]'"):
+        start_workers({"OMPI_COMM_WORLD_SIZE": "2"})
+
+
 def test_workers_of_a_machine_take_a_gpu_each() -> None:
     workers = Workers()
     workers.count = workers.local_count = 2

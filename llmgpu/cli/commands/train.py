@@ -141,6 +141,7 @@ def train(**options: Any) -> None:
       llmgpu train --vocab v.bin corpus.txt -o run
       llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
       llmgpu train -o run --resume
+      mpiexec -n 2 llmgpu train --vocab v.bin tokens.json -o run --grad-accum 8
       llmgpu train --config run.toml -o run --lr 1e-3
       llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
     """
