@@ -9,7 +9,7 @@ from llmgpu.memory import Growth, peak_memory, resident_memory
 
 def test_growth_is_extrapolated_and_bounds_what_comes() -> None:
     taken = [100 << 20]
-    growth = Growth(lambda: taken[0])
+    growth = Growth(lambda: taken[0], lambda: taken[0])
     assert growth.estimate(None) is None
     estimates = []
     for part in range(1, 17):  # tables that grow with the square root of the text

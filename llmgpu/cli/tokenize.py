@@ -147,8 +147,6 @@ def tokenize(
         raise click.UsageError("--part can't be combined with --decode")
     job = PartJob(part, output, report)
     output = job.output
-    if not (decode or count or format_name):
-        check_ending(output)
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
     masked = chat and shape[0] == "bin" and not writes_directly(output)
@@ -168,6 +166,8 @@ def tokenize(
         read = [*sources, *_read_for(ids)] if decode else [source.path for source in found.files]
         named = filter(None, [chat_template])
         _check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
+        if not (decode or format_name):
+            check_ending(output)
     options = make_corpus_options(line_documents=line_documents, **reading)
     found = job.take(found, options)
     growth = Growth()  # before a device is opened, which takes memory, too

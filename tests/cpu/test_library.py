@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,13 @@ from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
 
 HAS_COMPILER = shutil.which(os.environ.get("CC", "cc").split()[0]) is not None
 needs_engine = pytest.mark.skipif(library.library() is None, reason="the CPU engine is not built")
+
+
+def test_rules_are_numbered_alike_in_python_and_c() -> None:
+    header = (Path(library.__file__).parent / "engine.h").read_text()
+    listed = re.search(r"enum pattern_rule \{([^}]*)\}", header)
+    assert listed is not None
+    assert [f"RULE_{rule.upper()}" for rule in library.RULES] == listed[1].replace(",", " ").split()
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")

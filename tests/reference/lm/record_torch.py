@@ -104,7 +104,7 @@ def train(
         wanted = torch.from_numpy(targets.astype(np.int64)).reshape(-1)
         loss = functional.cross_entropy(logits.reshape(len(wanted), -1), wanted)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(weights.values(), options.clip_norm)
         optimizer.step()
         losses.append(float(loss.detach()))
