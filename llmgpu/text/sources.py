@@ -29,6 +29,7 @@ from llmgpu.text.streams import COMPRESSIONS, STANDARD_INPUT, DocumentFile, Sour
 # Formats whose files have documents inside, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {
     ".jsonl": JsonlFile,
+    ".ndjson": JsonlFile,
     ".parquet": ParquetFile,
 }
 

@@ -231,3 +231,9 @@ def test_c_takes_plain_lines() -> None:
     text, starts, used, lines = taken
     assert (text.tobytes(), len(starts)) == ("".join(texts * 2).encode(), 2 * len(texts))
     assert (used, lines) == (len(data), 2 * len(texts) + 1)
+
+
+def test_the_other_ending_of_json_lines(tmp_path: Path) -> None:
+    data = b'{"text": "one"}\n{"text": "two"}\n'
+    names = [write(tmp_path, "a.ndjson", data), write(tmp_path, "B.NDJSON.gz", gzip.compress(data))]
+    assert read_documents(Corpus(names)) == [b"one", b"two"] * 2
