@@ -6,7 +6,7 @@ first one alone writes files and reports.
 
 Sums are the same bits run after run: gradients are cut into a range for each worker, which gets
 that range of all workers, adds it up in the order of the workers, and gives the sum to all of them.
-The data that moves is about twice the gradients, whatever the number of workers.
+The data that moves is about twice the gradients for any number of workers.
 """
 
 from __future__ import annotations

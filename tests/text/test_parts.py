@@ -1,4 +1,4 @@
-"""Parts of a corpus: all of them together are the whole, whatever it is cut into."""
+"""Parts of a corpus: together they are the whole, wherever it is cut."""
 
 from __future__ import annotations
 
