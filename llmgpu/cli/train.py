@@ -20,8 +20,8 @@ from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
-from llmgpu.errors import InputError
-from llmgpu.input_files import number_of
+from llmgpu.errors import InputError, shorten
+from llmgpu.input_files import number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
@@ -100,7 +100,10 @@ def train(
     inputs = [source.path for source in resolve_sources(corpus).files]
     inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
     check_outputs(_written(output, force), inputs)
-    with workers.together(), _open_folder(workers, output, resume=resume, force=force) as folder:
+    with (
+        workers.together(_say_failure),
+        _open_folder(workers, output, resume=resume, force=force) as folder,
+    ):
         with workers.first_alone():
             run, host_bytes = _open_run(asked, folder, separator, backend, workers, report)
         summary = run.run()
@@ -195,6 +198,10 @@ def _open_run(
         **_callbacks(report, steps),
     )
     return run, host_bytes
+
+
+def _say_failure(line: str) -> None:
+    click.echo(shorten(printable(" ".join(line.split()))), err=True)
 
 
 def _own_device(workers: Workers, device: str, corpus: Sequence[str]) -> str:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,15 +124,15 @@ class Workers:
         return given.reshape(-1)[: len(values)]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """End all workers where one fails in the block, which says so in a line."""
+    def together(self, say: Callable[[str], None]) -> Iterator[None]:
+        """End all workers where one fails in the block; `say` is called with a line about it."""
         try:
             yield
         except BaseException as error:
             if self._mpi is None or isinstance(error, KeyboardInterrupt):
                 raise
             what = str(error) if isinstance(error, LlmgpuError) else repr(error)
-            print(f"error: worker {self.number}: {what}", file=sys.stderr, flush=True)
+            say(f"error: worker {self.number}: {what}")
             self._mpi.Abort(1)
 
 
