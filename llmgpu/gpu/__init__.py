@@ -23,7 +23,7 @@ from llmgpu.gpu.commands import Commands, Download, Staging
 from llmgpu.gpu.device import Device, paced_states
 from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape
 from llmgpu.gpu.drivers import DRIVERS, chosen_driver, default_driver, has_dawn, load_driver
-from llmgpu.gpu.kernel import BoundKernel, Kernel, constant, struct_dtype
+from llmgpu.gpu.kernel import BoundKernel, Kernel
 
 __all__ = [
     "DRIVERS",
@@ -40,12 +40,10 @@ __all__ = [
     "MatrixShape",
     "Staging",
     "chosen_driver",
-    "constant",
     "default_driver",
     "has_dawn",
     "list_adapters",
     "load_driver",
     "paced_states",
     "select_adapter",
-    "struct_dtype",
 ]

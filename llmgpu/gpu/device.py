@@ -22,7 +22,8 @@ from llmgpu.errors import CapacityError
 from llmgpu.gpu.adapters import AdapterInfo, Buffer, OpenedAdapter, aligned, select_adapter
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferUsage
-from llmgpu.gpu.kernel import Kernel, compose, kernel_source
+from llmgpu.gpu.kernel import Kernel
+from llmgpu.kernel_source import compose, kernel_source
 
 OPTIONAL_FEATURES = frozenset({"subgroup", "timestamp-query", "shader-f16", MATRIX_FEATURE})
 # Loop iterations, nested ones included, that one thread may need in a dispatch. Mesa's software

@@ -15,7 +15,8 @@ import numpy as np
 
 from llmgpu.gpu import Buffer, Device, Kernel
 from llmgpu.gpu.adapters import ALIGNMENT, aligned
-from llmgpu.gpu.kernel import BoundKernel, compose, kernel_source
+from llmgpu.gpu.kernel import BoundKernel
+from llmgpu.kernel_source import compose, kernel_source
 
 GUARD = 0xA5A5A5A5  # as a float32 -2.9e-16, so that reading it changes no result by much
 GUARD_BYTES = ALIGNMENT

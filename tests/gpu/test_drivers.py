@@ -22,8 +22,8 @@ from llmgpu import backend
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, drivers, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
-from llmgpu.gpu.kernel import compose
-from tests.gpu.test_kernel_source import KERNELS
+from llmgpu.kernel_source import compose
+from tests.test_kernel_source import KERNELS
 
 COUNT = """
 @group(0) @binding(0) var<storage, read_write> counts: array<u32>;

@@ -8,7 +8,7 @@ import pytest
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, Kernel
-from llmgpu.gpu.kernel import compose, read_wgsl
+from llmgpu.kernel_source import compose, read_wgsl
 
 
 def test_a_kernel_is_compiled_once_for_each_set_of_constants(any_device: Device) -> None:

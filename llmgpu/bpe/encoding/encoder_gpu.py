@@ -36,7 +36,8 @@ from llmgpu.bpe.words.word_table_gpu import (
     prepare_kernels,
 )
 from llmgpu.cpu.library import insert_pairs, library
-from llmgpu.gpu import Buffer, Commands, Device, Download, constant
+from llmgpu.gpu import Buffer, Commands, Device, Download
+from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import TextSource
 
 LONGEST = 512  # bytes of a word that the device merges: the steps grow with the square

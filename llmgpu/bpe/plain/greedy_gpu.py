@@ -25,15 +25,8 @@ from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
-from llmgpu.gpu import (
-    Buffer,
-    Device,
-    Download,
-    Kernel,
-    Staging,
-    constant,
-    struct_dtype,
-)
+from llmgpu.gpu import Buffer, Device, Download, Kernel, Staging
+from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
 _FILE = "trie/params.wgsl"

@@ -21,15 +21,8 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import (
-    Buffer,
-    Commands,
-    Device,
-    Kernel,
-    constant,
-    paced_states,
-    struct_dtype,
-)
+from llmgpu.gpu import Buffer, Commands, Device, Kernel, paced_states
+from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
 
 MAX_TOKENS = 65_536  # a symbol has 16 bits for its rank

@@ -16,7 +16,8 @@ from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
-from llmgpu.gpu import Buffer, Commands, Device, constant, struct_dtype
+from llmgpu.gpu import Buffer, Commands, Device
+from llmgpu.kernel_source import constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that a thread marks

@@ -20,7 +20,8 @@ from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
 from llmgpu.errors import CapacityError
-from llmgpu.gpu import Commands, Device, Kernel, constant, paced_states, struct_dtype
+from llmgpu.gpu import Commands, Device, Kernel, paced_states
+from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 

@@ -18,17 +18,8 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import (
-    BoundKernel,
-    Buffer,
-    Commands,
-    Device,
-    Download,
-    Kernel,
-    Staging,
-    constant,
-    struct_dtype,
-)
+from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Kernel, Staging
+from llmgpu.kernel_source import constant, struct_dtype
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
+from llmgpu.kernel_source import struct_dtype
 from llmgpu.lm.ops.matrix_units import attention_units
 from llmgpu.lm.ops.operations import (
     AttentionGradients,
@@ -33,16 +34,7 @@ MAX_HEAD_DIM = 128  # of the kernels
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # of a workgroup's gradients of keys and values
 SLOT_BYTES = 80  # of workgroup memory: 12.5 KiB with little of it, 22.5 KiB otherwise
-PARAMS = np.dtype(
-    [
-        ("seq", "<u4"),
-        ("heads", "<u4"),
-        ("kv_heads", "<u4"),
-        ("workgroups", "<u4"),
-        ("scale", "<f4"),
-        ("log2_scale", "<f4"),
-    ]
-)
+PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
 BLOCK_SCORES = 1 << 22  # scores that NumPy holds at a time, or those of one query a head if more
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from llmgpu.kernel_source import read_wgsl
+
 HALVES = 8  # in a vector of 16 bytes
 LOWEST = "-3.0e38"  # the score of what is not to be seen
 COLUMN_SET = 64  # columns of the gradients of keys and values that a workgroup sums up, at most
@@ -124,7 +126,7 @@ def declarations(
     yield f"const STEP: u32 = {tile.step}u;"
     yield f"const THREADS: u32 = {a.threads}u;"
     yield "const FOUR: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);"
-    yield _PARAMS
+    yield from read_wgsl("lm/attention_sizes.wgsl").splitlines()
     for index, name in enumerate(inputs, 1):
         yield f"@group(0) @binding({index}) var<storage, read> {name}: array<vec4<u32>>;"
         yield from _load_function(name)
@@ -135,11 +137,6 @@ def declarations(
         yield f"var<workgroup> weights_{index}: array<vec4<u32>, {tile.rows * weight_stride}>;"
     yield _HALVES_OF
 
-
-_PARAMS = """struct Params {
-    seq: u32, heads: u32, kv_heads: u32, workgroups: u32, scale: f32, log2_scale: f32,
-}
-@group(0) @binding(0) var<uniform> params: Params;"""
 
 # What half precision does not hold, NaN too, becomes infinite: the overflow is to be seen.
 _HALVES_OF = """fn two_halves(pair: vec2<f32>) -> u32 {

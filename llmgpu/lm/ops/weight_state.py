@@ -14,22 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.kernel_source import struct_dtype
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
 
-_FLOATS = (
-    "learning_rate",
-    "one_minus_beta1",
-    "one_minus_beta2",
-    "epsilon",
-    "weight_decay",
-    "bias_correction1",
-    "bias_correction2",
-    "max_norm",
-    "inverse_count",
-    "inverse_scale",
-)
-_WORDS = ("slot", "padding0")
-HYPER = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "<u4") for name in _WORDS)])
+HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 
 # Entries of `stats`, (4,) float32.
 CLIP_SCALE = 0  # factor of the gradients, which also takes back their scale; 0 in a bad step

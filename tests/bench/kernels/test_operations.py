@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from llmgpu.bench.kernels import operations as lab
 from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
-from llmgpu.gpu.kernel import constant
+from llmgpu.kernel_source import constant
 from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import NO_TOKEN
 from llmgpu.lm.ops.operations import Operations

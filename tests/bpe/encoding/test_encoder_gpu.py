@@ -24,7 +24,8 @@ from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
-from llmgpu.gpu import Device, constant
+from llmgpu.gpu import Device
+from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.encoding.test_matching import merge_vocabularies, rank_vocabularies
 from tests.bpe.words.test_count_gpu import PARTS
