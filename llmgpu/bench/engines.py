@@ -1,4 +1,4 @@
-"""What is measured, NumPy and opened adapters, and the machine that it is measured on."""
+"""What is measured, the CPU and opened adapters, and the machine that it is measured on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
 from llmgpu.bench.options import ALL
-from llmgpu.bench.results import Adapter, Machine
+from llmgpu.bench.results import C_ENGINE, NUMPY_ENGINE, Adapter, Machine
 from llmgpu.bench.timing import timed
+from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError
 from llmgpu.processors import usable_processors
 from llmgpu.version import __version__
@@ -31,9 +32,14 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """What tables call it where models and kernels are measured."""
         device = self.backend.device
-        return "NumPy" if device is None else device.name
+        return NUMPY_ENGINE if device is None else device.name
+
+    @property
+    def tokenizing_name(self) -> str:
+        """What tables call it where tokenizers are measured."""
+        return tokenizing_host() if self.backend.device is None else self.name
 
     @property
     def is_software_adapter(self) -> bool:
@@ -41,8 +47,13 @@ class Engine:
         return self.backend.device is not None and self.backend.is_software
 
 
+def tokenizing_host() -> str:
+    """Return the name of what tokenizes, counts and merges on the CPU."""
+    return NUMPY_ENGINE if library() is None else C_ENGINE
+
+
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
-    """Open what ``--device`` values name; ``all`` is NumPy and every adapter. No engine twice.
+    """Open what ``--device`` values name; ``all`` is the CPU and every adapter. No engine twice.
 
     Returns the engines and, by name, why adapters that only ``all`` names could not be opened.
 

@@ -22,6 +22,8 @@ FORMAT = "llmgpu-bench"
 VERSION = 2
 BPE_TRAIN, TOKENIZE = "bpe-train", "tokenize"
 EMBEDDING, KERNELS, TRAIN, STARTUP = "embedding", "kernels", "train", "startup"
+NUMPY_ENGINE, C_ENGINE = "NumPy", "llmgpu in C"
+HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # what computes on the CPU
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,10 @@ class KernelTimes:
 class Result:
     """What one engine or peer did in one job, in one way.
 
-    what: the part. engine: NumPy, an adapter or a peer by its name. peer: whether it is another
-    program. correct: whether the answer was right, None where none was compared. answer: what it
-    was compared with. note: why something is missing or differs. clock: "gpu" or "host".
+    what: the part. engine: one of `HOST_ENGINES`, an adapter or a peer by its name. peer: whether
+    it is another program. correct: whether the answer was right, None where none was compared.
+    answer: what it was compared with. note: why something is missing or differs. clock: "gpu" or
+    "host".
     job, variant: lines for people on the sizes and on the way of doing it.
     text_bytes, vocab_size, pattern: the job where it is about text.
     bytes, operations: what had to be moved and computed, from which rates and shares follow.
@@ -216,7 +219,7 @@ class Record:
 
     def is_peer(self, result: Result) -> bool:
         """Whether a result is another program's; early records do not mark all of them."""
-        own = {"NumPy", *(adapter.name for adapter in self.machine.adapters)}
+        own = {*HOST_ENGINES, *(adapter.name for adapter in self.machine.adapters)}
         return result.peer or result.engine.removeprefix("recount on ") not in own
 
     def tables(self) -> list[ResultTable]:

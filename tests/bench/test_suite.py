@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench.engines import Engine, describe_machine
+from llmgpu.bench.engines import Engine, describe_machine, tokenizing_host
 from llmgpu.bench.options import PARTS, TEXT_PARTS, BenchOptions
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import (
@@ -67,7 +67,7 @@ def test_record_is_json_and_complete(record: Record) -> None:
 
 @pytest.mark.parametrize("what", ["bpe-train", "tokenize"])
 def test_every_engine_is_compared_and_measured(record: Record, what: str) -> None:
-    for name in ["NumPy", *(adapter.name for adapter in list_adapters())]:
+    for name in [tokenizing_host(), *(adapter.name for adapter in list_adapters())]:
         result = of(record, what, name)
         assert result.correct is True
         assert len(given(result.seconds).runs) == 2
@@ -76,12 +76,12 @@ def test_every_engine_is_compared_and_measured(record: Record, what: str) -> Non
 
 
 def test_greedy_matching_has_rows_of_its_own(record: Record) -> None:
-    names = ["NumPy", *(adapter.name for adapter in list_adapters())]
+    names = [tokenizing_host(), *(adapter.name for adapter in list_adapters())]
     rows = [r for r in record.results if (r.what, r.variant) == ("tokenize", "greedy")]
     assert [r.engine for r in rows] == names
     for result in rows:
         assert result.correct is True and result.phases
-        assert result.tokens != of(record, "tokenize", "NumPy").tokens
+        assert result.tokens != of(record, "tokenize", tokenizing_host()).tokens
 
 
 def test_adapters_report_start_up_and_kernels(record: Record) -> None:
@@ -105,10 +105,13 @@ def test_peers_are_measured(record: Record) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("tiktoken")
     pytest.importorskip("rustbpe")
-    assert of(record, "bpe-train", "tokenizers").answer == "the merges of NumPy"
-    assert of(record, "bpe-train", "rustbpe").answer == "the tokens of NumPy, --tie bytes"
+    assert of(record, "bpe-train", "tokenizers").answer == f"the merges of {tokenizing_host()}"
+    assert (
+        of(record, "bpe-train", "rustbpe").answer
+        == f"the tokens of {tokenizing_host()}, --tie bytes"
+    )
     for name in ("tokenizers", "tiktoken"):
-        assert of(record, "tokenize", name).answer == "the ids of NumPy"
+        assert of(record, "tokenize", name).answer == f"the ids of {tokenizing_host()}"
 
 
 def test_gigatoken_is_measured_where_it_is_installed(record: Record) -> None:
@@ -119,9 +122,9 @@ def test_gigatoken_is_measured_where_it_is_installed(record: Record) -> None:
         assert trained.note == "not installed: pip install gigatoken"
         assert encoded.note == "not installed: pip install gigatoken awkward"
     else:
-        assert trained.answer == "the merges of NumPy"
+        assert trained.answer == f"the merges of {tokenizing_host()}"
         assert (encoded.answer or encoded.note) in (
-            "the ids of NumPy",
+            f"the ids of {tokenizing_host()}",
             "not installed: pip install gigatoken awkward",
         )
 
@@ -142,9 +145,9 @@ def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"some \xff\xfe words and words\n\x00" * 50)
     record = run(small(devices=("cpu",), corpus=(str(path),), runs=1))
-    assert of(record, "tokenize", "NumPy").correct is True
+    assert of(record, "tokenize", tokenizing_host()).correct is True
     for result in record.results:
-        assert result.engine == "NumPy" or result.note
+        assert result.engine == tokenizing_host() or result.note
 
 
 def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
@@ -177,7 +180,7 @@ def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
     for peer in TOKENIZING_PEERS:
         if peer.why_not(job) is None:
             result = wrong.measure_peer(peer)
-            assert result.answer == "NOT the ids of NumPy"
+            assert result.answer == f"NOT the ids of {tokenizing_host()}"
             assert result.seconds is None
 
 

@@ -44,12 +44,12 @@ _PARTS: dict[str, tuple[str, ...]] = {
     BPE_TRAIN: (
         "Training tokenizers",
         "From a text file in the page cache to a vocabulary file. The merges are compared with "
-        "NumPy's first.",
+        "those of the CPU first.",
     ),
     TOKENIZE: (
         "Tokenizing",
-        "From a text file in the page cache to a file of ids. The ids are compared with NumPy's "
-        "first.",
+        "From a text file in the page cache to a file of ids. The ids are compared with those "
+        "of the CPU first.",
     ),
     EMBEDDING: (
         "Embedding",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
+    HOST_ENGINES,
     KERNELS,
     TOKENIZE,
     TRAIN,
@@ -69,7 +70,6 @@ MEASURES = (
     SPEED_UP := Measure("speed_up", "vs NumPy", "x"),
     SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
-NUMPY = "NumPy"  # the engine by that name
 _LEAST_SECONDS = 1e-9  # of a ratio: no clock is finer
 HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # what results are best told apart by
@@ -110,7 +110,7 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
     """Yield, for each part, how many times as fast llmgpu is as the fastest other program, or it.
 
     It is that of the last job that another program did, too, which is the largest; without one,
-    that of an adapter against NumPy. Greedy matching, which no other program does, is left out.
+    that of an adapter against the CPU. Greedy matching, which no other program does, is left out.
     """
     told: dict[str, tuple[bool, str]] = {}
     for table in record.tables():
@@ -118,7 +118,7 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         timed = [r for r in timed if "greedy" not in r.variant]
         own = [r for r in timed if not record.is_peer(r)]
         peers = [r for r in timed if record.is_peer(r)]
-        others = peers or [r for r in own if r.engine == NUMPY]
+        others = peers or [r for r in own if r.engine in HOST_ENGINES]
         if table.what not in HEADLINED or not (own and others):
             continue
         best, other = (min(each, key=lambda r: r.median) for each in (own, others))

@@ -1,12 +1,12 @@
 """Measuring training and tokenizing: from a text file in the page cache to a file.
 
-NumPy's merges are the reference for training, for a peer those under its tie rule. A peer that
+The CPU's merges are the reference for training, for a peer those under its tie rule. A peer that
 writes no vocabulary files is done when it has the vocabulary in memory. The kernels are timed in a
 separate run, because a timed dispatch is a pass by itself, and over the first TIMED_MERGES merges,
 when the text is longest: a device times a limited number of dispatches in one submission, and later
 submissions have more. An adapter keeps its buffers from one run to the next.
 
-NumPy's ids are the reference for tokenizing, for peers too: those get the same vocabulary, in a
+The CPU's ids are the reference for tokenizing, for peers too: those get the same vocabulary, in a
 file of theirs. Every run has a new encoder, because encoders remember words; it is open before the
 clock starts, and what that took is reported as start-up. Peers may make tables when they get their
 first text, which is part of opening them: they get two words before the clock starts. Unless one
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import Engine, tokenizing_host
 from llmgpu.bench.peers import tokenizers as peers
 from llmgpu.bench.peers.tokenizers import EncodeFile, TokenizingPeer, TrainingPeer
 from llmgpu.bench.results import BPE_TRAIN, KERNELS, TOKENIZE, KernelTimes, Result, Times
@@ -75,7 +75,7 @@ class Trainer:
 
     def begin(self, job: Job) -> Result:
         """Return a result without measurements."""
-        name = self.engine.name
+        name = self.engine.tokenizing_name
         if self.kind == "batched":
             return job.begin(BPE_TRAIN, name)
         variant = f"{self.recount_slots:,} slots in workgroup memory"
@@ -110,7 +110,7 @@ class TrainingBench:
 
         try:
             start_up = self._start_up(trainer)
-            result = self._measure_runs(begun, "merges of NumPy", train)
+            result = self._measure_runs(begun, f"merges of {tokenizing_host()}", train)
             if not result.correct:
                 return result
             kernels = self._time_kernels(trainer)
@@ -135,7 +135,7 @@ class TrainingBench:
         def train() -> bool:
             return peer.train(self.job.path, self.job.pattern, size, target) == expected
 
-        return self._measure_runs(begun, f"{peer.compared} of NumPy{rule}", train)
+        return self._measure_runs(begun, f"{peer.compared} of {tokenizing_host()}{rule}", train)
 
     def _measure_runs(self, begun: Result, answer: str, train: Callable[[], bool]) -> Result:
         """Train several times; without times if an answer is wrong."""
@@ -192,7 +192,7 @@ def measure_training(
 class TokenizingBench:
     """Engines that are all to encode the job's text with the vocabulary in a file.
 
-    reference: uint32 (tokens,), the ids that NumPy gives.
+    reference: uint32 (tokens,), the ids that the CPU gives.
     """
 
     job: Job
@@ -203,7 +203,7 @@ class TokenizingBench:
 
     def measure_engine(self, engine: Engine) -> Result:
         """Measure one of llmgpu's engines; an engine that can't do the job says why."""
-        begun = self.job.begin(TOKENIZE, engine.name)
+        begun = self.job.begin(TOKENIZE, engine.tokenizing_name)
         if self.vocabulary.match == "greedy":
             begun = replace(begun, variant="greedy")
         try:
@@ -264,11 +264,11 @@ class TokenizingBench:
         ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
         begun = replace(begun, tokens=len(ids))
         if not np.array_equal(ids, self.reference):
-            return replace(begun, correct=False, answer="NOT the ids of NumPy")
+            return replace(begun, correct=False, answer=f"NOT the ids of {tokenizing_host()}")
         runs = self.job.count_runs(begun, self.progress)
         seconds = [timed(partial(encode, open_new()))[0] for _ in runs]
         start_up = {"open encoder": opening, "first run": first}
-        result = replace(begun, answer="the ids of NumPy", start_up=start_up)
+        result = replace(begun, answer=f"the ids of {tokenizing_host()}", start_up=start_up)
         return self.job.finish(result, seconds)
 
     def _phases(self, engine: Engine) -> dict[str, Times]:
@@ -338,7 +338,7 @@ def measure_tokenizing(
 
 
 def _open_bench(job: Job, vocabulary: Vocabulary, progress: Progress) -> TokenizingBench:
-    """Save a vocabulary, and find the ids that NumPy gives."""
+    """Save a vocabulary, and find the ids that the CPU gives."""
     path = job.folder / "bench-v.bin"
     vocabulary.save(path)
     reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
@@ -370,7 +370,7 @@ def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
 
 
 def _kernel_jobs(nbytes: int) -> list[tuple[Result, Work, NDArray[Any]]]:
-    """Return what the results of a training and an encoding share, the work, and NumPy's answer."""
+    """Return what results of training and encoding share, the work, and the CPU's answer."""
     data = load_text([], nbytes).data
 
     def train(backend: Backend) -> Vocabulary:
@@ -383,8 +383,9 @@ def _kernel_jobs(nbytes: int) -> list[tuple[Result, Work, NDArray[Any]]]:
     vocabulary = train(NUMPY)
     text = f"{len(data) / 1e6:,.2f} MB of text, pattern {KERNELS_PATTERN}"
     training = Result(KERNELS, "", job=f"training {KERNELS_VOCAB_SIZE} ids, {text}")
-    training = replace(training, answer="the merges of NumPy")
-    encoding = Result(KERNELS, "", job=f"encoding, {text}", answer="the ids of NumPy")
+    host = tokenizing_host()
+    training = replace(training, answer=f"the merges of {host}")
+    encoding = Result(KERNELS, "", job=f"encoding, {text}", answer=f"the ids of {host}")
     return [
         (training, lambda backend: train(backend).merges, vocabulary.merges),
         (encoding, encode, encode(NUMPY)),
