@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 READING_INPUT = "reading standard input"
 VOCAB_HELP = (
     "Vocabulary: a file of bpe-train or import, a tokenizer.json, a rank file, vocab.json beside "
-    "merges.txt, a folder of Hugging Face, or cl100k, o200k, gpt2, p50k if an installed package "
-    "has it."
+    "merges.txt, a folder of Hugging Face, or a name if an installed package has its ranks: "
+    "cl100k, o200k, gpt2, gpt-4o-mini."
 )
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -144,6 +144,11 @@ class PatternName(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the pattern's own name."""
+        if value not in self.choices:
+            from llmgpu.bpe.interchange.published import pattern_of
+
+            if pattern := pattern_of(str(value)):
+                self.fail(f"{quote(value)} is not a pattern; its pattern is {pattern}", param, ctx)
         name = super().convert(value, param, ctx)
         return ALIASES.get(name, name)
 

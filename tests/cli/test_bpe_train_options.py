@@ -251,3 +251,9 @@ def test_sizes_with_units(llmgpu: Run, vocab: Path) -> None:
     assert llmgpu("bpe-train", "corpus.txt", *CPU, *sizes, "-o", "w.bin").returncode == 0
     made = sorted(path.name for path in vocab.parent.glob("w-*.bin"))
     assert made == ["w-300.bin", "w-512.bin"]
+
+
+def test_a_model_is_not_a_pattern(llmgpu: Run, corpus: Path) -> None:
+    for model, pattern in (("gpt-4", "cl100k"), ("gpt-4o-mini", "o200k")):
+        done = llmgpu("bpe-train", "corpus.txt", "--pattern", model)
+        fails(done, 2, f"'{model}' is not a pattern; its pattern is {pattern}")

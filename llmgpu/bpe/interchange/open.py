@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -39,12 +40,14 @@ class VocabularyFiles:
     """What a path stands for.
 
     format: a name in `llmgpu.bpe.interchange.formats.READERS`; None for a vocabulary file of
-    llmgpu. merges: the second file of format ``gpt2``.
+    llmgpu. merges: the second file of format ``gpt2``. special_tokens: ids by text of those that
+    the files lack.
     """
 
     path: str
     format: str | None = None
     merges: str | None = None
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def inputs(self) -> list[str]:
@@ -58,7 +61,8 @@ class VocabularyFiles:
             return Vocabulary.load(self.path)
         from llmgpu.bpe.interchange.formats import READERS
 
-        return READERS[self.format].read(self.path, self.merges, note=note)
+        special = self.special_tokens or None
+        return READERS[self.format].read(self.path, self.merges, special_tokens=special, note=note)
 
 
 def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
@@ -75,8 +79,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     """Return what a path stands for, by its content.
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a rank file, a vocab.json or
-    merges.txt beside the other, a folder with such files, or the name of a published encoding such
-    as ``cl100k``.
+    merges.txt beside the other, a folder with such files, or the name of a published encoding or of
+    a model that has it, such as ``cl100k`` and ``gpt-4-turbo``.
     format: the one to take of a folder.
 
     Raises VocabularyError for a folder without a vocabulary, a file without its other half, and a
@@ -86,12 +90,12 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     if os.path.isdir(name):
         return find_in_folder(name, format)
     if not os.path.lexists(name):
-        from llmgpu.bpe.interchange.published import find_ranks
+        from llmgpu.bpe.interchange.published import added_tokens, find_ranks
 
         ranks = find_ranks(name)
         if ranks is None:
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
-        return VocabularyFiles(ranks, "tiktoken")
+        return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
     kind = kind_of(name)
     if kind in _SINGLE:
         return VocabularyFiles(name, _SINGLE[kind])
@@ -113,8 +117,11 @@ def _missing(name: str) -> str:
             "no such file, and nothing is downloaded: if it is a model of the Hugging Face hub, "
             f"run hf download {name} tokenizer.json --local-dir FOLDER, and name the folder"
         )
-    if re.fullmatch(r"[\w-]+", name):
-        return "no such file, and no published encoding; those are cl100k, o200k, gpt2 and p50k"
+    if re.fullmatch(r"[\w.-]+", name) and not os.path.splitext(name)[1][1:].isalpha():
+        return (
+            "no such file, and no published encoding; those are cl100k, o200k, o200k_harmony, "
+            "gpt2, p50k and names of models that tiktoken knows, such as gpt-4o-mini"
+        )
     return "No such file or directory"
 
 

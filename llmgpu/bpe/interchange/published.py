@@ -12,35 +12,93 @@ import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmgpu.bpe.interchange.tiktoken import ENCODINGS, side_path
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import read_limited
 
-ALIASES = {
-    "gpt2": "r50k_base",
-    "gpt-2": "r50k_base",
-    "gpt-3.5-turbo": "cl100k_base",
-    "gpt4": "cl100k_base",
-    "gpt-4": "cl100k_base",
-    "gpt4o": "o200k_base",
-    "gpt-4o": "o200k_base",
-} | {encoding.name.removesuffix("_base"): encoding.name for encoding in ENCODINGS.values()}
+_P50K_EDIT = {"<|fim_prefix|>": 50281, "<|fim_middle|>": 50282, "<|fim_suffix|>": 50283}
+_HARMONY_RESERVED = (200000, 200001, 200004, *range(200009, 200012), *range(200013, 201088))
+# 200018 has the text <|endofprompt|> already.
+_HARMONY = {
+    "<|startoftext|>": 199998,
+    "<|return|>": 200002,
+    "<|constrain|>": 200003,
+    "<|channel|>": 200005,
+    "<|start|>": 200006,
+    "<|end|>": 200007,
+    "<|message|>": 200008,
+    "<|call|>": 200012,
+} | {f"<|reserved_{number}|>": number for number in _HARMONY_RESERVED if number != 200018}
+# Encodings with the ranks of another: that one, and the special tokens that are added to its own.
+_VARIANTS = {"p50k_edit": ("p50k_base", _P50K_EDIT), "o200k_harmony": ("o200k_base", _HARMONY)}
+
+# The table of tiktoken 0.14, `tiktoken/model.py`: encodings by model, and by how names begin.
+MODELS = {
+    "r50k_base": "gpt2 gpt-2 text-davinci-001 text-curie-001 text-babbage-001 text-ada-001 davinci "
+    "curie babbage ada text-similarity-davinci-001 text-similarity-curie-001 "
+    "text-similarity-babbage-001 text-similarity-ada-001 text-search-davinci-doc-001 "
+    "text-search-curie-doc-001 text-search-babbage-doc-001 text-search-ada-doc-001 "
+    "code-search-babbage-code-001 code-search-ada-code-001",
+    "p50k_base": "text-davinci-003 text-davinci-002 code-davinci-002 code-davinci-001 "
+    "code-cushman-002 code-cushman-001 davinci-codex cushman-codex",
+    "p50k_edit": "text-davinci-edit-001 code-davinci-edit-001",
+    "cl100k_base": "gpt-4 gpt-3.5-turbo gpt-3.5 gpt-35-turbo davinci-002 babbage-002 "
+    "text-embedding-ada-002 text-embedding-3-small text-embedding-3-large",
+    "o200k_base": "o1 o3 o4-mini gpt-5 gpt-4.1 gpt-4o",
+}
+_BEGINNINGS = {
+    "o200k_base": "o1- o3- o4-mini- gpt-5 gpt-4.5- gpt-4.1- chatgpt-4o- gpt-4o- ft:gpt-4o",
+    "cl100k_base": "gpt-4- gpt-3.5-turbo- gpt-35-turbo- ft:gpt-4 ft:gpt-3.5-turbo ft:davinci-002 "
+    "ft:babbage-002",
+    "o200k_harmony": "gpt-oss-",
+}
+_OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # spellings that tiktoken does not have
 
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
 _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"  # part of names in the cache
 
 
+def encoding_of(name: str) -> str | None:
+    """Return the encoding that is called so, or that a model of OpenAI has; None for others.
+
+    "cl100k", "cl100k_base" and "gpt-4-turbo" are all cl100k_base.
+    """
+    for encoding in (*_DIGESTS, *_VARIANTS):
+        if name in (encoding, encoding.removesuffix("_base")):
+            return encoding
+    for encoding, models in MODELS.items():
+        if name in models.split():
+            return encoding
+    for encoding, beginnings in _BEGINNINGS.items():
+        if name.startswith(tuple(beginnings.split())):
+            return encoding
+    return _OWN.get(name)
+
+
+def added_tokens(name: str) -> Mapping[str, int]:
+    """Return the special tokens that a published encoding has besides those of its ranks."""
+    return _VARIANTS.get(encoding_of(name) or "", ("", {}))[1]
+
+
+def pattern_of(name: str) -> str | None:
+    """Return the pattern of a published encoding, or of a model of OpenAI; None for others."""
+    encoding = encoding_of(name)
+    ranks = _VARIANTS.get(encoding or "", (encoding,))[0]
+    return next((known.pattern for known in ENCODINGS.values() if known.name == ranks), None)
+
+
 def find_ranks(name: str) -> str | None:
-    """Return the rank file of a published encoding: "cl100k", "cl100k_base"; None for another name.
+    """Return the rank file of a published encoding, see `encoding_of`; None for another name.
 
     Raises VocabularyError, with the command that gets the file, if this machine does not have it.
     """
-    encoding = ALIASES.get(name, name)
-    if encoding not in _DIGESTS:
+    encoding = encoding_of(name)
+    if encoding is None:
         return None
+    encoding = _VARIANTS.get(encoding, (encoding,))[0]
     refused = []
     for path in _places(encoding):
         if not path.is_file():

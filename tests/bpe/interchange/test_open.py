@@ -15,7 +15,8 @@ import pytest
 from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import formats
 from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
-from llmgpu.bpe.interchange.published import ALIASES, find_ranks
+from llmgpu.bpe.interchange.published import added_tokens, encoding_of, find_ranks, pattern_of
+from llmgpu.bpe.interchange.tiktoken import ENCODINGS
 from llmgpu.errors import VocabularyError
 from tests.bpe.interchange.samples import cl100k_path, trained
 
@@ -123,11 +124,34 @@ def test_a_side_file_in_the_cache_changes_nothing(
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    assert find_ranks("of-nobody") is None
-    for alias, name in ALIASES.items():
-        if name != "cl100k_base":
-            with pytest.raises(VocabularyError, match=f"get_encoding\\('{name}'\\)"):
-                find_ranks(alias)
+    assert find_ranks("of-nobody") is encoding_of("gpt-9") is pattern_of("gpt-9") is None
+    for name, encoding in (("o200k", "o200k_base"), ("gpt-4o", "o200k_base")):
+        with pytest.raises(VocabularyError, match=f"get_encoding\\('{encoding}'\\)"):
+            find_ranks(name)
+    assert find_ranks("gpt-4-turbo") == find_ranks("gpt4") == find_ranks("cl100k")
+    assert (pattern_of("gpt-oss-20b"), pattern_of("davinci")) == ("o200k", "gpt2")
+
+
+def test_models_are_those_of_tiktoken() -> None:
+    """Each name in its tables, and with something after each beginning, has its encoding."""
+    model = pytest.importorskip("tiktoken.model")
+    for name, encoding in model.MODEL_TO_ENCODING.items():
+        assert encoding_of(name) == encoding.replace("gpt2", "r50k_base"), name
+    for begin in model.MODEL_PREFIX_TO_ENCODING:
+        assert encoding_of(f"{begin}-2026") == model.encoding_name_for_model(f"{begin}-2026"), begin
+    for name in ("gpt-4o-mini", "gpt-4-turbo", "gpt-5-nano", "gpt-oss-120b"):
+        assert encoding_of(name) == model.encoding_name_for_model(name)
+
+
+def test_special_tokens_of_encodings_that_share_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    public = pytest.importorskip("tiktoken_ext.openai_public")
+    monkeypatch.setattr(public, "load_tiktoken_bpe", lambda *_, **__: {})
+    for name, base in (("o200k_harmony", "o200k_base"), ("p50k_edit", "p50k_base")):
+        known = next(made for made in ENCODINGS.values() if made.name == base)
+        theirs = getattr(public, name)()["special_tokens"]
+        theirs.pop("<|reserved_200018|>", None)  # a second text of the id of <|endofprompt|>
+        assert {**known.special_tokens, **added_tokens(name)} == theirs
+    assert not added_tokens("o200k")
 
 
 def test_a_vocabulary_of_our_own_imports_no_other_format(folder: Path) -> None:
