@@ -27,7 +27,7 @@ from llmgpu.bench.timing import PartOptions, kernel_times, measure_limits, runs_
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
-from llmgpu.lm.model import initial_values
+from llmgpu.lm.model import initial_values, scaled_frequencies
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.options import Precision, TrainOptions
@@ -174,7 +174,7 @@ class TorchLlama:
             name: torch.module.nn.Parameter(torch.tensor(values))
             for name, values in weights.items()
         }
-        tables = rotary_tables(config.seq_len, config.head_dim, config.rope_theta)
+        tables = rotary_tables(config.seq_len, scaled_frequencies(config))
         # Both halves of a head turn by the same angles.
         self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
 

@@ -15,6 +15,8 @@ from llmgpu.errors import InputError
 
 Activation = Literal["swiglu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+RopeScalingKind = Literal["linear", "llama3"]
+ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
 HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
 VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to a multiple, with ids never used
@@ -47,13 +49,50 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """How rotary positions are stretched for sequences longer than a model was first trained with.
+
+    kind: "linear" divides all frequencies by `factor`. "llama3" divides those that turn fewer than
+    `low_freq_factor` times in `original_seq_len` tokens, leaves those that turn more than
+    `high_freq_factor` times, and goes smoothly from one to the other in between (A. Grattafiori et
+    al., The Llama 3 Herd of Models, arXiv 2407.21783, as Hugging Face computes it).
+    """
+
+    kind: RopeScalingKind
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_seq_len: int = 8192
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.kind not in ROPE_SCALINGS:
+            known = ", ".join(ROPE_SCALINGS)
+            raise InputError(f"the kind of rope_scaling is {self.kind}, use one of {known}")
+        if not 1 <= self.factor < math.inf:
+            raise InputError(f"the factor of rope_scaling is {self.factor}, it must be 1 or more")
+        if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
+            raise InputError(
+                f"low_freq_factor {self.low_freq_factor} of rope_scaling must be above 0 and below "
+                f"high_freq_factor {self.high_freq_factor}"
+            )
+        if self.original_seq_len < 1:
+            raise InputError(
+                f"original_seq_len of rope_scaling is {self.original_seq_len}, it must be at least "
+                "1"
+            )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes of a Llama-style model.
 
     vocab_size: ids of the tokenizer. dim: width of the residual stream (C). layers: blocks.
     heads, kv_heads: query heads (H) and key/value heads (K). ffn_dim: width inside the feed-forward
     network (F). seq_len: longest sequence (T). tied: whether the output layer is the embedding
-    table. activation: "swiglu", or "gelu" for a network without gate.
+    table. activation: "swiglu", or "gelu" for a network without gate. head_width: numbers of a head
+    where that is not dim / heads. qkv_bias: whether queries, keys and values have a bias (Qwen2).
+    qk_norm: whether each head of queries and keys has an RMS norm (Qwen3).
     """
 
     vocab_size: int
@@ -67,26 +106,36 @@ class ModelConfig:
     activation: Activation = "swiglu"
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
+    head_width: int | None = None
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
         for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim", "seq_len"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.dim % self.heads:
+        if self.head_width is None and self.dim % self.heads:
             raise InputError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if self.heads % self.kv_heads:
             raise InputError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        if self.head_dim % HEAD_DIM_MULTIPLE:
+        if self.head_dim < 1 or self.head_dim % HEAD_DIM_MULTIPLE:
+            origin = "" if self.head_width else f"dim {self.dim} / heads {self.heads} = "
             raise InputError(
-                f"dim {self.dim} / heads {self.heads} = {self.head_dim} numbers a head; "
-                f"it must be a multiple of {HEAD_DIM_MULTIPLE}"
+                f"{origin}{self.head_dim} numbers a head; it must be a multiple of "
+                f"{HEAD_DIM_MULTIPLE}"
             )
 
     @property
     def head_dim(self) -> int:
         """Width of a head (D)."""
-        return self.dim // self.heads
+        return self.dim // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def query_dim(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
 
     @property
     def kv_dim(self) -> int:
@@ -108,7 +157,8 @@ class ModelConfig:
 
         Matrices are (outputs, inputs). Initial values are normal with deviation 0.02. The two
         projections that write into the residual stream have 0.02 / sqrt(2 * layers), so that its
-        variance does not grow with depth (GPT-2, section 2.3); norms start as ones.
+        variance does not grow with depth (GPT-2, section 2.3); norms start as ones, biases as
+        zeros.
         """
         table = (self.padded_vocab_size, self.dim)
         unused = self.padded_vocab_size - self.vocab_size
@@ -123,10 +173,17 @@ class ModelConfig:
         small = 0.02 / math.sqrt(2 * self.layers)
         attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
         yield Weight(f"{prefix}.input_layernorm.weight", (self.dim,), None, False)
-        yield Weight(f"{attention}.q_proj.weight", (self.dim, self.dim), 0.02, True)
+        yield Weight(f"{attention}.q_proj.weight", (self.query_dim, self.dim), 0.02, True)
         yield Weight(f"{attention}.k_proj.weight", (self.kv_dim, self.dim), 0.02, True)
         yield Weight(f"{attention}.v_proj.weight", (self.kv_dim, self.dim), 0.02, True)
-        yield Weight(f"{attention}.o_proj.weight", (self.dim, self.dim), small, True)
+        yield Weight(f"{attention}.o_proj.weight", (self.dim, self.query_dim), small, True)
+        if self.qkv_bias:
+            yield Weight(f"{attention}.q_proj.bias", (self.query_dim,), 0.0, False)
+            yield Weight(f"{attention}.k_proj.bias", (self.kv_dim,), 0.0, False)
+            yield Weight(f"{attention}.v_proj.bias", (self.kv_dim,), 0.0, False)
+        if self.qk_norm:
+            yield Weight(f"{attention}.q_norm.weight", (self.head_dim,), None, False)
+            yield Weight(f"{attention}.k_norm.weight", (self.head_dim,), None, False)
         yield Weight(f"{prefix}.post_attention_layernorm.weight", (self.dim,), None, False)
         if self.is_gated:
             yield Weight(f"{ffn}.gate_proj.weight", (self.ffn_dim, self.dim), 0.02, True)
@@ -141,13 +198,13 @@ class ModelConfig:
     def training_operations(self, tokens: int) -> int:
         """Additions and multiplications of forward and backward over `tokens` tokens.
 
-        Six for each parameter of a matrix, and 12 * layers * dim * seq_len for attention, of which
-        a causal mask needs half.
+        Six for each parameter of a matrix, and 12 * layers * query_dim * seq_len for attention, of
+        which a causal mask needs half.
         """
         matrices = sum(weight.size for weight in self.weights() if weight.decays)
         if not self.tied:
             matrices -= self.padded_vocab_size * self.dim  # looked up, not multiplied
-        return tokens * (6 * matrices + 6 * self.layers * self.dim * self.seq_len)
+        return tokens * (6 * matrices + 6 * self.layers * self.query_dim * self.seq_len)
 
 
 # Presets, all of the Llama kind; gpt2 has GPT-2 small's sizes (12 layers, 768 wide), with a gated

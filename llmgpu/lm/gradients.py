@@ -17,6 +17,7 @@ from llmgpu.lm.model import (
     EMBEDDING,
     FINAL_NORM,
     OUTPUT,
+    HeadNorm,
     LayerActivations,
     LayerWeights,
     Model,
@@ -55,8 +56,8 @@ class LayerGradients:
         self.residual = tensor("the residual stream", config.dim)
         self.normed = tensor("a norm's output", config.dim)
         self.attention = AttentionGradients(
-            out=tensor("attention", config.dim),
-            q=tensor("queries", config.dim),
+            out=tensor("attention", config.query_dim),
+            q=tensor("queries", config.query_dim),
             k=tensor("keys", config.kv_dim),
             v=tensor("values", config.kv_dim),
         )
@@ -69,6 +70,13 @@ class LayerGradients:
         rounded = [self.residual, heads.q, heads.k, heads.v]
         if self._in_half:
             rounded.append(heads.out)
+        # Where there are norms of heads: gradients of what these take.
+        self._before_norm = {
+            normed: tensor(f"{role} before their norm", normed.shape[1])
+            for normed, role in ((heads.q, "queries"), (heads.k, "keys"))
+            if config.qk_norm
+        }
+        rounded += self._before_norm.values()
         self._halves = {
             single: operations.tensor(f"{single.name} in half", single.shape, np.float16)
             for single in rounded
@@ -79,14 +87,43 @@ class LayerGradients:
         """Return what products take of a gradient, after recording its rounding if there is any."""
         return round_operand(self._operations, gradient, self._halves.get(gradient, gradient))
 
-    def turned_back(self, gradient: Tensor, rotation: Rotation) -> Tensor:
-        """Return what products take of a gradient as it was before a rotation; recorded, too."""
-        if self._in_half:
-            half = self._halves[gradient]
-            self._operations.rotary(gradient, rotation, half, inverse=True)
-            return half
-        self._operations.rotary(gradient, rotation, inverse=True)
+    def of_product(
+        self,
+        gradient: Tensor,
+        rotation: Rotation | None = None,
+        norm: HeadNorm | None = None,
+        norm_weights: tuple[Tensor | None, Tensor | None] = (None, None),
+        bias_gradient: Tensor | None = None,
+    ) -> Tensor:
+        """Record the way of a gradient of queries, keys or values back to that of their product.
+
+        norm_weights: the weight of the norm and its gradient. Returns what products take of it.
+        """
+        ops = self._operations
+        if rotation is not None:
+            if self._in_half and norm is None and bias_gradient is None:
+                half = self._halves[gradient]
+                ops.rotary(gradient, rotation, half, inverse=True)
+                return half
+            ops.rotary(gradient, rotation, inverse=True)
+        weight, weight_gradient = norm_weights
+        if norm is not None and weight is not None and weight_gradient is not None:
+            gradient = self._of_norm_input(gradient, norm, weight, weight_gradient)
+        if bias_gradient is not None:
+            ops.bias_backward(gradient, bias_gradient)
         return self.operand(gradient)
+
+    def _of_norm_input(
+        self, gradient: Tensor, norm: HeadNorm, weight: Tensor, weight_gradient: Tensor
+    ) -> Tensor:
+        """Record the gradient of what the norm of heads takes; return it."""
+        found = self._before_norm[gradient]
+        self._operations.fill_zero(found)  # backward norms add to it
+        heads = norm.of(weight, gradient)  # backward norms read no output
+        self._operations.rms_norm_backward(
+            heads, heads.out, found.reshaped(*heads.x.shape), weight_gradient
+        )
+        return found
 
 
 class LossGraph:
@@ -301,11 +338,17 @@ class LossGraph:
         if a.attention.out.is_half:
             heads = replace(heads, out=g.operand(heads.out))
         ops.attention_backward(a.attention, heads, self._shape)
-        rotation = self.model.rotation(self.positions)
+        rotation, norms = self.model.rotation(self.positions), a.projections
+        of_queries = g.of_product(
+            heads.q, rotation, norms.q_norm, (w.query_norm, d.query_norm), d.query_bias
+        )
+        of_keys = g.of_product(
+            heads.k, rotation, norms.k_norm, (w.key_norm, d.key_norm), d.key_bias
+        )
         triples = (
-            (g.turned_back(heads.q, rotation), w.query, d.query),
-            (g.turned_back(heads.k, rotation), w.key, d.key),
-            (g.operand(heads.v), w.value, d.value),
+            (of_queries, w.query, d.query),
+            (of_keys, w.key, d.key),
+            (g.of_product(heads.v, bias_gradient=d.value_bias), w.value, d.value),
         )
         for index, (operand, weight, weight_gradient) in enumerate(triples):
             ops.linear_backward_weight(operand, a.attention_normed, weight_gradient)

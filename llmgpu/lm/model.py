@@ -12,14 +12,14 @@ arXiv 2302.13971. Shape letters are those of `llmgpu.lm.ops`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig, Weight
-from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import (
     AttentionShape,
     AttentionTensors,
@@ -36,13 +36,18 @@ OUTPUT = "lm_head.weight"
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The tensors of one layer, by their role; gate is None without a gated network."""
+    """The tensors of one layer, by their role; None: the model has no such weight."""
 
     attention_norm: Tensor  # (C,)
-    query: Tensor  # (C, C)
+    query: Tensor  # (H*D, C)
     key: Tensor  # (K*D, C)
     value: Tensor  # (K*D, C)
-    attention_out: Tensor  # (C, C)
+    attention_out: Tensor  # (C, H*D)
+    query_bias: Tensor | None  # (H*D,)
+    key_bias: Tensor | None  # (K*D,)
+    value_bias: Tensor | None  # (K*D,)
+    query_norm: Tensor | None  # (D,)
+    key_norm: Tensor | None  # (D,)
     ffn_norm: Tensor  # (C,)
     gate: Tensor | None  # (F, C)
     up: Tensor  # (F, C)
@@ -58,6 +63,11 @@ class LayerWeights:
             key=tensors[f"{prefix}.self_attn.k_proj.weight"],
             value=tensors[f"{prefix}.self_attn.v_proj.weight"],
             attention_out=tensors[f"{prefix}.self_attn.o_proj.weight"],
+            query_bias=tensors.get(f"{prefix}.self_attn.q_proj.bias"),
+            key_bias=tensors.get(f"{prefix}.self_attn.k_proj.bias"),
+            value_bias=tensors.get(f"{prefix}.self_attn.v_proj.bias"),
+            query_norm=tensors.get(f"{prefix}.self_attn.q_norm.weight"),
+            key_norm=tensors.get(f"{prefix}.self_attn.k_norm.weight"),
             ffn_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
             gate=tensors.get(f"{prefix}.mlp.gate_proj.weight"),
             up=tensors[f"{prefix}.mlp.up_proj.weight"],
@@ -66,12 +76,29 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class HeadNorm:
+    """What the norm of each head of queries, or of keys, reads and leaves for its gradient."""
+
+    x: Tensor  # (N, heads*D) before the norm
+    inverse_rms: Tensor  # (N, heads)
+
+    def of(self, weight: Tensor, out: Tensor) -> Norm:
+        """Return the norm of rows of one head each, by a weight (D,), into `out` (N, heads*D)."""
+        width = weight.shape[0]
+        rows = out.size // width
+        x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))
+        return Norm(x, weight, out, self.inverse_rms.reshaped(rows))
+
+
+@dataclass(frozen=True)
 class Projections:
     """Queries, keys and values before positions enter; the tensors of attention, if in float32."""
 
-    q: Tensor  # (N, C)
+    q: Tensor  # (N, H*D)
     k: Tensor  # (N, K*D)
     v: Tensor  # (N, K*D)
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
@@ -92,7 +119,7 @@ class LayerActivations:
     attention_inverse_rms: Tensor  # (N,)
     projections: Projections
     attention: AttentionTensors
-    attended: Tensor  # (N, C) what products take of attention's output
+    attended: Tensor  # (N, H*D) what products take of attention's output
     middle: Tensor  # (N, C) residual stream after attention
     ffn_normed: Tensor  # (N, C)
     ffn_inverse_rms: Tensor  # (N,)
@@ -124,22 +151,31 @@ class LayerActivations:
             return operations.tensor(f"{name} {role}", (rows, *widths), kind)
 
         attention = AttentionTensors(
-            q=tensor("queries", config.dim, half=in_half),
+            q=tensor("queries", config.query_dim, half=in_half),
             k=tensor("keys", config.kv_dim, half=in_half),
             v=tensor("values", config.kv_dim, half=in_half),
-            out=tensor("attention", config.dim, half=in_half),
+            out=tensor("attention", config.query_dim, half=in_half),
             log_sum_exp=tensor("attention's normaliser", config.heads),
         )
         projections = Projections(attention.q, attention.k, attention.v)
         if in_half:
             projections = Projections(
-                operations.scratch("queries", (rows, config.dim)),
+                operations.scratch("queries", (rows, config.query_dim)),
                 operations.scratch("keys", (rows, config.kv_dim)),
                 operations.scratch("values", (rows, config.kv_dim)),
             )
+        if config.qk_norm:
+            q_norm, k_norm = (
+                HeadNorm(
+                    tensor(f"{role} before their norm", heads * config.head_dim),
+                    tensor(f"scale of the norm of {role}", heads),
+                )
+                for role, heads in (("queries", config.heads), ("keys", config.kv_heads))
+            )
+            projections = replace(projections, q_norm=q_norm, k_norm=k_norm)
         attended = attention.out
         if mixed and not in_half:
-            attended = tensor("attention in half", config.dim, half=True)
+            attended = tensor("attention in half", config.query_dim, half=True)
         return cls(
             attention_normed=tensor("attention norm", config.dim, half=mixed),
             attention_inverse_rms=tensor("attention norm's scale"),
@@ -199,7 +235,7 @@ class Model:
         self._sines = operations.tensor("sines", (positions, config.head_dim // 2))
         operations.write_computed(
             (self._cosines, self._sines),
-            lambda: rotary_tables(positions, config.head_dim, config.rope_theta),
+            lambda: rotary_tables(positions, scaled_frequencies(config)),
         )
 
     @property
@@ -246,9 +282,11 @@ class Model:
         ops.rms_norm(norm, self.config.norm_epsilon)
         normed = a.attention_normed
         projected = a.projections
-        ops.linear(normed, w.query, projected.q)
-        ops.linear(normed, w.key, projected.k)
-        ops.linear(normed, w.value, projected.v)
+        self._record_heads(
+            normed, (w.query, w.query_bias, w.query_norm), projected.q_norm, projected.q
+        )
+        self._record_heads(normed, (w.key, w.key_bias, w.key_norm), projected.k_norm, projected.k)
+        self._record_heads(normed, (w.value, w.value_bias, None), None, projected.v)
         # Positions enter by rotating queries and keys; values stay.
         for single, rotated in ((projected.q, heads.q), (projected.k, heads.k)):
             out = None if rotated is single else rotated
@@ -268,6 +306,22 @@ class Model:
             ops.swiglu(a.gate, a.up, a.activated)
         ops.linear(a.activated, w.down, a.out, residual=a.middle)
 
+    def _record_heads(
+        self,
+        x: Tensor,
+        weights: tuple[Tensor, Tensor | None, Tensor | None],
+        norm: HeadNorm | None,
+        out: Tensor,
+    ) -> None:
+        """Record queries, keys or values from `x` (N, C): product, bias and norm of each head."""
+        matrix, bias, norm_weight = weights
+        product = out if norm is None else norm.x
+        self.operations.linear(x, matrix, product)
+        if bias is not None:
+            self.operations.add_bias(product, bias)
+        if norm is not None and norm_weight is not None:
+            self.operations.rms_norm(norm.of(norm_weight, out), self.config.norm_epsilon)
+
     def rotation(self, positions: Tensor) -> Rotation:
         """Return the angles of rows at `positions`, uint32 (N,)."""
         return Rotation(self._cosines, self._sines, positions, self.config.head_dim)
@@ -278,10 +332,25 @@ class Model:
         return AttentionShape(batch, seq, config.heads, config.kv_heads, config.head_dim)
 
 
+def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
+    """Return by how much each pair of numbers of a head turns a position, (D / 2,)."""
+    frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    # What turns often enough within the original length is kept, what seldom turns is slowed down.
+    turns = frequencies * scaling.original_seq_len / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
 def initial_values(seed: int, index: int, weight: Weight) -> NDArray[np.float32]:
     """Return the first values of weight number `index`: normal, or all ones; unused rows are 0."""
-    if weight.deviation is None:
-        return np.ones(weight.shape, np.float32)
+    if not weight.deviation:
+        return np.full(weight.shape, weight.deviation is None, np.float32)
     generator = np.random.Generator(np.random.Philox(key=[seed, index]))
     values = generator.standard_normal(weight.shape, np.float32)
     values *= np.float32(weight.deviation)

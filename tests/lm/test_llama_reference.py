@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, save_checkpoint
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import ModelConfig, RopeScaling
 from tests.lm.samples import random_weights, small_config, small_vocabulary, sources, state_of
 from tests.reference.lm.llama import Llama, loss
 
@@ -18,6 +18,8 @@ MODELS: list[dict[str, Any]] = [
     {"tied": False, "kv_heads": 4},
     {"activation": "gelu", "kv_heads": 1, "layers": 1},
     {"activation": "gelu", "tied": False, "rope_theta": 300.0},
+    {"head_width": 8, "qk_norm": True, "rope_scaling": RopeScaling("linear", 4.0)},
+    {"qkv_bias": True, "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 16)},
 ]
 LOSSES = [(0.0, 0.0), (0.1, 0.0), (0.0, 0.01), (0.3, 1e-2)]
 
@@ -48,7 +50,7 @@ def test_gradients_are_slopes(sizes: dict[str, Any], smoothing: float, z_weight:
     _, grads = model.loss_and_gradients(tokens, targets, **options)
     assert grads.keys() == model.weights.keys()
     generator = np.random.default_rng(3)
-    step = 1e-5
+    step = 3e-6  # norms of heads are strongly curved
     for name, weight in list(model.weights.items()):
         assert grads[name].shape == weight.shape
         direction = generator.standard_normal(weight.shape)

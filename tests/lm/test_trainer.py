@@ -10,7 +10,7 @@ import pytest
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from llmgpu.lm.config import Activation, ModelConfig
+from llmgpu.lm.config import Activation, ModelConfig, RopeScaling
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
@@ -26,11 +26,16 @@ from tests.reference.lm.llama import Llama
 from tests.reference.lm.recorded_run import recorded, reference_setup
 
 SMALL = ModelConfig(vocab_size=70, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=9)
+LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, original_seq_len=40)
 KINDS = [
     SMALL,
     replace(SMALL, tied=False, activation="gelu", dim=48, kv_heads=1, ffn_dim=50, seq_len=7),
     replace(SMALL, layers=1, heads=1, kv_heads=1, seq_len=33),
+    replace(SMALL, dim=36, head_width=12, qkv_bias=True, rope_scaling=RopeScaling("linear", 3.0)),
+    replace(SMALL, head_width=16, qk_norm=True, rope_scaling=LLAMA3, norm_epsilon=1e-3),
+    replace(SMALL, kv_heads=4, qkv_bias=True, qk_norm=True, seq_len=70),
 ]
+KIND_NAMES = ["grouped", "gelu", "one head", "biases", "norms of heads", "biases and norms"]
 
 
 def random_batch(config: ModelConfig, batch: int, seed: int) -> Batch:
@@ -47,7 +52,7 @@ def run(operations: Operations, program: Any) -> None:
     operations.run(program)
 
 
-@pytest.mark.parametrize("config", KINDS, ids=["grouped", "gelu", "one head"])
+@pytest.mark.parametrize("config", KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize(("block_rows", "padded"), [(None, False), (64, False), (None, True)])
 def test_gradients_are_those_of_the_float64_model(
     operations: Operations,
@@ -65,6 +70,9 @@ def test_gradients_are_those_of_the_float64_model(
     model = Model(operations, config)
     model.initialise(5)
     first = {name: values * 3 for name, values in read_weights(model).items()}
+    for name in first:  # which all are alike at first
+        if name.endswith((".bias", "q_norm.weight", "k_norm.weight")):
+            first[name] += np.linspace(-0.5, 0.4, len(first[name]), dtype=np.float32)
     for table in {"model.embed_tokens.weight", "lm_head.weight"} & first.keys():
         first[table][config.vocab_size :] = 0.1 if padded else 1e30
     model.load(first.__getitem__)
@@ -81,8 +89,10 @@ def test_gradients_are_those_of_the_float64_model(
     loss, expected = reference.loss_and_gradients(tokens, targets, smoothing=0.1, z_weight=1e-3)
     parts = [operations.read(part).sum() for part in graph.losses.parts]
     assert sum(parts[: 1 if padded else 3]) / count == pytest.approx(loss, rel=1e-5)
+    tolerance = 1e-4 if config.qk_norm else 3e-5  # which divides by small numbers
     for name, gradient in gradients.items():
-        assert_close(operations.read(gradient).reshape(1, -1), expected[name].reshape(1, -1), 3e-5)
+        found = operations.read(gradient).reshape(1, -1)
+        assert_close(found, expected[name].reshape(1, -1), tolerance)
 
 
 def reference_trainer(operations: Operations, **changes: Any) -> Trainer:

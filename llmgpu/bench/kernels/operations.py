@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
+from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import copy_rows, group_tokens
 from llmgpu.lm.ops.layers import rotary_tables
@@ -172,7 +173,10 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Matrix products of the feed-forward network and of the output layer, and of one row."""
+    """Biases; matrix products of the feed-forward network, of the output layer, and of one row."""
+    size = s.rows * s.config.dim
+    yield s.case("add_bias", "*x:NC bias:C", size)
+    yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
     yield from _products(s, "F", "feed-forward")
     yield from _products(s, "V", "output layer")
     half = "half-precision weights"
@@ -226,7 +230,7 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
 
     def angles() -> dict[str, Array]:
-        cosines, sines = rotary_tables(config.seq_len, config.head_dim, config.rope_theta)
+        cosines, sines = rotary_tables(config.seq_len, scaled_frequencies(config))
         return {"cosines": cosines, "sines": sines, "positions": s.positions()}
 
     def rotate(ops: Operations, t: Mapping[str, Tensor]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Norm, Rotation
 from llmgpu.lm.ops.recording import (
@@ -35,18 +36,25 @@ ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long
 BLOCK_ROWS = 8  # that a workgroup of the norm's backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
 FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
-COLUMNS = 16  # of grad_weight in a workgroup that adds partial sums up
+COLUMNS = 16  # of a matrix in a workgroup that adds its rows up
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
 _CUBIC = np.float32(0.044715)
 
 
-def rotary_tables(max_positions: int, head_dim: int, theta: float) -> tuple[FloatArray, FloatArray]:
+def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
+    """Return by how much each pair i turns a position, theta ** (-2 i / head_dim)."""
+    frequencies: NDArray[np.float64] = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    return frequencies
+
+
+def rotary_tables(
+    max_positions: int, frequencies: NDArray[np.float64]
+) -> tuple[FloatArray, FloatArray]:
     """Return the cosines and sines of all positions, each (max_positions, head_dim / 2).
 
-    Pair i turns by theta ** (-2 i / head_dim) a position; angles are computed in float64.
+    frequencies: (head_dim / 2,), see `rotary_frequencies`; angles are computed in float64.
     """
-    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     shape = (max_positions, len(frequencies))
     cosines, sines = np.empty(shape, np.float32), np.empty(shape, np.float32)
     for rows in row_blocks(*shape):
@@ -91,6 +99,22 @@ class NumpyLayers(NumpyRecorder):
 
         for for_weight in self.over_blocks(compute, *norm.x.shape):
             grad_weight.array[...] += for_weight
+
+    @recorded
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:
+        def compute(rows: slice) -> None:
+            x.array[rows] += bias.array
+
+        self.over_blocks(compute, *x.shape)
+
+    @recorded
+    def bias_backward(self, grad_out: Tensor, grad_bias: Tensor) -> None:
+        def compute(rows: slice) -> FloatArray:
+            total: FloatArray = grad_out.array[rows].sum(axis=0)
+            return total
+
+        for total in self.over_blocks(compute, *grad_out.shape):
+            grad_bias.array[...] += total
 
     @recorded
     def rotary(
@@ -201,13 +225,21 @@ class GpuLayers(GpuRecorder):
             partials=partials,
             dims=dims(rows, width, group_rows),
         )
+        self.bias_backward(partials, grad_weight)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:
+        sizes = dims(x.size, x.shape[1])
+        self.dispatch("lm/03_add_bias.wgsl", workgroups(x.size), x=x, bias=bias, dims=sizes)
+
+    def bias_backward(self, grad_out: Tensor, grad_bias: Tensor) -> None:
+        rows, width = grad_out.shape
         self.dispatch(
-            "lm/02_rms_norm_backward_weight.wgsl",
-            -(-width // COLUMNS) if groups else 0,
+            "lm/03_add_columns.wgsl",
+            -(-width // COLUMNS) if rows else 0,
             {"COLUMNS": COLUMNS},
-            partials=partials,
-            grad_weight=grad_weight,
-            dims=dims(groups, width),
+            rows=grad_out,
+            sums=grad_bias,
+            dims=dims(rows, width),
         )
 
     def rotary(

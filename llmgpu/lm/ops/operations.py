@@ -347,6 +347,14 @@ class Operations(ABC):
         """Add grad_out^T x to grad_weight (O, I)."""
 
     @abstractmethod
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:
+        """Add bias (O,) to each row of x (N, O)."""
+
+    @abstractmethod
+    def bias_backward(self, grad_out: Tensor, grad_bias: Tensor) -> None:
+        """Add the sum of the rows of grad_out (N, O) to grad_bias (O,)."""
+
+    @abstractmethod
     def rotary(
         self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
     ) -> None:

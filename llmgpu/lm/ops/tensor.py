@@ -72,6 +72,11 @@ class Tensor:
             self.name, shape, self.dtype, self.buffer.view(start * row, (stop - start) * row)
         )
 
+    def reshaped(self, *shape: int) -> Tensor:
+        """Return the same elements, in C order, in another shape of as many."""
+        data = self.data.reshape(shape) if isinstance(self.data, np.ndarray) else self.data
+        return Tensor(self.name, shape, self.dtype, data)
+
     def part(self, start: int, stop: int) -> Tensor:
         """Return elements start to stop - 1 in C order, over the same memory.
 

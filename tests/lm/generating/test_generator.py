@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
@@ -47,8 +48,16 @@ def test_logits_after_a_prompt_of_any_length(operations: Operations, count: int)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_a_network_without_gate_and_an_untied_output(operations: Operations) -> None:
-    config = replace(CONFIG, activation="gelu", tied=False, kv_heads=4)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"activation": "gelu", "tied": False, "kv_heads": 4},
+        {"head_width": 12, "qk_norm": True, "rope_scaling": RopeScaling("linear", 2.0)},
+        {"qkv_bias": True, "norm_epsilon": 1e-6},
+    ],
+)
+def test_models_of_other_kinds(operations: Operations, changes: dict[str, Any]) -> None:
+    config = replace(CONFIG, **changes)
     model = make_model(operations, config)
     expected = reference_logits(model, IDS[:5])[-1]
     logits = Generator(model).logits(IDS[:5])

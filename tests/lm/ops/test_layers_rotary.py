@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations, Rotation
 from tests.lm.ops.checking import (
     assert_close,
@@ -19,6 +19,10 @@ from tests.reference.lm import rotary as reference
 THETA = 10_000.0
 
 
+def tables_of(positions: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+    return rotary_tables(positions, rotary_frequencies(head_dim, theta))
+
+
 @pytest.mark.parametrize(
     ("rows", "heads", "head_dim"), [(1, 1, 2), (3, 1, 6), (7, 3, 8), (33, 2, 64), (5, 1, 128)]
 )
@@ -30,7 +34,10 @@ def test_rotary(
     x = float32_values(rng, rows, heads * head_dim)
     positions = rng.integers(0, 100, rows).astype(np.uint32)
     positions[-1] = 99
-    tables = [tensor_of(operations, "table", a) for a in rotary_tables(100, head_dim, THETA)]
+    tables = [
+        tensor_of(operations, "table", a)
+        for a in rotary_tables(100, rotary_frequencies(head_dim, THETA))
+    ]
     tensor = tensor_of(operations, "x", x)
     at = tensor_of(operations, "positions", positions)
     rotation = Rotation(*tables, at, head_dim)
@@ -44,7 +51,9 @@ def test_rotary_into_half_precision(operations: Operations, inverse: bool) -> No
     rng = np.random.default_rng(0)
     x = float32_values(rng, 33, 3 * 24)
     positions = rng.integers(0, 100, 33).astype(np.uint32)
-    tables = [tensor_of(operations, "table", a) for a in rotary_tables(100, 24, THETA)]
+    tables = [
+        tensor_of(operations, "table", a) for a in rotary_tables(100, rotary_frequencies(24, THETA))
+    ]
     tensor, at = tensor_of(operations, "x", x), tensor_of(operations, "positions", positions)
     out = poisoned_halves(operations, "out", x.shape)
     rotation = Rotation(*tables, at, 24)
@@ -57,7 +66,10 @@ def test_rotary_into_half_precision(operations: Operations, inverse: bool) -> No
 
 def test_turning_back_gives_the_input(operations: Operations) -> None:
     x = float32_values(np.random.default_rng(0), 9, 32)
-    tables = [tensor_of(operations, "table", a) for a in rotary_tables(9, 16, 500_000.0)]
+    tables = [
+        tensor_of(operations, "table", a)
+        for a in rotary_tables(9, rotary_frequencies(16, 500_000.0))
+    ]
     tensor = tensor_of(operations, "x", x)
     at = tensor_of(operations, "positions", np.arange(9, dtype=np.uint32))
 
@@ -72,7 +84,7 @@ def test_turning_back_gives_the_input(operations: Operations) -> None:
 
 
 def test_tables() -> None:
-    cosines, sines = rotary_tables(4096, 64, THETA)
+    cosines, sines = tables_of(4096, 64, THETA)
     assert cosines.shape == sines.shape == (4096, 32)
     assert cosines.dtype == sines.dtype == np.float32
     # Angles of thousands of radians keep their digits.

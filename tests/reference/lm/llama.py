@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import ModelConfig, RopeScaling
 from tests.reference.lm.activation import gelu, gelu_backward, swiglu, swiglu_backward
 
 Array = NDArray[np.float64]
@@ -35,10 +35,32 @@ def rms_norm_backward(
     return grad_x, grad_weight
 
 
-def angles(length: int, head_dim: int, theta: float) -> Array:
+def angles(length: int, config: ModelConfig) -> Array:
     """Return by how much the pairs of numbers turn at each position: (T, D / 2)."""
-    frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    return np.outer(np.arange(length), frequencies)
+    turns = []
+    for pair in range(config.head_dim // 2):
+        frequency = config.rope_theta ** (-2 * pair / config.head_dim)
+        turns.append(np.arange(length) * _stretched(frequency, config.rope_scaling))
+    return np.stack(turns, axis=1)
+
+
+def _stretched(frequency: float, scaling: RopeScaling | None) -> float:
+    """As transformers' modeling_rope_utils.py has it, a case at a time."""
+    if scaling is None:
+        return frequency
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    wavelength = 2 * np.pi / frequency
+    longest = scaling.original_seq_len / scaling.low_freq_factor
+    shortest = scaling.original_seq_len / scaling.high_freq_factor
+    if wavelength < shortest:
+        return frequency
+    if wavelength > longest:
+        return frequency / scaling.factor
+    smooth = (scaling.original_seq_len / wavelength - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 
 def rotate(x: Array, turns: Array) -> Array:
@@ -166,11 +188,20 @@ class Llama:
         config, names = self.config, f"{prefix}.self_attn"
         norm = self.weights[f"{prefix}.input_layernorm.weight"]
         normed = rms_norm(x, norm, config.norm_epsilon)
-        turns = angles(x.shape[1], config.head_dim, config.rope_theta)
+        turns = angles(x.shape[1], config)
         q, k, v = (normed @ self.weights[f"{names}.{p}_proj.weight"].T for p in "qkv")
-        q = rotate(_split(q, config.heads), turns)
-        k = rotate(_split(k, config.kv_heads), turns)
-        v = _split(v, config.kv_heads)
+        if config.qkv_bias:
+            q, k, v = (
+                part + self.weights[f"{names}.{p}_proj.bias"]
+                for p, part in (("q", q), ("k", k), ("v", v))
+            )
+        q, k, v = _split(q, config.heads), _split(k, config.kv_heads), _split(v, config.kv_heads)
+        cache["raw"] = {"q": q, "k": k}
+        if config.qk_norm:
+            epsilon = config.norm_epsilon
+            q = rms_norm(q, self.weights[f"{names}.q_norm.weight"], epsilon)
+            k = rms_norm(k, self.weights[f"{names}.k_norm.weight"], epsilon)
+        q, k = rotate(q, turns), rotate(k, turns)
         mixed, probabilities = attention(q, k, v)
         cache["attention"] = x, normed, q, k, v, probabilities, mixed
         return x + _join(mixed) @ self.weights[f"{names}.o_proj.weight"].T
@@ -182,13 +213,15 @@ class Llama:
         grads[out] = _matrix_gradient(grad, _join(mixed))
         grad_mixed = _split(grad @ self.weights[out], config.heads)
         grad_q, grad_k, grad_v = attention_backward(q, k, v, probabilities, grad_mixed)
-        turns = angles(x.shape[1], config.head_dim, config.rope_theta)
+        turns = angles(x.shape[1], config)
         grad_normed = np.zeros_like(x)
-        for p, part in (
-            ("q", rotate(grad_q, -turns)),
-            ("k", rotate(grad_k, -turns)),
-            ("v", grad_v),
-        ):
+        parts = {"q": rotate(grad_q, -turns), "k": rotate(grad_k, -turns), "v": grad_v}
+        if config.qk_norm:
+            for p, raw in cache["raw"].items():
+                parts[p] = self._norm_backward(f"{names}.{p}_norm.weight", raw, parts[p], grads)
+        for p, part in parts.items():
+            if config.qkv_bias:
+                grads[f"{names}.{p}_proj.bias"] = _join(part).sum((0, 1))
             name = f"{names}.{p}_proj.weight"
             grads[name] = _matrix_gradient(_join(part), normed)
             grad_normed += _join(part) @ self.weights[name]
