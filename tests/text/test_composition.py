@@ -14,9 +14,9 @@ from tokenizers.normalizers import NFC, NFD
 
 from llmgpu.text.composition import normalize, starts_unit
 from tests.conftest import examples
+from tests.reference.characters import CHARACTERS
 
 ROOT = Path(__file__).parents[2]
-CHARACTERS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 # Characters that take part in composing, often next to each other, and any others.
 TABLES = (ROOT / "llmgpu" / "text" / "nfc.txt").read_text(encoding="ascii")
 CLASSES, *ENTRIES = re.sub("^#.*\n", "", TABLES, flags=re.MULTILINE).strip().split("\n\n")

@@ -20,10 +20,9 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
+from tests.reference.characters import CHARACTERS
 
 DOCUMENTS = st.lists(ANY_TEXT, max_size=4)
-CHARACTERS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-WHITE_SPACE = [character for character in CHARACTERS if character.isspace()]
 TRICKY = [
     "a 's've it'll 'tis 's's''s",
     "x  \u3000 y\r\n\r\n z \u2028\u00a0q",
@@ -87,7 +86,7 @@ def test_every_code_point_alone() -> None:
 
 
 def test_white_space_of_every_kind() -> None:
-    spaces = [*WHITE_SPACE, "\x1c", "\u200b", "\u180e", "\ufeff"]
+    spaces = [*filter(str.isspace, CHARACTERS), "\x1c", "\u200b", "\u180e", "\ufeff"]
     followers = ["", "a", "1", "!", "'s", " 's", "\u0301", "\n"]
     documents = [
         "".join(parts).encode() for parts in product(["", "a", "'"], spaces, spaces, followers)

@@ -20,9 +20,9 @@ from llmgpu.bpe.pretokens import pattern as pattern_module
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask, start_masks_between
 from tests.reference import bpe as reference
+from tests.reference.characters import CHARACTERS
 
 FAMILIES = sorted(set(PATTERNS) - {"class", "gpt2", "none"})
-CHARACTERS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 # What some pattern tells apart.
 SPACES = [" ", " ", "\t", "\r", "\n", "\u00a0", "\u3000"]

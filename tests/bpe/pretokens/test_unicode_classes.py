@@ -18,9 +18,9 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS, code_point_classes
 from llmgpu.errors import LlmgpuError
+from tests.reference.characters import CHARACTERS
 
 ROOT = Path(__file__).parents[3]
-TEXT = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
 PROPERTIES = {
     unicode_classes.UPPERCASE: r"[\p{Lu}\p{Lt}]",
     unicode_classes.LOWERCASE: r"\p{Ll}",
@@ -33,19 +33,19 @@ PROPERTIES = {
 
 
 def by_regex(expression: str) -> set[str]:
-    return set(regex.findall(expression, TEXT))
+    return set(regex.findall(expression, CHARACTERS))
 
 
 def by_tiktoken(expression: str) -> set[str]:
     """What tiktoken keeps of the text: it drops what the expression does not match."""
     ranks = {bytes([value]): value for value in range(256)}
     encoding = tiktoken.Encoding("x", pat_str=expression, mergeable_ranks=ranks, special_tokens={})
-    return set(bytes(encoding.encode_ordinary(TEXT)).decode())
+    return set(bytes(encoding.encode_ordinary(CHARACTERS)).decode())
 
 
 def by_tokenizers(expression: str) -> set[str]:
     splitter = pre_tokenizers.Split(Regex(expression), "removed", invert=True)
-    return {character for piece, _ in splitter.pre_tokenize_str(TEXT) for character in piece}
+    return {character for piece, _ in splitter.pre_tokenize_str(CHARACTERS) for character in piece}
 
 
 @pytest.mark.parametrize(
