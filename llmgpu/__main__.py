@@ -1,5 +1,6 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -22,6 +23,7 @@ def main() -> None:
             from llmgpu.cli.interrupts import end_process
 
             end_process(end.code)
+        gc.freeze()  # else Python looks for garbage among all objects before it ends
         raise
 
 

@@ -56,10 +56,7 @@ def compare_vocabs(
 
 
 def _overlap(names: Sequence[str], pair: Sequence[Vocabulary]) -> dict[str, Any]:
-    tokens = [
-        {vocabulary.tokens[number] for number in vocabulary.ordinary_ids.tolist()} - {b""}
-        for vocabulary in pair
-    ]
+    tokens = [set(vocabulary.ordinary_tokens) - {b""} for vocabulary in pair]
     both = tokens[0] & tokens[1]
     return {
         "vocabularies": [

@@ -8,7 +8,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Container, Iterable, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -84,7 +83,8 @@ class Amount(click.ParamType[int]):
         if match is None or match[2].upper() not in self.units:
             shown = quote(str(value))
             self.fail(f"{shown} is not a {self.name}; write {self.examples}", param, ctx)
-        amount = int(Fraction(match[1]) * self.units[match[2].upper()])
+        whole, _, decimals = match[1].partition(".")
+        amount: int = int(whole + decimals) * self.units[match[2].upper()] // 10 ** len(decimals)
         if amount < 1:
             self.fail(f"{quote(str(value))} is less than one {self.one}", param, ctx)
         return amount

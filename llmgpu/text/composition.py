@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,7 +147,7 @@ def _seconds() -> frozenset[str]:
 
 @cache
 def _tables() -> _Tables:
-    text = (files("llmgpu.text") / "nfc.txt").read_text(encoding="ascii")
+    text = Path(__file__).with_name("nfc.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     classes_table, composed_table, decomposed_table = "\n".join(lines).strip().split("\n\n")
     classes: dict[str, int] = {}

@@ -17,8 +17,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -252,7 +252,7 @@ class _StepsFilter:
 @cache
 def _lowercase() -> dict[int, str]:
     """Return the lowercase of each character that has another."""
-    text = (files("llmgpu.text") / "lowercase.txt").read_text(encoding="ascii")
+    text = Path(__file__).with_name("lowercase.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     table: dict[int, str] = {}
     for entry in " ".join(lines).split():

@@ -89,8 +89,10 @@ class Decoder:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        tokens, ids = self._vocabulary.tokens, self._vocabulary.ordinary_ids[::-1].tolist()
-        return {tokens[number]: number for number in ids if tokens[number]}
+        tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
+        # Backwards: of equal tokens the lowest id counts.
+        pairs = zip(reversed(tokens), reversed(ids), strict=True)
+        return {token: number for token, number in pairs if token}
 
     def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
         """Write files of another tool, as ``llmgpu export --to`` does.

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from llmgpu.tokens.sinks import (
     open_stream,
 )
 
-_BLOCK_IDS = 1 << 20  # ids formatted at a time by NumPy
+_BLOCK_IDS = 1 << 18  # ids formatted at a time by Python
 _LEAST_IDS = 1 << 12  # of a slice that pay for the table of how ids are spelled
 _MAX_DIGITS = 10
 _IS_SPACE = np.zeros(256, np.bool_)
@@ -157,15 +158,13 @@ class TextWriter(TokenWriter):
 def _format(
     ids: NDArray[np.uint32], starts: NDArray[np.int64], separator: bytes, border: bytes
 ) -> bytes:
-    """Return ids as text: each after the separator, but documents after the border.
-
-    Ids are spelled in cells of fixed width, with zero bytes, which are removed last.
-    """
-    width = max(len(border), 1 + _MAX_DIGITS)
-    cells = np.char.add(separator, ids.astype(f"S{_MAX_DIGITS}")).astype(f"S{width}")
-    cells.view(np.uint8).reshape(-1, width)[starts[starts < len(ids)], 0] = 0
-    cells = np.insert(cells, starts, np.array(border, cells.dtype))
-    return cells.tobytes().translate(None, b"\0")
+    """Return ids as text: each after the separator, but documents after the border."""
+    decimals = [b"%d" % number for number in ids.tolist()]
+    bounds = pairwise([0, *starts.tolist(), len(ids)])
+    documents = [separator.join(decimals[begin:end]) for begin, end in bounds]
+    if documents[0]:
+        documents[0] = separator + documents[0]
+    return border.join(documents)
 
 
 _BLOCK_IDS_READ = 1 << 18  # of JSON lines

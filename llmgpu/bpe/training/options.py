@@ -174,10 +174,10 @@ class TrainingOptions:
                     f"the seed vocabulary has {what} {quote(own)}, which training has to keep: "
                     f"{quote(given)} is not possible"
                 )
-        ordinary = [seed.tokens[i] for i in seed.ordinary_ids.tolist()]
         for text in self.special_tokens:
             spelled = text.encode(errors="replace")
-            if text in seed.special_tokens or any(spelled in token for token in ordinary):
+            is_part = any(spelled in token for token in seed.ordinary_tokens)
+            if text in seed.special_tokens or is_part:
                 raise LlmgpuError(
                     f"special token {quote(text)} is in the seed vocabulary already, as a "
                     "token or as a "

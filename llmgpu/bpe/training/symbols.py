@@ -125,9 +125,9 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     _check_seed(seed)
     ids = np.empty(seed.size, np.uint32)
     is_byte = np.zeros(seed.size, np.bool_)
-    ordinary = seed.ordinary_ids.tolist()
+    ordinary, spelled = seed.ordinary_ids.tolist(), tuple(seed.tokens)
     # Backwards, so that of several ids for the same byte the first one stays.
-    of_byte = {seed.tokens[i]: i for i in reversed(ordinary) if len(seed.tokens[i]) == 1}
+    of_byte = {spelled[i]: i for i in reversed(ordinary) if len(spelled[i]) == 1}
     for value, rank in enumerate(byte_ranks.tolist()):
         ids[rank] = of_byte[bytes([value])]
     is_byte[ids[:256]] = True
@@ -136,7 +136,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     symbol_of[ids] = np.arange(seed.size, dtype=np.uint32)
     merges = symbol_of[seed.merges]
     reached = _reached(merges, seed.size)
-    tokens = tuple(seed.tokens[i] for i in ids.tolist())
+    tokens = tuple(map(spelled.__getitem__, ids.tolist()))
     unreached = sorted(
         symbol for symbol in symbol_of[ordinary].tolist() if tokens[symbol] and not reached[symbol]
     )

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.trie import Trie
 from llmgpu.bpe.vocabulary.trie_levels import SortedTokens
 from llmgpu.errors import VocabularyError
@@ -77,6 +79,55 @@ _SAME_IN_VOCABULARY = (
     "tie",
     "training",
 )
+
+
+class PackedTokens(Sequence[bytes]):
+    """Tokens end to end, as a file has them; objects are made of those that are asked for.
+
+    data: their bytes. offsets: int64 (tokens + 1,), where each starts, then the end.
+    """
+
+    def __init__(self, data: bytes, offsets: NDArray[np.int64]) -> None:
+        """Take tokens as they are."""
+        self.data, self.offsets = data, offsets
+
+    @classmethod
+    def of(cls, tokens: Sequence[bytes]) -> PackedTokens:
+        """Return tokens end to end."""
+        if isinstance(tokens, cls):
+            return tokens
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        return cls(b"".join(tokens), offsets_of(lengths))
+
+    @cached_property
+    def _all(self) -> tuple[bytes, ...]:
+        offsets = self.offsets.tolist()
+        return tuple(map(self.data.__getitem__, map(slice, offsets[:-1], offsets[1:])))
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a token, or a tuple of those in a slice; a loop is faster over all of them."""
+        if isinstance(place, slice):
+            return self._all[place]
+        token = range(len(self))[place]
+        return self.data[self.offsets[token] : self.offsets[token + 1]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield all tokens."""
+        return iter(self._all)
+
+    def __add__(self, more: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return a tuple of these tokens and more."""
+        return self._all + more
+
+    def __eq__(self, other: object) -> bool:
+        """Whether these are the tokens of another sequence."""
+        return isinstance(other, Sequence) and self._all == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,12 +286,11 @@ def _unpack_table(name: str, data: bytes, columns: int) -> NDArray[np.uint32]:
     return np.frombuffer(data, "<u4").astype(np.uint32, copy=False).reshape(-1, columns)
 
 
-def _unpack_tokens(lengths: bytes, data: bytes) -> tuple[bytes, ...]:
+def _unpack_tokens(lengths: bytes, data: bytes) -> PackedTokens:
     sizes = _unpack_table("token_lengths", lengths, 1)[:, 0]
     if int(sizes.sum(dtype=np.uint64)) != len(data):
         raise VocabularyError(f"damaged: the tokens' lengths do not add up to {len(data)} bytes")
-    ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    return tuple(map(data.__getitem__, map(slice, [0, *ends[:-1]], ends)))
+    return PackedTokens(data, offsets_of(sizes))
 
 
 def _unpack_special_tokens(data: bytes, tokens: Sequence[bytes]) -> dict[str, int]:

@@ -37,6 +37,7 @@ from llmgpu.bpe.vocabulary.checks import check_pattern, check_training
 from llmgpu.bpe.vocabulary.file import (
     NORMALIZED_TOKENS,
     UNICODE,
+    PackedTokens,
     check_header,
     pack,
     pack_data,
@@ -61,7 +62,8 @@ _LONG_TOKEN = 64  # mean bytes per token from which copying tokens beats gatheri
 class Vocabulary:
     """Tokens by id, and the rules that match them; VocabularyError if they are inconsistent.
 
-    tokens: the bytes of each id; those of a special token are its text in UTF-8.
+    tokens: the bytes of each id, as a tuple or as a file has them; those of a special token are its
+        text in UTF-8.
     merges: uint32 (M, 3), ids of the left part, the right part and the result, first merge first.
     pattern, expression: the name of how text is cut, and the same as an expression over bytes.
     special_tokens: id by text.
@@ -79,7 +81,7 @@ class Vocabulary:
     chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
     """
 
-    tokens: tuple[bytes, ...]
+    tokens: tuple[bytes, ...] | PackedTokens
     merges: NDArray[np.uint32]
     pattern: str
     expression: str
@@ -153,12 +155,12 @@ class Vocabulary:
     @cached_property
     def token_lengths(self) -> NDArray[np.int64]:
         """Bytes in each token: int64 (size,)."""
-        return np.fromiter(map(len, self.tokens), np.int64, self.size)
+        return np.diff(self.token_offsets)
 
     @cached_property
     def token_offsets(self) -> NDArray[np.int64]:
         """Position of each token in `token_data`, then the end: int64 (size + 1,)."""
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.token_lengths)])
+        return self._packed_tokens.offsets
 
     @cached_property
     def token_spans(self) -> NDArray[np.int64]:
@@ -171,7 +173,11 @@ class Vocabulary:
     @cached_property
     def token_data(self) -> NDArray[np.uint8]:
         """The bytes of all tokens, end to end, by id: uint8."""
-        return np.frombuffer(b"".join(self.tokens), np.uint8)
+        return np.frombuffer(self._packed_tokens.data, np.uint8)
+
+    @cached_property
+    def _packed_tokens(self) -> PackedTokens:
+        return PackedTokens.of(self.tokens)
 
     @cached_property
     def ordinary_ids(self) -> NDArray[np.int64]:
@@ -179,9 +185,14 @@ class Vocabulary:
         return np.delete(np.arange(self.size), list(self.special_tokens.values()))
 
     @cached_property
+    def ordinary_tokens(self) -> list[bytes]:
+        """The tokens that are not special, by ascending id."""
+        return list(map(tuple(self.tokens).__getitem__, self.ordinary_ids.tolist()))
+
+    @cached_property
     def trie(self) -> Trie:
         """The trie of the ordinary tokens."""
-        return compile_trie(self._ordinary_tokens, self.ordinary_ids)
+        return compile_trie(self.ordinary_tokens, self.ordinary_ids)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -211,9 +222,10 @@ class Vocabulary:
 
     def missing_bytes(self) -> list[int]:
         """Return the byte values that are not a token; special tokens do not count."""
-        of_one_byte = self.ordinary_ids[self.token_lengths[self.ordinary_ids] == 1]
-        present = self.token_data[self.token_offsets[of_one_byte]]
-        return sorted(set(range(256)).difference(present.tolist()))
+        special = set(self.special_tokens.values())
+        of_one_byte = np.flatnonzero(self.token_lengths == 1).tolist()
+        starts = self.token_offsets[[i for i in of_one_byte if i not in special]]
+        return sorted(set(range(256)).difference(self.token_data[starts].tolist()))
 
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of `ids` (n,), any integers, end to end.
@@ -243,7 +255,7 @@ class Vocabulary:
         entries["training"] = self.training | self._recorded | chat
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before
         if trie is None:
-            trie = sort_tokens(self._ordinary_tokens, self.ordinary_ids)
+            trie = sort_tokens(self.ordinary_tokens, self.ordinary_ids)
             if trie.num_nodes <= _FEW_NODES:
                 trie = self.__dict__["trie"] = lay_out(trie)
         return pack(entries, trie, self.fingerprint)
@@ -266,7 +278,7 @@ class Vocabulary:
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
             if not _spells_each_token_once(content.trie, vocabulary):
-                validate_trie(content.trie, vocabulary._ordinary_tokens, vocabulary.ordinary_ids)
+                validate_trie(content.trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
         vocabulary.__dict__["trie"] = content.trie  # where cached_property keeps its value
@@ -304,16 +316,12 @@ class Vocabulary:
             )
         ends = np.cumsum(lengths)
         if ends[-1] > _LONG_TOKEN * len(ids):
-            return b"".join([self.tokens[i] for i in ids.tolist()])
+            return b"".join(map(tuple(self.tokens).__getitem__, ids.tolist()))
         # Gather every byte at once: byte k of the result comes from token_data[k + shift], where
         # the shift is the same for all bytes of a token.
         shifts = self.token_offsets[ids] - (ends - lengths)
         positions = np.repeat(shifts, lengths) + np.arange(ends[-1])
         return bytes(self.token_data[positions])
-
-    @cached_property
-    def _ordinary_tokens(self) -> list[bytes]:
-        return [self.tokens[i] for i in self.ordinary_ids.tolist()]
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
@@ -417,8 +425,10 @@ def _check_merges(vocabulary: Vocabulary) -> None:
 
 
 def _spell_results(vocabulary: Vocabulary) -> bool:
+    if len(vocabulary.merges) == 0:
+        return True
     table = np.empty(vocabulary.size, np.object_)
-    table[:] = vocabulary.tokens
+    table[:] = tuple(vocabulary.tokens)
     left, right, results = table[vocabulary.merges.T]
     return all(map(operator.eq, map(operator.add, left, right), results))
 

@@ -81,6 +81,19 @@ def test_writing_takes_no_multiple_of_a_long_token() -> None:
     assert peak < 4 * length
 
 
+def test_tokens_of_a_file_are_those_of_a_tuple() -> None:
+    tokens = (b"a", b"", b"\xc3\xa9", b"abc")
+    packed = vocabulary_file.PackedTokens.of(tokens)
+    assert (len(packed), packed, tokens) == (4, tokens, packed)
+    assert packed != tokens[:3] and packed != 4
+    assert [packed[np.int64(k)] for k in range(-4, 4)] == [*tokens, *tokens]
+    assert (packed[1:], tuple(packed), b"" in packed) == (tokens[1:], tokens, True)
+    assert packed.__add__((b"d",)) == (*tokens, b"d")
+    for outside in (4, -5):
+        with pytest.raises(IndexError):
+            packed[outside]
+
+
 def test_a_trie_that_is_written_block_by_block_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     merges = [(97, 97), *((number, number) for number in range(256, 276)), (97, 98), (270, 277)]
     whole = small_vocabulary(merges=merges, special_tokens=[]).to_bytes()
