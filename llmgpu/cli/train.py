@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -21,16 +22,28 @@ from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.errors import InputError, shorten
+from llmgpu.files import output_errors
 from llmgpu.input_files import number_of, printable
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, list_checkpoints, load_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    set_aside_checkpoints,
+)
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.options import Intervals
+from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.lm.runs.run import TrainingRun
 from llmgpu.lm.runs.run_folder import OPTIONS_NAME, TOKENS_NAME, RunFolder, open_run_folder
-from llmgpu.lm.runs.settings import RunSettings, new_settings, resumed_settings
+from llmgpu.lm.runs.settings import (
+    RunSettings,
+    explain_schedule,
+    new_settings,
+    resumed_settings,
+    step_to_resume_from,
+)
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
@@ -147,16 +160,17 @@ def _open_run(
 
     backend: of a new run.
     """
-    checkpoint = _find_checkpoint(folder) if asked.resume else None
+    explicit = _explicit(asked.settings)
+    checkpoint = _find_checkpoint(folder, explicit, report) if asked.resume else None
     vocabulary = asked.vocabulary
     if checkpoint is not None:
         checkpoint.require_vocabulary(vocabulary, asked.vocab)
         vocabulary = with_chat_template(checkpoint.vocabulary, asked.chat_template)
-        run_settings = resumed_settings(checkpoint, _explicit(asked.settings))
+        run_settings = resumed_settings(checkpoint, explicit)
         workers.check(run_settings.options.grad_accum)
         backend = asked.select(driver=run_settings.options.driver)
         separator = _same_separator(checkpoint, asked.eos, separator)
-        _announce_resuming(report, checkpoint, run_settings.options.steps)
+        _announce_resuming(report, checkpoint, run_settings.options)
     else:
         backend = backend or asked.select_new()
         run_settings = new_settings(asked.settings | {"driver": backend.driver}, vocabulary.size)
@@ -184,6 +198,8 @@ def _open_run(
         )
     if asked.force and workers.is_first:  # not before: nothing can be wrong with the new run
         _remove_replaced(folder, source)
+    if checkpoint is not None and workers.is_first:
+        _set_decayed_aside(folder, checkpoint, report)
     run = TrainingRun(
         folder,
         run_settings,
@@ -273,9 +289,23 @@ def _remove_replaced(folder: RunFolder, source: TokenSource) -> None:
     folder.remove([pattern for pattern in REPLACED if pattern not in in_use])
 
 
-def _announce_resuming(report: Reporter, checkpoint: Checkpoint, steps: int) -> None:
-    done = checkpoint.state.step
+def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:
+    """Keep the checkpoints after the one that the run continues from, under other names."""
+    for path, renamed in set_aside_checkpoints(folder.path, checkpoint.state.step).items():
+        with output_errors(str(renamed)):
+            shutil.copyfile(folder.log, renamed / folder.log.name)
+        report.note(
+            f"{path} is after the learning rate began to fall, which it does later now: it is kept "
+            f"as {renamed}, with its log"
+        )
+
+
+def _announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
+    done, steps = checkpoint.state.step, options.steps
     report.line(f"resuming from {checkpoint.folder}")
+    change = explain_schedule(checkpoint, options)
+    if change is not None:
+        report.note(change)
     if done >= steps:
         report.line(
             f"nothing is left to do: {done} of {steps} steps are done; a larger --steps continues "
@@ -316,9 +346,21 @@ def _same_separator(checkpoint: Checkpoint, eos: str | None, given: int | None) 
     return checkpoint.eos_id
 
 
-def _find_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """Return the newest checkpoint of a run; None if it ended before its first."""
-    return load_checkpoint(folder.path) if list_checkpoints(folder.path) else None
+def _find_checkpoint(
+    folder: RunFolder, explicit: Mapping[str, Any], report: Reporter
+) -> Checkpoint | None:
+    """Return the checkpoint that a run continues from; None if it ended before its first."""
+    steps = list_checkpoints(folder.path)
+    if not steps:
+        return None
+    newest = load_checkpoint(folder.path)
+    step = step_to_resume_from(newest, explicit.get("steps"))
+    if step == newest.state.step:
+        return newest
+    if step not in steps:
+        report.note(f"{folder.path} has no checkpoint of step {step}, where its decay began")
+        return newest
+    return load_checkpoint(steps[step])
 
 
 def _description(settings: RunSettings, backend: Backend, workers: int) -> str:

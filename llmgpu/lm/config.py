@@ -43,6 +43,16 @@ class Weight:
         return math.prod(self.shape)
 
     @property
+    def is_hidden(self) -> bool:
+        """Whether it is a matrix inside a layer."""
+        return self.decays and self.name.startswith("model.layers.")
+
+    @property
+    def is_residual(self) -> bool:
+        """Whether it is a matrix that writes into the residual stream."""
+        return self.name.endswith((".o_proj.weight", ".down_proj.weight"))
+
+    @property
     def used_shape(self) -> tuple[int, ...]:
         """The shape without the rows that stand for no token."""
         return (self.shape[0] - self.unused_rows, *self.shape[1:])

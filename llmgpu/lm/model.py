@@ -28,6 +28,7 @@ from llmgpu.lm.ops.operations import (
     Rotation,
 )
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.options import Initialisation
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -243,10 +244,10 @@ class Model:
         """The output layer's matrix, (V, C); the embedding table where the two are tied."""
         return self.working[EMBEDDING if self.config.tied else OUTPUT]
 
-    def initialise(self, seed: int) -> None:
+    def initialise(self, seed: int, initialisation: Initialisation = "normal") -> None:
         """Draw the weights: the same on every backend, each weight from its own random stream."""
         numbered = {weight.name: (k, weight) for k, weight in enumerate(self.config.weights())}
-        self.load(lambda name: initial_values(seed, *numbered[name]))
+        self.load(lambda name: initial_values(seed, *numbered[name], initialisation))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
         """Write all weights, each as `values` gives it by name, and their copies.
@@ -347,12 +348,22 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
-def initial_values(seed: int, index: int, weight: Weight) -> NDArray[np.float32]:
-    """Return the first values of weight number `index`: normal, or all ones; unused rows are 0."""
+def initial_values(
+    seed: int, index: int, weight: Weight, initialisation: Initialisation = "normal"
+) -> NDArray[np.float32]:
+    """Return the first values of weight number `index`: normal, or all ones; unused rows are 0.
+
+    initialisation: "normal" draws them with the weight's deviation. With "fan-in" that of a matrix
+    inside a layer is 1 / sqrt(inputs), and those that write into the residual stream are zeros: a
+    layer begins as one that changes nothing, with activations of the same size at any width.
+    """
     if not weight.deviation:
         return np.full(weight.shape, weight.deviation is None, np.float32)
+    deviation = weight.deviation
+    if initialisation == "fan-in" and weight.is_hidden:
+        deviation = 0.0 if weight.is_residual else weight.shape[1] ** -0.5
     generator = np.random.Generator(np.random.Philox(key=[seed, index]))
     values = generator.standard_normal(weight.shape, np.float32)
-    values *= np.float32(weight.deviation)
+    values *= np.float32(deviation)
     values[weight.used_shape[0] :] = 0
     return values

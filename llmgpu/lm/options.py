@@ -12,6 +12,10 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
+Schedule = Literal["cosine", "wsd"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+Initialisation = Literal["normal", "fan-in"]
+INITIALISATIONS: tuple[Initialisation, ...] = get_args(Initialisation)
 DriverName = Literal["wgpu", "dawn"]
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
@@ -24,7 +28,9 @@ class TrainOptions:
     """Everything that decides what a run computes: equal options and tokens make equal runs.
 
     batch_size: sequences at a time. grad_accum: batches a step. steps: optimizer steps in all.
-    learning_rate rises over warmup_steps and falls by a cosine to min_learning_rate.
+    learning_rate rises over warmup_steps and falls to min_learning_rate: by a cosine over all other
+    steps, or with schedule "wsd" over the last decay_steps alone (warm-up, stable, decay).
+    initialisation: of the matrices inside layers, see `llmgpu.lm.model.initial_values`.
     weight_decay: on matrices only. grad_clip: global norm that gradients are clipped to; 0 disables
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
     the loss, so that small gradients are not lost; sums, weights and moments are float32.
@@ -48,6 +54,9 @@ class TrainOptions:
     learning_rate: float = 6e-4
     min_learning_rate: float = 6e-5
     warmup_steps: int = 100
+    schedule: Schedule = "cosine"
+    decay_steps: int = 0
+    initialisation: Initialisation = "normal"
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -75,18 +84,25 @@ class TrainOptions:
             ("grad_accum", 1),
             ("steps", 1),
             ("warmup_steps", 0),
+            ("decay_steps", 0),
         ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least {least}")
         for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction"):
             if getattr(self, name) >= 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be less than 1")
-        if self.precision not in PRECISIONS:
-            raise InputError(f"precision is {self.precision}, use one of {', '.join(PRECISIONS)}")
-        if self.driver not in DRIVER_NAMES:
-            raise InputError(f"driver is {self.driver}, use one of {', '.join(DRIVER_NAMES)}")
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"optimizer is {self.optimizer}, use one of {', '.join(OPTIMIZERS)}")
+        for name, choices in (
+            ("precision", PRECISIONS),
+            ("driver", DRIVER_NAMES),
+            ("schedule", SCHEDULES),
+            ("initialisation", INITIALISATIONS),
+            ("optimizer", OPTIMIZERS),
+        ):
+            if getattr(self, name) not in choices:
+                given = getattr(self, name)
+                raise InputError(f"{name} is {given}, use one of {', '.join(choices)}")
+        if self.decay_steps and self.schedule != "wsd":
+            raise InputError("decay_steps are those of the schedule wsd: use --schedule wsd")
         if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
             able = ", ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
             raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
@@ -120,9 +136,17 @@ class TrainOptions:
         """Sequences that a step takes."""
         return self.batch_size * self.grad_accum
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step, 0 for the first: linear warm-up, then a cosine.
+    @property
+    def stable_end(self) -> int:
+        """The first step of the decay; with a cosine that of all steps after the warm-up."""
+        if self.schedule == "wsd":
+            return max(self.warmup_steps, self.steps - self.decay_steps)
+        return self.warmup_steps
 
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, 0 for the first: linear warm-up, then the schedule.
+
+        The decay of "wsd" is 1 - sqrt of what is done of it (A. Haegele et al., arXiv 2405.18392).
         Step `steps`, and where that is in the warm-up the first step after it, has the minimum.
         """
         peak, minimum, warmup = self.learning_rate, self.min_learning_rate, self.warmup_steps
@@ -130,8 +154,13 @@ class TrainOptions:
             return peak * (step + 1) / warmup
         if step >= self.steps:
             return minimum
-        progress = (step - warmup) / (self.steps - warmup)
-        height = (1 + math.cos(math.pi * progress)) / 2  # of the cosine, from 1 down to 0
+        if step < self.stable_end:
+            return peak
+        progress = (step - self.stable_end) / (self.steps - self.stable_end)
+        if self.schedule == "wsd":
+            height = 1 - math.sqrt(progress)
+        else:
+            height = (1 + math.cos(math.pi * progress)) / 2  # of the cosine, from 1 down to 0
         return minimum + (peak - minimum) * height
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.lm.config import Weight
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.loss_scaling import LossScaling
 from llmgpu.lm.model import EMBEDDING, Model
@@ -52,9 +53,8 @@ class Updates:
             else ops.tensor(f"gradient of {name}", tensor.shape)
             for name, tensor in model.weights.items()
         }
-        self.states = {
-            name: self._make_state(name, tensor) for name, tensor in model.weights.items()
-        }
+        self._optimizer = OPTIMIZERS[options.optimizer]
+        self.states = {weight.name: self._make_state(weight) for weight in model.config.weights()}
         self.partials = ops.tensor("partial norms", (len(self.gradients), NORM_PARTIALS))
         self.stats = ops.tensor("gradient statistics", (4,))
         self.history = ops.tensor("history", (slots, 8))
@@ -62,12 +62,14 @@ class Updates:
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
         self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
-    def _make_state(self, name: str, weight: Tensor) -> WeightState:
-        operations = self._model.operations
-        optimizer = OPTIMIZERS[self._options.optimizer]
-        if self.rows is not None and name == EMBEDDING and optimizer.make_rows is not None:
-            return optimizer.make_rows(operations, weight, self.rows)
-        return optimizer.make(operations, weight)
+    def _make_state(self, weight: Weight) -> WeightState:
+        operations, optimizer = self._model.operations, self._optimizer
+        tensor = self._model.weights[weight.name]
+        if self.rows is not None and weight.name == EMBEDDING and optimizer.make_rows is not None:
+            return optimizer.make_rows(operations, tensor, self.rows)
+        if weight.is_hidden and optimizer.make_hidden is not None:
+            return optimizer.make_hidden(operations, tensor)
+        return optimizer.make(operations, tensor)
 
     @property
     def scale(self) -> float:
@@ -134,7 +136,7 @@ class Updates:
                 weight.decays,
                 self._model.half_copies.get(weight.name),
             )
-            ops.update_weight(self.states[weight.name], update)
+            self._optimizer.record(ops, self.states[weight.name], update)
 
     def bad_tensors(self) -> list[str]:
         """Return the weights whose gradients' norms were not finite in the last step."""

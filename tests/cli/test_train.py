@@ -99,7 +99,13 @@ def test_all_steps_of_the_preset_that_is_the_default(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "extra", [(), ("--optimizer", "adamw-8bit", "--grad-accum", "2"), ("--precision", "f16")]
+    "extra",
+    [
+        (),
+        ("--optimizer", "adamw-8bit", "--grad-accum", "2"),
+        ("--precision", "f16"),
+        ("--optimizer", "muon", "--schedule", "wsd", "--initialisation", "fan-in"),
+    ],
 )
 def test_a_killed_run_goes_on_bit_by_bit(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, extra: tuple[str, ...]

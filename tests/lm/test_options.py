@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,17 @@ def test_no_warm_up_and_nothing_but_it() -> None:
     assert [schedule(2.0, 1.0, 4, 2).rate(step) for step in range(6)] == [0.5, 1, 1.5, 2, 1, 1]
 
 
+def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
+    options = replace(schedule(1.0, 0.2, 10, 200), schedule="wsd", decay_steps=100)
+    expected = {0: 0.1, 9: 1.0, 10: 1.0, 100: 1.0, 125: 0.6, 200: 0.2, 10**9: 0.2}
+    assert {step: options.rate(step) for step in expected} == pytest.approx(expected)
+    assert options.stable_end == 100
+    assert replace(options, decay_steps=0).rate(199) == 1
+    assert replace(options, decay_steps=300).stable_end == 10
+    with pytest.raises(InputError, match="decay_steps are those of the schedule wsd"):
+        replace(options, schedule="cosine")
+
+
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -64,6 +76,8 @@ def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
         ({"seed": -1}, r"seed is -1, it must be from 0 to 2\^63 - 1"),
         ({"evaluation_fraction": 1.0}, r"evaluation_fraction is 1.0, .* less than 1"),
         ({"evaluation_fraction": math.nan}, r"evaluation_fraction is nan"),
+        ({"schedule": "linear"}, "schedule is linear, use one of cosine, wsd"),
+        ({"initialisation": "zero"}, "initialisation is zero, use one of normal, fan-in"),
     ],
 )
 def test_values_out_of_range(options: dict[str, Any], message: str) -> None:

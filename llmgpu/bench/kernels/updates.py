@@ -15,6 +15,7 @@ from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import AdamW, WeightState, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers.adamw import Moments, RowMoments
 from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
+from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
 
 TENSORS = 110  # of a model with 12 layers
 LEARNING_RATE = 0.1  # large, so that an update changes what is compared
@@ -100,6 +101,34 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
     yield plain
     # Rows that are not touched have no copy to compare.
     yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
+
+
+def muon_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Muon's step of the widest matrix of a layer, and the same with a half-precision copy."""
+    height, width = s.shape("FC")
+    products = 2 * ITERATIONS * (2 * height * width**2 + width**3)
+
+    def record(ops: Any, t: Tensors) -> None:
+        direction = ops.scratch("direction of a step", (height, width))
+        update = _weight_update(t, half_copy=t.get("mirror"))
+        MUON.record(ops, Momentum(t["momentum"], direction), update)
+
+    case = s.case(
+        "muon_update",
+        "*parameter:FC gradient:FC *momentum:FC stats hyper",
+        products + ADAMW_OPERATIONS * height * width,
+        step_parameters,
+        uniforms=("hyper",),
+        record=record,
+    )
+    yield case
+    yield replace(
+        case,
+        name="muon_update_f16",
+        make=lambda: case.make() | {"mirror": empty(height, width, dtype=np.float16)},
+        copies={"mirror": "parameter"},
+        needs_half=True,
+    )
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -195,4 +224,11 @@ def _weight_update(
     return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, half_copy)
 
 
-UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, all_weights_cases)
+UPDATES = (
+    gradient_cases,
+    adamw_cases,
+    adamw_8bit_cases,
+    row_cases,
+    muon_cases,
+    all_weights_cases,
+)

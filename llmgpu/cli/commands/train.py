@@ -21,9 +21,21 @@ from llmgpu.cli.options import (
 )
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.optimizers import OPTIMIZERS
-from llmgpu.lm.options import PRECISIONS, PRESET_STEPS, Intervals, TrainOptions
+from llmgpu.lm.options import (
+    INITIALISATIONS,
+    PRECISIONS,
+    PRESET_STEPS,
+    SCHEDULES,
+    Intervals,
+    TrainOptions,
+)
 
-_DERIVED = ("steps", "min_learning_rate", "warmup_steps")  # their defaults follow from others
+_DERIVED = (
+    "steps",
+    "min_learning_rate",
+    "warmup_steps",
+    "decay_steps",
+)  # their defaults follow from others
 
 
 def _model_options(command: Decorated) -> Decorated:
@@ -59,7 +71,13 @@ def _training_options(command: Decorated) -> Decorated:
          "Batches per step: more tokens per step in the same memory."),
         ("--lr", "learning_rate", number, "Peak learning rate."),
         ("--min-lr", "min_learning_rate", number,
-         "Final learning rate, after a cosine decay.  [default: a tenth of --lr]"),
+         "Final learning rate.  [default: a tenth of --lr]"),
+        ("--schedule", "schedule", click.Choice(SCHEDULES),
+         "How the learning rate falls: by a cosine, or stays up to the last --decay-steps (wsd)."),
+        ("--decay-steps", "decay_steps", COUNT,
+         "Steps that the rate falls in, with wsd.  [default: a fifth of --steps]"),
+        ("--initialisation", "initialisation", click.Choice(INITIALISATIONS),
+         "Initial matrices of layers: all alike, or by their inputs and with zeros (fan-in)."),
         ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
          "Steps of linear warm-up.  [default: a tenth of --steps, up to 100]"),
         ("--weight-decay", "weight_decay", number, "Weight decay, applied to matrices only."),

@@ -138,9 +138,12 @@ def save_checkpoint(
     bos_id: int | None = None,
     eos_id: int | None = None,
     keep: int = 2,
+    spare: int | None = None,
     note: Note = no_notes,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
+
+    spare: the step of one that is never removed.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
     comes, so that one at a time is in memory. padded: write all rows of the tables, those that
@@ -166,7 +169,7 @@ def save_checkpoint(
             described = describe_tokenizer(config, vocabulary, **ids)
             _write_json(folder / TOKENIZER_CONFIG, described)
         _write_training(folder, vocabulary, state)
-    remove_old_checkpoints(run_folder, keep)
+    remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
 
 
@@ -416,9 +419,32 @@ def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
     sync(target.parent)
 
 
-def remove_old_checkpoints(run_folder: str | Path, keep: int) -> None:
-    """Remove all but a run's `keep` newest checkpoints; OutputError if that can't be done."""
-    for path in list(list_checkpoints(run_folder).values())[:-keep]:
+def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]:
+    """Rename a run's checkpoints after `step` to ``decayed-...``; return the new names by the old.
+
+    They can be loaded by their folders, but the run has no part in them any more.
+
+    Raises OutputError if that can't be done, or there is one of that name.
+    """
+    renamed = {}
+    for each, path in list_checkpoints(run_folder).items():
+        if each > step:
+            target = path.with_name(path.name.replace("step", "decayed"))
+            with output_errors(str(target)):
+                if os.path.lexists(target):
+                    raise OutputError(f"{target} already exists: move it out of the run folder")
+                path.rename(target)
+            renamed[path] = target
+    return renamed
+
+
+def remove_old_checkpoints(run_folder: str | Path, keep: int, spare: int | None = None) -> None:
+    """Remove all but a run's `keep` newest checkpoints; OutputError if that can't be done.
+
+    spare: the step of one that is not removed.
+    """
+    steps = list_checkpoints(run_folder)
+    for path in [path for step, path in steps.items() if step != spare][:-keep]:
         temporary = _temporary_name(path)
         with output_errors(str(path)):
             path.rename(temporary)

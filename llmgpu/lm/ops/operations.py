@@ -474,3 +474,14 @@ class Operations(ABC):
     @abstractmethod
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
         """Take an optimizer's step of one weight; nothing changes in a bad step."""
+
+    @abstractmethod
+    def scale_to_norm(self, matrix: Tensor, partials: Tensor) -> None:
+        """Divide a matrix by the root of the sum of partials (1, NORM_PARTIALS), if that is not 0.
+
+        partials: the sums that `reduce_norm_sq` made of the matrix.
+        """
+
+    @abstractmethod
+    def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
+        """Square = a I + b gram + c square, both (n, n); Muon's coefficients."""

@@ -1,4 +1,4 @@
-"""Clipping all gradients together, and the step of a weight.
+"""Clipping all gradients together, the step of a weight, and what an optimizer is made of.
 
 Gradients are clipped as one vector, without the host seeing their norm: the sums of squares of each
 tensor (`reduce_norm_sq`) make the norm and the scale (`finalize_grad_stats`), which the updates
@@ -8,10 +8,14 @@ steps then change nothing until the host clears the mark.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
-from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
+from llmgpu.lm.ops.tensor import Tensor, TensorMaker
 from llmgpu.lm.ops.weight_state import BAD, WeightState, WeightUpdate
 
 LOSS_PARTS = 3  # those of `Losses`
@@ -19,6 +23,31 @@ LOSS_PARTS = 3  # those of `Losses`
 NORM_PARTIALS = 128  # sums that the squares of one tensor are added up in
 MIN_PIECE = 1 << 16  # squares in one of NumPy's sums, if there are that many
 CLIP_EPSILON = 1e-6
+NORM_EPSILON = 1e-12  # least norm that a matrix is divided by
+NEWTON_SCHULZ = np.float32(3.4445), np.float32(-4.775), np.float32(2.0315)
+
+
+def update_alone(operations: Operations, state: WeightState, update: WeightUpdate) -> None:
+    """Record a step that takes nothing but the kernel of the state."""
+    operations.update_weight(state, update)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer, as `llmgpu.lm.optimizers` lists it.
+
+    name: what --optimizer and checkpoints call it.
+    make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
+    only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
+    optimizer can't do that. make_hidden: makes the state of a matrix inside a layer; None: `make`.
+    record: records the step of a weight.
+    """
+
+    name: str
+    make: Callable[[TensorMaker, Tensor], WeightState]
+    make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None
+    make_hidden: Callable[[TensorMaker, Tensor], WeightState] | None = None
+    record: Callable[[Operations, WeightState, WeightUpdate], None] = update_alone
 
 
 class NumpyOptimizer(NumpyRecorder):
@@ -56,6 +85,16 @@ class NumpyOptimizer(NumpyRecorder):
         if update.stats.array[BAD] == 0:
             state.compute(update)
 
+    @recorded
+    def scale_to_norm(self, matrix: Tensor, partials: Tensor) -> None:
+        matrix.array[...] /= max(np.sqrt(partials.array.sum()), np.float32(NORM_EPSILON))
+
+    @recorded
+    def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
+        a, b, c = NEWTON_SCHULZ
+        square.array[...] = b * gram.array + c * square.array
+        square.array[np.diag_indices(len(gram.array))] += a
+
 
 class GpuOptimizer(GpuRecorder):
     """The operations as kernels."""
@@ -87,3 +126,21 @@ class GpuOptimizer(GpuRecorder):
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
         call = state.kernel(update)
         self.dispatch(call.file, call.groups, call.constants, **call.bindings)
+
+    def scale_to_norm(self, matrix: Tensor, partials: Tensor) -> None:
+        self.dispatch(
+            "lm/12_scale_to_norm.wgsl",
+            workgroups(-(-matrix.size // 4)),
+            matrix=matrix,
+            partials=partials,
+            dims=dims(matrix.size, NORM_PARTIALS),
+        )
+
+    def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
+        self.dispatch(
+            "lm/12_newton_schulz.wgsl",
+            workgroups(gram.size),
+            gram=gram,
+            square=square,
+            dims=dims(gram.size, gram.shape[0]),
+        )

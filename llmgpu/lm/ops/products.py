@@ -85,6 +85,8 @@ class FixedProducts:
 
     def multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
         """Write left @ right, (M, K) and (K, N), to out (M, N)."""
+        if left.ctypes.data == right.ctypes.data:
+            right = right.copy()  # NumPy computes a matrix times its transpose in another order
         rows, columns = out.shape
         parts = min(self._threads, rows * columns * left.shape[1] // LEAST_PART)
         if parts < 2:

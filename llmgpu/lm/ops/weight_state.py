@@ -8,14 +8,14 @@ An optimizer is a `WeightState` and one line in the table of `llmgpu.lm.optimize
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 
@@ -139,18 +139,3 @@ class WeightState(ABC):
     @abstractmethod
     def kernel(self, update: WeightUpdate) -> KernelCall:
         """Return the kernel that takes a step, and changes nothing if `stats` marks it as bad."""
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """An optimizer, as `llmgpu.lm.optimizers` lists it.
-
-    name: what --optimizer and checkpoints call it.
-    make: makes the state of a weight. make_rows: makes the state of a table of which a step updates
-    only some rows, given their numbers (uint32, those beyond the table are skipped); None if the
-    optimizer can't do that.
-    """
-
-    name: str
-    make: Callable[[TensorMaker, Tensor], WeightState]
-    make_rows: Callable[[TensorMaker, Tensor, Tensor], WeightState] | None = None

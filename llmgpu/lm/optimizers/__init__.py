@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmgpu.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from llmgpu.lm.ops.weight_state import Optimizer
+    from llmgpu.lm.ops.optimizer import Optimizer
 
 _ROOM = "llmgpu.lm.optimizers"
 OPTIMIZERS: Registry[Optimizer] = Registry(
@@ -19,6 +19,9 @@ OPTIMIZERS: Registry[Optimizer] = Registry(
         "adamw": Entry(f"{_ROOM}.adamw:ADAMW", "keeps its moments in float32"),
         "adamw-8bit": Entry(
             f"{_ROOM}.adamw_8bit:ADAMW_8BIT", "keeps its moments in a quarter of the memory"
+        ),
+        "muon": Entry(
+            f"{_ROOM}.muon:MUON", "takes orthogonal steps of hidden matrices, AdamW's of the rest"
         ),
     }
 )

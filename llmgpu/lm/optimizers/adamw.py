@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmgpu.lm.ops.optimizer import Optimizer
 from llmgpu.lm.ops.recording import dims, saturate_to_half, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor, TensorMaker
-from llmgpu.lm.ops.weight_state import KernelCall, Optimizer, WeightState, WeightUpdate
+from llmgpu.lm.ops.weight_state import KernelCall, WeightState, WeightUpdate
 
 PIECE = 1 << 16  # elements that NumPy works on at a time, so that they stay in the cache
 

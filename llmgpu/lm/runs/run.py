@@ -145,7 +145,7 @@ class TrainingRun:
         self._saved_step = -1
         self._last: StepRecord
         if checkpoint is None:
-            self._trainer.model.initialise(self._options.seed)
+            self._trainer.model.initialise(self._options.seed, self._options.initialisation)
         else:
             self._load(checkpoint)
         if workers.is_first:
@@ -249,6 +249,11 @@ class TrainingRun:
         """The folder of the newest checkpoint."""
         return self._folder.path / step_folder_name(self._saved_step)
 
+    @property
+    def _decay_start(self) -> int | None:
+        """The first step of the decay, if the schedule has a stable part before it."""
+        return self._options.stable_end if self._options.schedule == "wsd" else None
+
     def _position(self, step: int) -> int:
         """Sequences that `step` steps take."""
         return step * self._options.sequences
@@ -267,7 +272,8 @@ class TrainingRun:
             self._write_record(evaluate=evaluate)
         elif step == self._first_step + 1:
             self._on_first_step(step, self._trainer.results(1)[0].loss)
-        if step % self._intervals.save == 0:
+        # A run of the schedule "wsd" is continued to more steps from where its decay begins.
+        if step % self._intervals.save == 0 or step == self._decay_start:
             self._save()
         if step == self._first_step + 1:  # its time, with all that begins, says nothing
             self._measured = self._paced = time.perf_counter(), step
@@ -368,6 +374,7 @@ class TrainingRun:
             padded=self._options.padded_loss,
             eos_id=self._eos_id,
             keep=self._intervals.keep,
+            spare=self._decay_start,
             note=self._note,
         )
 

@@ -18,9 +18,13 @@ FORMER_OPTIONS: dict[str, Any] = {
     "driver": "wgpu",
     "half_weights_only": True,
     "f16_version": 1,
+    "schedule": "cosine",
+    "decay_steps": 0,
+    "initialisation": "normal",
 }
 
-MAY_CHANGE = frozenset({"steps", "evaluation_batches"})  # when a run is resumed
+MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches"})  # when a run is resumed
+DECAY_SHARE = 5  # of all steps, the part that the decay of the schedule "wsd" takes
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     config = preset(name, vocab_size, **sizes)
     _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps))
     settings = RunSettings(config, TrainOptions(**options))
+    _check_together(settings.options)
     if settings.options.sparse_embedding and config.tied:
         raise InputError(
             "sparse_embedding updates only the rows of tokens in the batch, but a tied table is "
@@ -63,8 +68,52 @@ def _fill_in(options: dict[str, Any], steps: int) -> None:
         options["steps"] = steps
     if options.get("warmup_steps") is None:
         options["warmup_steps"] = min(TrainOptions.warmup_steps, options["steps"] // 10)
+    if options.get("decay_steps") is None:
+        is_wsd = options.get("schedule") == "wsd"
+        options["decay_steps"] = -(-options["steps"] // DECAY_SHARE) if is_wsd else 0
     if options.get("min_learning_rate") is None:
         options["min_learning_rate"] = options["learning_rate"] / 10
+
+
+def _check_together(options: TrainOptions) -> None:
+    """Raise InputError for options of a new run that are possible and make no sense."""
+    taken = options.warmup_steps + options.decay_steps
+    if taken > options.steps:
+        decay = f" and a decay of {options.decay_steps}" if options.decay_steps else ""
+        raise InputError(
+            f"a warm-up of {options.warmup_steps}{decay} steps do not fit in {options.steps} "
+            "steps: use fewer, or more --steps"
+        )
+    if not options.beta2:
+        raise InputError(
+            "beta2 is 0, so that each step has the size of the learning rate for any gradient: use "
+            "more than 0, such as 0.95"
+        )
+
+
+def step_to_resume_from(checkpoint: Checkpoint, steps: int | None) -> int:
+    """Return the step of a run whose checkpoint continues it to `steps` steps; None: as before.
+
+    checkpoint: the newest. With the schedule "wsd" a run of more steps would not have begun its
+    decay where this one did, so it continues from the last step before that.
+    """
+    options, step = _stored_options(checkpoint), checkpoint.state.step
+    if options.schedule == "wsd" and steps is not None and steps > options.steps:
+        return min(step, options.stable_end)
+    return step
+
+
+def explain_schedule(checkpoint: Checkpoint, options: TrainOptions) -> str | None:
+    """Return what another number of steps does to the learning rate; None if it does nothing."""
+    before, step = _stored_options(checkpoint), checkpoint.state.step
+    if step in (0, options.steps) or before.rate(step - 1) == options.rate(step - 1):
+        return None
+    return (
+        f"the learning rate falls over {options.steps} steps now, not {before.steps}: from "
+        f"{before.rate(step - 1):.2e} to {options.rate(step):.2e} at step {step + 1}. A run of "
+        f"{options.steps} steps from the beginning has other weights; with --schedule wsd it has "
+        "the same"
+    )
 
 
 def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSettings:

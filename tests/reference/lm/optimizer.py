@@ -1,4 +1,4 @@
-"""Gradient clipping and AdamW on float64 arrays."""
+"""Gradient clipping, AdamW and Muon on float64 arrays."""
 
 from __future__ import annotations
 
@@ -39,6 +39,33 @@ def adamw(
         parameter = parameter * (1 - learning_rate * options.weight_decay)
     parameter = parameter - learning_rate * first_hat / (np.sqrt(second_hat) + options.epsilon)
     return parameter, first, second
+
+
+def orthogonal(matrix: Array) -> Array:
+    """Newton-Schulz iterations, singular value by singular value."""
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values = values / np.sqrt(np.sum(values**2))
+    for _ in range(5):
+        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    return np.asarray(left @ np.diag(values) @ right)
+
+
+def muon(
+    state: tuple[Array, Array],
+    gradient: Array,
+    options: AdamW,
+    learning_rate: float,
+    *,
+    decay: bool,
+) -> tuple[Array, Array]:
+    """Return (parameter, momentum) of a matrix after a step."""
+    parameter, momentum = state
+    momentum = 0.95 * momentum + 0.05 * gradient
+    direction = orthogonal(0.95 * momentum + 0.05 * gradient)
+    if decay:
+        parameter = parameter * (1 - learning_rate * options.weight_decay)
+    size = 0.2 * np.sqrt(max(parameter.shape))
+    return parameter - learning_rate * size * direction, momentum
 
 
 def adamw_rows(
