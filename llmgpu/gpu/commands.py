@@ -13,7 +13,7 @@ mapped buffers are several times faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -222,16 +222,21 @@ class Staging:
         return self._map.array()
 
     def copy_to(
-        self, commands: Commands, target: Buffer, nbytes: int, target_offset: int = 0
+        self,
+        commands: Commands,
+        target: Buffer,
+        nbytes: int,
+        source_offset: int = 0,
+        target_offset: int = 0,
     ) -> None:
-        """Unmap, and record the copy of the first `nbytes` bytes to an offset of `target`."""
+        """Unmap, and record the copy of `nbytes` bytes from an offset to one of `target`."""
         if self._map is not None:
             self._map.unmap()
             self._map = None
         commands.still_mapped.append(self.is_mapped)
         size = -(-nbytes // 4) * 4
         offset = target.offset + target_offset
-        commands.copy(self._buffer, target.handle, size, target_offset=offset)
+        commands.copy(self._buffer, target.handle, size, source_offset, offset)
 
 
 class Download:
@@ -250,19 +255,30 @@ class Download:
 
     def start(self, source: Buffer, nbytes: int) -> None:
         """Submit the copy of the first `nbytes` bytes of `source`."""
+        self.start_all([(source, nbytes)])
+
+    def start_all(self, pieces: Sequence[tuple[Buffer, int]]) -> None:
+        """Submit the copy of the first bytes of buffers, so many of each, end to end."""
         commands = Commands(self._opened)
-        self.record(commands, source, nbytes)
+        self._record_all(commands, pieces)
         commands.submit()
         self.begin()
 
     def record(self, commands: Commands, source: Buffer, nbytes: int) -> None:
         """Record the copy among other commands; call `begin` when they are submitted."""
+        self._record_all(commands, [(source, nbytes)])
+
+    def _record_all(self, commands: Commands, pieces: Sequence[tuple[Buffer, int]]) -> None:
         if self._pending is not None:
             raise RuntimeError("a download is under way in this memory")
-        self._size = -(-nbytes // 4) * 4
-        if nbytes:
-            self.reserve(self._size)
-            commands.copy(source.handle, self._buffer, self._size, source_offset=source.offset)
+        sizes = [-(-nbytes // 4) * 4 for _, nbytes in pieces]
+        self._size = sum(sizes)
+        self.reserve(self._size)
+        offset = 0
+        for (source, _), size in zip(pieces, sizes, strict=True):
+            if size:
+                commands.copy(source.handle, self._buffer, size, source.offset, offset)
+            offset += size
 
     def begin(self) -> None:
         """Ask for the memory; call it after the commands with the copy were submitted."""

@@ -6,7 +6,7 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -246,8 +246,12 @@ class LossGraph:
         for start, stop in self._blocks():
             self._record_block_loss(start, stop)
 
-    def record_gradients(self) -> None:
-        """Record both passes: write `losses`, and add the gradients to the tensors given."""
+    def record_gradients(self, final: Callable[[str], None] = lambda start: None) -> None:
+        """Record both passes: write `losses`, and add the gradients to the tensors given.
+
+        final: called with how the names of weights start whose gradients nothing changes that is
+            recorded later.
+        """
         self._record_forward()
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
@@ -258,6 +262,8 @@ class LossGraph:
             hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
             ops.linear_backward_weight(logits, hidden, head)
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
+        if not model.config.tied:
+            final(OUTPUT)
         # Backward norms add to the gradient of their input: the residual stream collects them.
         ops.fill_zero(inside.residual)
         ops.rms_norm_backward(
@@ -267,6 +273,7 @@ class LossGraph:
         for layer in reversed(range(model.config.layers)):
             self._record_ffn_backward(layer)
             self._record_attention_backward(layer)
+            final(f"model.layers.{layer}.")
         # What is left is the gradient of the embedding's output.
         table = self._gradients[EMBEDDING]
         ops.embed_backward_grouped(self.groups, inside.residual, table)

@@ -16,6 +16,7 @@ from llmgpu.errors import TrainingError
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
+from llmgpu.lm.exchange import Exchange, Stage
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, Program
@@ -28,6 +29,7 @@ from llmgpu.lm.workers import ALONE, Workers
 # Steps that the device may have in hand while the host prepares the next. With a scaled loss it is
 # the one before, whose overflow changes the scale.
 QUEUED_STEPS = 2
+LEAST_STAGE = 1 << 20  # numbers whose sums over workers are worth a submission of their own
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,14 @@ class Trainer:
         self._record_programs()
 
     def _record_programs(self) -> None:
+        alone = self._workers.count == 1
         with self._ops.record("clear") as clear:
             self.updates.record_clear()
+            if not alone:  # this worker writes the sums of its own batches
+                self._ops.fill_zero(self.updates.loss_sums)
+        ends: list[tuple[str, int]] = []  # of the gradients of weights whose names start so
         with self._ops.record("gradients") as gradients:
-            self.graph.record_gradients()
+            self.graph.record_gradients(lambda start: ends.append((start, len(gradients.steps))))
         self._batch_programs = {}  # of this worker's batches, by their number in the step
         for index in self._workers.own(self.options.grad_accum):
             with self._ops.record("sums of losses") as sums:
@@ -102,17 +108,38 @@ class Trainer:
                     self._ops.sum_losses(losses, self.updates.loss_sums.rows(row, row + 1))
             program = Program("gradients of a batch", gradients.steps + sums.steps)
             self._batch_programs[index] = program
-        with self._ops.record("update") as update:
+        with self._ops.record("update") as self._update:
             self.updates.record_update()
         # A step of one batch is one submission, unless workers add up their gradients before the
         # update.
         first, *_, last = 2 * list(self._batch_programs.values())
         first.steps = clear.steps + first.steps
-        self._update = update if self._workers.count > 1 else None
-        if self._update is None:
-            last.steps = last.steps + update.steps
+        self._exchange: Exchange | None = None
+        if alone:
+            last.steps = last.steps + self._update.steps
+        else:
+            before = len(clear.steps) if first is last else 0
+            stages = self._stages(last, [(name, before + end) for name, end in ends])
+            last.steps = stages[0].program.steps
+            self._exchange = Exchange(self._ops, self._workers.open_sums, stages)
         with self._ops.record("losses") as self._losses:
             self.graph.record_losses()
+
+    def _stages(self, program: Program, ends: Iterable[tuple[str, int]]) -> list[Stage]:
+        """Cut the program of the last batch where gradients become final.
+
+        ends: how names of weights start, and the number of steps that make their gradients final.
+        """
+        left = dict(self.updates.gradients)
+        stages: list[Stage] = []
+        done, final = 0, list[Tensor]()
+        for start, end in ends:
+            final += [left.pop(name) for name in list(left) if name.startswith(start)]
+            if sum(tensor.size for tensor in final) >= LEAST_STAGE:
+                stages.append(Stage(Program("stage of gradients", program.steps[done:end]), final))
+                done, final = end, []
+        rest = [*final, *left.values(), self.updates.loss_sums]
+        return [*stages, Stage(Program("last stage of gradients", program.steps[done:]), rest)]
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches; `results` returns what it found."""
@@ -133,23 +160,14 @@ class Trainer:
             if index != first:
                 self.graph.write_batch(*batches[index], rows)
             self._ops.run(program)
-        if self._update is not None:
-            self._add_up()
+        runs = len(self._batch_programs)
+        if self._exchange is not None:
+            runs += self._exchange.finish() + 1
             self._ops.run(self._update)
         # Let the device work while the host reads the next batches, but not far ahead.
-        runs = len(self._batch_programs) + (self._update is not None)
         self._ops.wait_for_runs(QUEUED_STEPS * runs)
         self._unfinished = self.step
         self.step += 1
-
-    def _add_up(self) -> None:
-        """Put the sums over all workers in place of gradients and losses."""
-        losses, accum = self.updates.loss_sums, self.options.grad_accum
-        sums = self._ops.read(losses).reshape(-1, accum, losses.shape[1])
-        others = [index for index in range(accum) if index not in self._batch_programs]
-        sums[:, others] = 0  # what the last step left there
-        self._ops.write(losses, sums.reshape(losses.shape))
-        self._workers.add_up(self._ops, [*self.updates.gradients.values(), losses])
 
     def _finish_step(self) -> None:
         """Wait for the last step if its loss was scaled, and choose the scale of the next."""

@@ -4,28 +4,23 @@ Each worker has the whole model on a device of its own. In a step the workers ta
 batches, add up their gradients, and all make the same update, so they keep the same weights. The
 first one alone writes files and reports.
 
-Sums are the same bits run after run: gradients are cut into a range for each worker, which gets
-that range of all workers, adds it up in the order of the workers, and gives the sum to all of them.
-The data that moves is about twice the gradients for any number of workers.
+Sums are the same bits run after run, since gradients are added up in the order of the workers.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
-
 from llmgpu.errors import InputError, LlmgpuError
-from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.exchange import Sums, open_sums
+from llmgpu.processors import usable_processors
 
 # How many processes were started together, by Open MPI, MPICH or Intel MPI, and MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_PIECE = 1 << 23  # numbers that are added up at a time
 
 
 class Workers:
@@ -101,27 +96,9 @@ class Workers:
         numbers: list[int] = self._mpi.allgather(number)
         return max(numbers)
 
-    def add_up(self, operations: Operations, tensors: Sequence[Tensor]) -> None:
-        """Put the sums over all workers in place of float32 tensors."""
-        if self._mpi is None:
-            return
-        for tensor in tensors:
-            for first in range(0, tensor.size, _PIECE):
-                part = tensor.part(first, min(tensor.size, first + _PIECE))
-                operations.write(part, self._sum(operations.read(part)))
-
-    def _sum(self, values: FloatArray) -> FloatArray:
-        """Return the sums over all workers, (n,) float32."""
-        size = -(-len(values) // self.count)
-        given = np.zeros((self.count, size), np.float32)
-        given.reshape(-1)[: len(values)] = values
-        taken = np.empty_like(given)
-        self._mpi.Alltoall(given, taken)
-        total = taken[0]
-        for other in taken[1:]:
-            total += other
-        self._mpi.Allgather(total, given)
-        return given.reshape(-1)[: len(values)]
+    def open_sums(self) -> Sums:
+        """Return what adds up arrays of all workers; there are several, and all call it."""
+        return open_sums(self._mpi, one_machine=self.local_count == self.count)
 
     @contextmanager
     def together(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -147,6 +124,7 @@ def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
     counts = [environment[name] for name in _COUNTS if name in environment]
     if not any(count.isdigit() and int(count) > 1 for count in counts):
         return ALONE
+    _take_processors()
     try:
         communicator = importlib.import_module("mpi4py.MPI").COMM_WORLD
     except (ImportError, RuntimeError) as error:
@@ -155,3 +133,14 @@ def start_workers(environment: Mapping[str, str] = os.environ) -> Workers:
             f"({error})"
         ) from error
     return Workers(communicator)
+
+
+def _take_processors() -> None:
+    """Use the processors of the process that started this one, if it left this one a single one.
+
+    Open MPI binds two workers to a processor each, where the threads of a worker that feed its
+    device can't run side by side.
+    """
+    with suppress(AttributeError, OSError):  # only Linux has it
+        if usable_processors() == 1:
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmgpu.backend import list_adapters
 from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
@@ -84,6 +85,23 @@ def test_two_workers_train_as_one_does(folder: Path) -> None:
     )
     for tensor in first.tensors:
         np.testing.assert_allclose(second.tensors[tensor], first.tensors[tensor], atol=1e-6)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_two_workers_on_devices_train_as_one_does(folder: Path) -> None:
+    """Gradients are added up in several stages, and one of them in several buckets."""
+    adapters = list_adapters()
+    if not adapters:
+        pytest.skip("no adapter")
+    large = ("--dim", "320", "--heads", "4", "--layers", "2", "--steps", "2")
+    large = (*large, "--device", adapters[0].name)
+    for workers, name in ((1, "one"), (2, "two"), (2, "again")):
+        done = run(folder, workers, *TRAIN, *large, "-o", name)
+        assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(losses(folder / "two"), losses(folder / "one"), rtol=1e-5)
+    last = Path("step-00000002")
+    assert weights(folder / "two" / last) == weights(folder / "again" / last)
 
 
 @needs_mpi

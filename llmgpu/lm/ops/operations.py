@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.transfers import Transfers
 from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
 
 Step = Callable[[], None]
@@ -211,6 +212,10 @@ class Operations(ABC):
     @abstractmethod
     def read(self, tensor: Tensor) -> AnyArray:
         """Return a copy of a tensor, after everything that was run."""
+
+    @abstractmethod
+    def open_transfers(self, numbers: int) -> Transfers:
+        """Return what moves up to `numbers` numbers at a time while programs run."""
 
     def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
         """Return float32 memory that an operation may use until the next one starts.

@@ -23,6 +23,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.transfers import GpuTransfers, NumpyTransfers, Transfers
 
 if TYPE_CHECKING:
     from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Kernel
@@ -67,6 +68,9 @@ class NumpyRecorder(Operations):
 
     def read(self, tensor: Tensor) -> AnyArray:
         return tensor.array.copy()
+
+    def open_transfers(self, numbers: int) -> Transfers:
+        return NumpyTransfers()
 
     def run(self, program: Program) -> None:
         # Numbers that are tiny or not finite go through without a warning, as on a GPU.
@@ -149,6 +153,9 @@ class GpuRecorder(Operations):
     def read(self, tensor: Tensor) -> AnyArray:
         values: AnyArray = self.device.read(tensor.buffer, tensor.size, tensor.dtype.type)
         return values.reshape(tensor.shape)
+
+    def open_transfers(self, numbers: int) -> Transfers:
+        return GpuTransfers(self.device, numbers)
 
     def dispatch(
         self,

@@ -1,0 +1,206 @@
+"""Gradients of all workers added up, while the backward pass computes further ones.
+
+The last batch of a step is run in stages. After each one some gradients are final; they are cut
+into buckets, which are read, added up over the workers in the order of their numbers, and written
+back. The device has a few buckets' work in hand meanwhile, so it seldom waits.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from llmgpu.lm.ops.operations import Operations, Program
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.processors import usable_processors
+
+BUCKET = 1 << 22  # numbers
+AHEAD = 4  # buckets that are being read while one is added up
+_START = 64  # a part of a tensor starts at a multiple of so many numbers, 256 bytes
+_BLOCK = 1 << 16  # numbers that are added up at a time, which fit in a cache
+_TOKEN = 16  # bytes that tell a worker's memory from any other
+_MOST_THREADS = 8  # beyond them memory is the limit
+
+Read = Callable[[FloatArray], None]
+Write = Callable[[Callable[[FloatArray], None]], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a step: a program, and the tensors that are final after it."""
+
+    program: Program
+    tensors: Sequence[Tensor]
+
+
+class Sums(ABC):
+    """Adds up arrays of all workers."""
+
+    @abstractmethod
+    def add_up(self, count: int, read: Read, write: Write) -> None:
+        """Give `write` what fills an array with the sums of what each worker's `read` fills.
+
+        count: numbers of the arrays, float32.
+        """
+
+
+class Exchange:
+    """Puts the sums over all workers in place of tensors."""
+
+    def __init__(
+        self, operations: Operations, open_sums: Callable[[], Sums], stages: Sequence[Stage]
+    ) -> None:
+        """Prepare for the stages; each tensor is in one of them.
+
+        open_sums: called before the first sum, when all workers have come that far.
+        """
+        self._operations = operations
+        self._open_sums = cache(open_sums)
+        self._stages = [(stage.program, list(buckets(stage.tensors))) for stage in stages]
+        self._transfers = operations.open_transfers(BUCKET)
+
+    def finish(self) -> int:
+        """Run the stages after the first, which was run; return how many there are.
+
+        The sums are written before what runs later.
+        """
+        pending: deque[tuple[list[Tensor], Read]] = deque()
+        for number, (program, given) in enumerate(self._stages):
+            if number:
+                self._operations.run(program)
+            for bucket in given:
+                pending.append((bucket, self._transfers.start_reading(bucket)))
+                if len(pending) > AHEAD:
+                    self._add_up(*pending.popleft())
+        while pending:
+            self._add_up(*pending.popleft())
+        return len(self._stages) - 1
+
+    def _add_up(self, bucket: list[Tensor], read: Read) -> None:
+        count = sum(tensor.size for tensor in bucket)
+        self._open_sums().add_up(count, read, partial(self._transfers.write, bucket))
+
+
+def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors or parts of them, in order, in lists of up to `BUCKET` numbers."""
+    bucket: list[Tensor] = []
+    room = BUCKET
+    for tensor in tensors:
+        first = 0
+        while first < tensor.size:
+            count = min(room, tensor.size - first)
+            if first + count < tensor.size:
+                count = count // _START * _START
+            if count:
+                whole = count == tensor.size
+                bucket.append(tensor if whole else tensor.part(first, first + count))
+            first, room = first + count, room - count
+            if room < _START:
+                yield bucket
+                bucket, room = [], BUCKET
+    if bucket:
+        yield bucket
+
+
+class SharedSums(Sums):
+    """Sums of workers of one machine, through memory that they share.
+
+    A worker writes to two slots in turns: those who wait for the second have read the first.
+    """
+
+    def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
+        """Take the memory of all workers, by number, as `share_memory` returns it."""
+        self._communicator = communicator
+        arrays = [np.frombuffer(each, np.float32, 2 * BUCKET, _TOKEN) for each in memory]
+        self._slots = [[array[:BUCKET] for array in arrays], [array[BUCKET:] for array in arrays]]
+        threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-sums")
+
+    def add_up(self, count: int, read: Read, write: Write) -> None:
+        """Wait until all have written to the slot, and add it up, see `Sums.add_up`."""
+        slot = self._slots[0]
+        self._slots.reverse()
+        read(slot[self._communicator.rank][:count])
+        self._communicator.Barrier()
+
+        def fill(out: FloatArray) -> None:
+            def add(first: int) -> None:
+                block = slice(first, min(first + _BLOCK, count))
+                total = slot[0][block] + slot[1][block]
+                for other in slot[2:]:
+                    total += other[block]
+                out[block] = total
+
+            for _ in self._threads.map(add, range(0, count, _BLOCK)):
+                pass
+
+        write(fill)
+
+
+class CollectiveSums(Sums):
+    """Sums of workers of several machines: a range of each bucket is added up by each worker.
+
+    The data that moves is about twice the gradients for any number of workers.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        """Take an MPI communicator."""
+        self._communicator = communicator
+
+    def add_up(self, count: int, read: Read, write: Write) -> None:
+        """Send each worker its range, and the sums to all, see `Sums.add_up`."""
+        workers = self._communicator.size
+        given = np.zeros((workers, -(-count // workers)), np.float32)
+        read(given.reshape(-1)[:count])
+        taken = np.empty_like(given)
+        self._communicator.Alltoall(given, taken)
+        total = taken[0]
+        for other in taken[1:]:
+            total += other
+        self._communicator.Allgather(total, given)
+        write(lambda out: np.copyto(out, given.reshape(-1)[:count]))
+
+
+def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
+    """Return what adds up over the workers of an MPI communicator; all of them call it."""
+    memory = share_memory(communicator) if one_machine else None
+    return CollectiveSums(communicator) if memory is None else SharedSums(communicator, memory)
+
+
+def share_memory(communicator: Any) -> list[mmap.mmap] | None:
+    """Return memory of each worker of a machine that all of them see; None where that can't be.
+
+    It has no name in a file system, so nothing is left of it when a worker dies.
+    """
+    nbytes = _TOKEN + 2 * 4 * BUCKET
+    token = os.urandom(_TOKEN)
+    try:
+        descriptor = os.memfd_create("llmgpu gradients")  # only Linux has it
+        os.ftruncate(descriptor, nbytes)
+        os.pwrite(descriptor, token, 0)
+    except (AttributeError, OSError):
+        descriptor = -1
+    memory = []
+    for process, number, expected in communicator.allgather((os.getpid(), descriptor, token)):
+        try:
+            with open(f"/proc/{process}/fd/{number}", "r+b") as file:
+                memory.append(mmap.mmap(file.fileno(), nbytes))
+            if memory[-1][:_TOKEN] != expected:  # the process of another container
+                memory = []
+                break
+        except (OSError, ValueError):
+            memory = []
+            break
+    is_shared = all(communicator.allgather(len(memory) == communicator.size))
+    if descriptor >= 0:
+        os.close(descriptor)
+    return memory if is_shared else None

@@ -1,0 +1,59 @@
+"""Tensors that are read and written together, while programs run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.ops.transfers import STAGED
+
+
+def numbers(size: int, seed: int) -> FloatArray:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def test_tensors_and_parts_of_them_are_read_end_to_end(operations: Operations) -> None:
+    tensors = [operations.tensor(f"t{size}", (size,)) for size in (3, 1, 200)]
+    for seed, tensor in enumerate(tensors):
+        operations.write(tensor, numbers(tensor.size, seed))
+    pieces = [tensors[0], tensors[1], tensors[2].part(64, 130)]
+    out = np.empty(3 + 1 + 66, np.float32)
+    operations.open_transfers(100).start_reading(pieces)(out)
+    np.testing.assert_array_equal(
+        out, np.concatenate([numbers(3, 0), numbers(1, 1), numbers(200, 2)[64:130]])
+    )
+
+
+def test_what_runs_later_is_not_read_and_what_ran_before_is(operations: Operations) -> None:
+    """Several reads are under way at a time, each of the state at its start."""
+    tensor, transfers = operations.tensor("t", (5,)), operations.open_transfers(5)
+    with operations.record("zeros") as clear:
+        operations.fill_zero(tensor)
+    reads = []
+    for seed in range(3):
+        operations.write(tensor, numbers(5, seed))
+        reads.append((seed, transfers.start_reading([tensor])))
+        operations.run(clear)
+    for seed, read in reads:
+        out = np.empty(5, np.float32)
+        read(out)
+        np.testing.assert_array_equal(out, numbers(5, seed))
+    assert not operations.read(tensor).any()
+
+
+def test_more_writes_than_there_is_staging_memory_for(operations: Operations) -> None:
+    first, second = operations.tensor("first", (7, 3)), operations.tensor("second", (300,))
+    pieces: list[Tensor] = [first, second.part(64, 200)]
+    transfers = operations.open_transfers(21 + 136)
+    for seed in range(2 * STAGED + 1):
+        values = numbers(21 + 136, seed)
+
+        def fill(out: FloatArray, values: FloatArray = values) -> None:
+            out[:] = values
+
+        transfers.write(pieces, fill)
+        np.testing.assert_array_equal(operations.read(first).reshape(-1), values[:21])
+    rest = operations.read(second)
+    np.testing.assert_array_equal(rest[64:200], values[21:])
+    assert not rest[:64].any() and not rest[200:].any()
