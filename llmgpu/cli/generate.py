@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 from llmgpu.backend import select_backend
@@ -14,7 +14,8 @@ from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.options import READING_INPUT
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from llmgpu.lm.checkpoints.checkpoint import open_model
+from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
@@ -35,23 +36,25 @@ def generate(
     debug: bool,
     **sampling: Any,
 ) -> None:
-    """Continue a prompt with the model in FOLDER, a run folder or one of its checkpoints."""
+    """Continue a prompt with the model in FOLDER: of a run, a checkpoint or Hugging Face's kind."""
     report = Reporter(quiet=quiet)
     sampler = Sampler(SamplingOptions(**sampling))
-    checkpoint = load_checkpoint(run)
+    checkpoint = open_model(run, report.note)
     vocabulary = checkpoint.vocabulary
     if prompt == STANDARD_INPUT:
         prompt = _piped_prompt(report)
     ids = _prompt_ids(prompt, checkpoint)
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {checkpoint.folder}")
-    model = Model(open_operations(backend.device, fixed_products=True), checkpoint.config)
+    config = checkpoint.config.generating(len(ids) + max_new_tokens)
+    model = Model(open_operations(backend.device, fixed_products=True), config)
     model.load(checkpoint.weights.__getitem__)
     is_shown = is_terminal(sys.stdout)
     start = time.perf_counter()
     new: list[int] = []
-    stop = None if ignore_eos else checkpoint.eos_id
-    continued = _until(stop, Generator(model).generate(ids, max_new_tokens, sampler), new)
+    stops = frozenset() if ignore_eos else checkpoint.stop_ids
+    generator = Generator(model, vocabulary.size)
+    continued = _until(stops, generator.generate(ids, max_new_tokens, sampler), new)
     for text in _characters(prompt or "", _token_bytes(continued, vocabulary)):
         print_result(printable(text, keep="\n\t") if is_shown else text, end="")
     print_result("")
@@ -81,7 +84,7 @@ def _piped_prompt(report: Reporter) -> str:
         return decode_text(sys.stdin.buffer.read()).removesuffix("\n")
 
 
-def _prompt_ids(prompt: str | None, checkpoint: Checkpoint) -> list[int]:
+def _prompt_ids(prompt: str | None, checkpoint: SavedModel) -> list[int]:
     """Return the prompt's ids; without a prompt, the token between documents.
 
     Raises:
@@ -95,10 +98,10 @@ def _prompt_ids(prompt: str | None, checkpoint: Checkpoint) -> list[int]:
     return [checkpoint.eos_id]
 
 
-def _until(stop: int | None, ids: Iterable[int], taken: list[int]) -> Iterator[int]:
-    """Yield ids up to `stop`, which is left out, and append them to `taken`."""
+def _until(stops: Set[int], ids: Iterable[int], taken: list[int]) -> Iterator[int]:
+    """Yield ids up to one of `stops`, which is left out, and append them to `taken`."""
     for token in ids:
-        if token == stop:
+        if token in stops:
             return
         taken.append(token)
         yield token

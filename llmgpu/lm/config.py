@@ -19,6 +19,7 @@ RopeScalingKind = Literal["linear", "llama3"]
 ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
 HEAD_DIM_MULTIPLE = 4  # attention reads head rows 16 bytes at a time
+SHORT_CONTEXT = 2048  # tokens whose keys and values take little memory
 VOCAB_MULTIPLE = 64  # rows of the embedding table are padded to a multiple, with ids never used
 
 
@@ -102,7 +103,8 @@ class ModelConfig:
     network (F). seq_len: longest sequence (T). tied: whether the output layer is the embedding
     table. activation: "swiglu", or "gelu" for a network without gate. head_width: numbers of a head
     where that is not dim / heads. qkv_bias: whether queries, keys and values have a bias (Qwen2).
-    qk_norm: whether each head of queries and keys has an RMS norm (Qwen3).
+    qk_norm: whether each head of queries and keys has an RMS norm (Qwen3). max_positions: the
+    longest sequence that the model was made for, where it is trained on shorter ones.
     """
 
     vocab_size: int
@@ -120,12 +122,19 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
         for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "ffn_dim", "seq_len"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.qkv_bias + self.qk_norm + (not self.is_gated) > 1:
+            raise InputError("qkv_bias, qk_norm and gelu can't be combined; use one of them")
+        if self.max_positions is not None and self.max_positions < self.seq_len:
+            raise InputError(
+                f"seq_len is {self.seq_len}, the model takes at most {self.max_positions}"
+            )
         if self.head_width is None and self.dim % self.heads:
             raise InputError(f"dim {self.dim} is not a multiple of heads {self.heads}")
         if self.heads % self.kv_heads:
@@ -136,6 +145,14 @@ class ModelConfig:
                 f"{origin}{self.head_dim} numbers a head; it must be a multiple of "
                 f"{HEAD_DIM_MULTIPLE}"
             )
+
+    def generating(self, tokens: int) -> ModelConfig:
+        """Return the model for texts of `tokens` tokens: its caches take no memory for more.
+
+        It takes its longest sequence where that is short.
+        """
+        longest = self.max_positions or self.seq_len
+        return replace(self, seq_len=min(longest, max(tokens, SHORT_CONTEXT)))
 
     @property
     def head_dim(self) -> int:

@@ -38,9 +38,15 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_model,
     describe_tokenizer,
     has_padded_tables,
-    is_llama,
+    model_type,
     read_model,
     read_token_id,
+)
+from llmgpu.lm.checkpoints.pretrained import (
+    CONFIG,
+    GENERATION_CONFIG,
+    SavedModel,
+    open_pretrained,
 )
 from llmgpu.lm.checkpoints.safetensors_file import (
     TensorFile,
@@ -53,13 +59,11 @@ from llmgpu.lm.config import ModelConfig
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1
 
-CONFIG = "config.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 VOCABULARY = "vocabulary.bin"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION_CONFIG = "generation_config.json"
 TRAINING = "training.json"
 
 _READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
@@ -94,23 +98,15 @@ class TrainingState:
     options: dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A checkpoint as `load_checkpoint` returns it.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Checkpoint(SavedModel):
+    """A checkpoint as `load_checkpoint` returns it: a model, and what its run resumes from.
 
-    weights: float32 by name, mapped from the file, read-only; tables without unused rows, unless an
-    earlier version padded them. optimizer: as they were saved.
-    bos_id, eos_id: tokens at the beginning and the end of a text, if any.
+    weights: mapped from the file, read-only. optimizer: as they were saved.
     """
 
-    folder: Path
-    config: ModelConfig
-    vocabulary: Vocabulary
-    weights: dict[str, NDArray[np.float32]]
     optimizer: TensorFile
     state: TrainingState
-    bos_id: int | None
-    eos_id: int | None
 
     def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
         """Check that a vocabulary, from the file `source`, has the model's ids by its match rule.
@@ -154,7 +150,7 @@ def save_checkpoint(
     has changed then. ValueError for weights, or a vocabulary, that are not those of `config`.
     """
     _check_arguments(config, vocabulary, weights, keep)
-    if not is_llama(config):
+    if model_type(config) is None:
         note("a model without gate is not a Llama: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         stored = weights if padded else _without_unused_rows(config, weights)
@@ -181,7 +177,7 @@ def _check_arguments(
     if given != expected:
         names = [name for name in {**expected, **given} if expected.get(name) != given.get(name)]
         raise ValueError(f"weights that do not fit the model's sizes: {', '.join(names)}")
-    if vocabulary.size != config.vocab_size:
+    if vocabulary.size > config.vocab_size:
         raise ValueError(f"{vocabulary.size} tokens, the model has {config.vocab_size}")
     if keep < 1:
         raise ValueError("keep must be at least 1")
@@ -237,6 +233,20 @@ def _hash_json(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
 
+def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
+    """Open the model of a run's folder, of a checkpoint, or of a folder of Hugging Face's kind.
+
+    note: is told what of the tokenizer of others is not applied here.
+
+    Raises CheckpointError and VocabularyError, with the file, for what can't be used.
+    """
+    folder = Path(path)
+    is_own = (folder / TRAINING).is_file() or _STEP.fullmatch(folder.name)
+    if not is_own and os.path.lexists(folder / CONFIG):
+        return open_pretrained(folder, note)
+    return load_checkpoint(folder)
+
+
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint: that of a step's folder, or the newest of a run's folder.
 
@@ -275,7 +285,7 @@ def _load(folder: Path) -> Checkpoint:
     with _naming(folder / CONFIG):
         described = _read_json(folder / CONFIG)
         config = read_model(described)
-        if config.vocab_size != vocabulary.size:
+        if config.vocab_size < vocabulary.size:
             raise CheckpointError(
                 f"the model has {config.vocab_size} tokens, but {VOCABULARY} has {vocabulary.size}"
             )
@@ -284,7 +294,15 @@ def _load(folder: Path) -> Checkpoint:
     weights = _read_weights(folder, config, padded=has_padded_tables(described, config))
     optimizer = read_tensors(folder / OPTIMIZER)
     return Checkpoint(
-        folder, config, vocabulary, weights, optimizer, state, bos_id=bos_id, eos_id=eos_id
+        folder=folder,
+        config=config,
+        vocabulary=vocabulary,
+        weights=weights,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        stop_ids=frozenset(() if eos_id is None else (eos_id,)),
+        optimizer=optimizer,
+        state=state,
     )
 
 

@@ -21,7 +21,7 @@ from llmgpu.bpe.interchange import formats, gguf
 from llmgpu.errors import CheckpointError
 from llmgpu.input_files import Note, no_notes
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
-from llmgpu.lm.checkpoints.huggingface import is_llama
+from llmgpu.lm.checkpoints.huggingface import model_type
 from llmgpu.lm.config import ModelConfig
 
 _BLOCK = 32  # numbers of q8_0 with one scale
@@ -44,8 +44,11 @@ def write_model(
     written.
     """
     config = checkpoint.config
-    if not is_llama(config):
+    if model_type(config) is None:
         raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
+    for name in ("rope_scaling", "qkv_bias", "qk_norm", "head_width"):
+        if getattr(config, name):
+            raise CheckpointError(f"models with {name} can't be exported to GGUF yet")
     described = gguf.describe(
         checkpoint.vocabulary, note, bos_id=checkpoint.bos_id, eos_id=checkpoint.eos_id
     )

@@ -1,7 +1,10 @@
 """A model as Hugging Face's libraries describe it: config.json and the files about its tokenizer.
 
-- A model with a SwiGLU network is a Llama, and opens there as one. Those libraries have no Llama
-  without gate, so a model with GeLU gets the type "llmgpu".
+- A model with a SwiGLU network is a Llama, a Qwen2 where queries, keys and values have a bias, or a
+  Qwen3 where their heads have norms, and opens there as one. Those libraries have no such model
+  without gate, so a model with GeLU gets the type "llmgpu". Mistral without a sliding window is a
+  Llama by another name.
+- What a config.json asks for that a model here has not, is refused by its key and value.
 - `vocab_size` is the number of rows of the tables, as it is there; the number of ids is stated
   beside it. Tables of earlier versions are padded: they have rows for ids that the tokenizer does
   not have, which were trained as others are.
@@ -11,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
-from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.config import ModelConfig, RopeScaling
 
-OWN_KEY = "llmgpu"  # in config.json, and the type of models that are not Llamas
+OWN_KEY = "llmgpu"  # in config.json, and the type of models that no other library has
 
 _ACTIVATIONS = {"swiglu": "silu", "gelu": "gelu_pytorch_tanh"}
 _SIZES = {
@@ -29,13 +33,55 @@ _SIZES = {
     "intermediate_size": "ffn_dim",
     "max_position_embeddings": "seq_len",
 }
+_SCALING_NUMBERS = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_seq_len",
+    },
+}
 _SHOWN = 60  # characters of a value in a message
-_REFUSED = ("attention_bias", "mlp_bias", "rope_scaling")
 
 
-def is_llama(config: ModelConfig) -> bool:
-    """Whether other libraries can open the model, as a Llama."""
-    return config.is_gated
+@dataclass(frozen=True)
+class _Kind:
+    """A type of model there: its class, and what sets it apart from a Llama."""
+
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+_KINDS = {
+    "llama": _Kind("LlamaForCausalLM"),
+    "mistral": _Kind("MistralForCausalLM"),
+    "qwen2": _Kind("Qwen2ForCausalLM", qkv_bias=True),
+    "qwen3": _Kind("Qwen3ForCausalLM", qk_norm=True),
+}
+# Keys of config.json, and the values with which they ask for nothing that a model here has not.
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "partial_rotary_factor": (1, None),
+    "rope_interleaved": (False, None),
+    "quantization_config": (None,),
+    "auto_map": (None,),
+}
+_QWEN3_HEAD_DIM = 128  # where config.json leaves it out
+
+
+def model_type(config: ModelConfig) -> str | None:
+    """Return what other libraries call such a model, None if they can't open it."""
+    if not config.is_gated:
+        return None
+    wanted = (config.qkv_bias, config.qk_norm)
+    for name, kind in _KINDS.items():
+        if (kind.qkv_bias, kind.qk_norm) == wanted:
+            return name
+    return None
 
 
 def describe_model(
@@ -46,20 +92,27 @@ def describe_model(
     eos_id: int | None = None,
 ) -> dict[str, Any]:
     """Return the content of config.json; padded: whether the tables are."""
-    llama = is_llama(config)
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    kind = model_type(config)
+    scaling = _describe_scaling(config.rope_scaling)
+    own = {"vocab_size": config.vocab_size}
+    if config.max_positions is not None:
+        own["seq_len"] = config.seq_len
     return {
-        "architectures": ["LlamaForCausalLM"] if llama else [],
-        "model_type": "llama" if llama else OWN_KEY,
+        "architectures": [] if kind is None else [_KINDS[kind].architecture],
+        "model_type": kind or OWN_KEY,
         **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
+        "max_position_embeddings": config.max_positions or config.seq_len,
         "head_dim": config.head_dim,
         "vocab_size": config.padded_vocab_size if padded else config.vocab_size,
         "tie_word_embeddings": config.tied,
         "hidden_act": _ACTIVATIONS[config.activation],
         "rms_norm_eps": config.norm_epsilon,
-        "rope_parameters": rope,
+        "rope_parameters": {
+            **(scaling or {"rope_type": "default"}),
+            "rope_theta": config.rope_theta,
+        },
         "rope_theta": config.rope_theta,  # where versions before 5 look
-        "rope_scaling": None,
+        "rope_scaling": scaling,
         "attention_bias": False,
         "attention_dropout": 0.0,
         "mlp_bias": False,
@@ -68,7 +121,17 @@ def describe_model(
         "pad_token_id": None,
         "dtype": "float32",
         "torch_dtype": "float32",  # where versions before 5 look
-        OWN_KEY: {"vocab_size": config.vocab_size},
+        OWN_KEY: own,
+    }
+
+
+def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    numbers = _SCALING_NUMBERS[scaling.kind].items()
+    return {
+        "rope_type": scaling.kind,
+        **{theirs: getattr(scaling, ours) for theirs, ours in numbers},
     }
 
 
@@ -79,31 +142,80 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
     Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
     """
-    for name in _REFUSED:
-        if content.get(name):
-            raise CheckpointError(f"models with {name} are not supported")
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
-    sizes = {ours: _get(content, theirs, int) for theirs, ours in _SIZES.items()}
+    name = _get(content, "model_type", str)
+    activation = _read_activation(name, content)
+    kind = _KINDS.get(name, _Kind(OWN_KEY))
+    _refuse_unsupported(name, content)
+    sizes = {
+        ours: _get(content, theirs, int)
+        for theirs, ours in _SIZES.items()
+        if theirs != "num_key_value_heads" or content.get(theirs) is not None
+    }
+    sizes.setdefault("kv_heads", sizes["heads"])
+    max_positions = None
+    if OWN_KEY in content and "seq_len" in own:
+        max_positions, sizes["seq_len"] = sizes["seq_len"], _get(own, "seq_len", int)
+    theta, scaling = _read_rope(content)
     try:
         config = ModelConfig(
             vocab_size=_get(own, "vocab_size", int),
             **sizes,
             tied=_get(content, "tie_word_embeddings", bool),
-            activation=_read_activation(content),  # type: ignore[arg-type]
-            rope_theta=_read_rope_theta(content),
+            activation=activation,  # type: ignore[arg-type]
+            rope_theta=theta,
             norm_epsilon=_get(content, "rms_norm_eps", float),
+            head_width=_read_head_width(name, content, sizes["dim"], sizes["heads"]),
+            rope_scaling=scaling,
+            qkv_bias=kind.qkv_bias,
+            qk_norm=kind.qk_norm,
+            max_positions=max_positions,
         )
     except InputError as error:
         raise CheckpointError(str(error)) from error
-    heights = tuple(dict.fromkeys((config.vocab_size, config.padded_vocab_size)))
-    for name, allowed in (("vocab_size", heights), ("head_dim", (config.head_dim,))):
-        found = content.get(name, allowed[0])
-        if found not in allowed:
-            raise CheckpointError(
-                f"{name} is {_show(found)}, with the other sizes it must be "
-                f"{' or '.join(map(str, allowed))}"
-            )
+    found, allowed = content.get("vocab_size", config.vocab_size), _heights(config)
+    if found not in allowed:
+        raise CheckpointError(
+            f"vocab_size is {_show(found)}, with the other sizes it must be "
+            f"{' or '.join(map(str, allowed))}"
+        )
     return config
+
+
+def _heights(config: ModelConfig) -> tuple[int, ...]:
+    """Return how many rows the tables may have."""
+    return tuple(dict.fromkeys((config.vocab_size, config.padded_vocab_size)))
+
+
+def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
+    """Raise CheckpointError that names the first entry which asks for another kind of model."""
+    allowed = dict(_HARMLESS)
+    if not content.get("use_sliding_window", True):  # Qwen's switch
+        allowed["sliding_window"] = (content.get("sliding_window"),)
+    else:
+        allowed["sliding_window"] = (None,)
+    for key, values in allowed.items():
+        if content.get(key) not in values:
+            raise CheckpointError(f"{key} is {_show(content[key])}, which is not supported")
+    if name == "mistral" and "sliding_window" not in content:
+        raise CheckpointError("sliding_window is missing, which stands for one; null has none")
+    layer_types = content.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise CheckpointError(f"layer_types is {_show(layer_types)}, it must be a list")
+    for kind in layer_types:
+        if kind != "full_attention":
+            raise CheckpointError(f"layer_types has {_show(kind)}, which is not supported")
+
+
+def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int) -> int | None:
+    """Return how wide heads are, None where that is dim / heads."""
+    if content.get("head_dim") is not None:
+        width = int(_get(content, "head_dim", int))
+    elif name == "qwen3":
+        width = _QWEN3_HEAD_DIM
+    else:
+        return None
+    return None if heads > 0 and dim % heads == 0 and dim // heads == width else width
 
 
 def has_padded_tables(content: Mapping[str, Any], config: ModelConfig) -> bool:
@@ -111,23 +223,42 @@ def has_padded_tables(content: Mapping[str, Any], config: ModelConfig) -> bool:
     return bool(content.get("vocab_size", config.padded_vocab_size) != config.vocab_size)
 
 
-def _read_activation(content: Mapping[str, Any]) -> str:
-    found = (_get(content, "model_type", str), _get(content, "hidden_act", str))
+def _read_activation(name: str, content: Mapping[str, Any]) -> str:
+    found = _get(content, "hidden_act", str)
     for ours, theirs in _ACTIVATIONS.items():
-        if found == ("llama" if ours == "swiglu" else OWN_KEY, theirs):
+        if found == theirs and (name == OWN_KEY or (ours == "swiglu" and name in _KINDS)):
             return ours
-    raise CheckpointError(
-        f"models of type {_show(found[0])} with {_show(found[1])} are not supported"
-    )
+    raise CheckpointError(f"models of type {_show(name)} with {_show(found)} are not supported")
 
 
-def _read_rope_theta(content: Mapping[str, Any]) -> float:
-    if "rope_parameters" not in content:
-        return float(_get(content, "rope_theta", float))
-    parameters = _get(content, "rope_parameters", dict)
-    if parameters.get("rope_type", "default") != "default":
-        raise CheckpointError(f"rope_type {_show(parameters['rope_type'])} is not supported")
-    return float(_get(parameters, "rope_theta", float))
+def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """Return theta and the scaling; versions before 5 of transformers have them apart."""
+    where = "rope_parameters"
+    if content.get(where) is not None:
+        parameters = _get(content, where, dict)
+        theta = float(_get(parameters, "rope_theta", float))
+    else:
+        theta = float(_get(content, "rope_theta", float))
+        where = "rope_scaling"
+        if content.get(where) is None:
+            return theta, None
+        parameters = _get(content, where, dict)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if not isinstance(kind, str) or kind not in _SCALING_NUMBERS:
+        raise CheckpointError(
+            f"rope_type of {where} is {_show(kind)}, which is not supported; default, "
+            f"{', '.join(_SCALING_NUMBERS)} are"
+        )
+    numbers = {
+        ours: _get(parameters, theirs, int if ours == "original_seq_len" else float)
+        for theirs, ours in _SCALING_NUMBERS[kind].items()
+    }
+    try:
+        return theta, RopeScaling(kind, **numbers)  # type: ignore[arg-type]
+    except InputError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -154,9 +285,25 @@ def read_token_id(content: Mapping[str, Any], name: str, vocabulary: Vocabulary)
     number = content.get(name)
     if number is None:
         return None
-    if type(number) is not int or not 0 <= number < vocabulary.size:
-        raise CheckpointError(f"{name} is {_show(number)}, but ids are below {vocabulary.size}")
-    return number
+    _check_token_id(name, number, vocabulary.size)
+    return int(number)
+
+
+def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int, ...]:
+    """Return bos_token_id or eos_token_id as a config.json of others has it: none, one or a list.
+
+    ids: how many there are.
+    """
+    found = content.get(name)
+    numbers = found if isinstance(found, list) else [] if found is None else [found]
+    for number in numbers:
+        _check_token_id(name, number, ids)
+    return tuple(numbers)
+
+
+def _check_token_id(name: str, number: object, ids: int) -> None:
+    if type(number) is not int or not 0 <= number < ids:
+        raise CheckpointError(f"{name} is {_show(number)}, but ids are below {ids}")
 
 
 def describe_generation(

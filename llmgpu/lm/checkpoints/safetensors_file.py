@@ -41,6 +41,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "U8": np.dtype("u1"),
 }
+# Read, not written: NumPy has no such numbers, so their bits are in the one field of a record.
+BFLOAT16 = np.dtype([("bits", "<u2")])
+_READ_DTYPES = _DTYPES | {"BF16": BFLOAT16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # of the data in a file
 
@@ -223,7 +226,7 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
                 f"there are {len(data)}"
             )
         covered = end
-        tensors[name] = np.asarray(data[begin:end]).view(_DTYPES[kind]).reshape(shape)
+        tensors[name] = np.asarray(data[begin:end]).view(_READ_DTYPES[kind]).reshape(shape)
     if covered != len(data):
         raise CheckpointError(f"damaged: {len(data) - covered} bytes belong to no tensor")
     return tensors
@@ -234,9 +237,9 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
     kind = entry["dtype"]
-    if not isinstance(kind, str) or kind not in _DTYPES:
+    if not isinstance(kind, str) or kind not in _READ_DTYPES:
         shown = quote(kind) if isinstance(kind, str) else type(kind).__name__
-        known = ", ".join(_DTYPES)
+        known = ", ".join(_READ_DTYPES)
         raise CheckpointError(f"tensor {quote(name)} has the dtype {shown}: {known} can be read")
     shape = _read_numbers(name, "shape", entry["shape"])
     offsets = _read_numbers(name, "data_offsets", entry["data_offsets"])
@@ -245,12 +248,26 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     begin, end = offsets
     if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:  # also where one size is 0
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
-    if math.prod(shape) * _DTYPES[kind].itemsize != end - begin:
+    if math.prod(shape) * _READ_DTYPES[kind].itemsize != end - begin:
         raise CheckpointError(
             f"damaged: tensor {quote(name)} of {kind} and shape {list(shape)} can't "
             f"have {end - begin} bytes"
         )
     return begin, end, kind, shape
+
+
+def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
+    """Return F32, F16 or BF16 numbers as float32, which is exact; F32 without a copy.
+
+    Raises ValueError for other tensors.
+    """
+    if tensor.dtype == BFLOAT16:
+        widened = tensor["bits"].astype(np.uint32)
+        widened <<= 16
+        return widened.view(np.float32)
+    if tensor.dtype not in (np.float32, np.float16):
+        raise ValueError(f"{tensor.dtype} is not a type of weights")
+    return tensor.astype(np.float32, copy=False)
 
 
 def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:

@@ -83,8 +83,11 @@ class CachedRows:
 class Generator:
     """Continues sequences with a model."""
 
-    def __init__(self, model: Model) -> None:
-        """Make the caches and record a pass over a block of a prompt and one over a single id."""
+    def __init__(self, model: Model, ids: int | None = None) -> None:
+        """Make the caches and record a pass over a block of a prompt and one over a single id.
+
+        ids: how many of the model's first ids stand for tokens; all by default.
+        """
         config = model.config
         self._model = model
         shape = (config.seq_len + 1, config.kv_dim)
@@ -97,6 +100,7 @@ class Generator:
         ]
         self._block = CachedRows(model, caches, min(PROMPT_ROWS, config.seq_len))
         self._single = CachedRows(model, caches, 1)
+        self._ids = config.vocab_size if ids is None else ids
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
         """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
@@ -125,10 +129,10 @@ class Generator:
             block = ids[done : min(done + self._block.rows, last)]
             self._block.run(block, done)
             done += len(block)
-        return self._single.logits_after(ids[last], last)
+        return self._single.logits_after(ids[last], last)[: self._ids]
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits of what follows `ids`: (vocabulary size,).
+        """Return the logits of what follows `ids`: one for each id that stands for a token.
 
         Raises:
             InputError: there are no ids, more than `seq_len`, or some beyond the vocabulary.
@@ -144,6 +148,6 @@ class Generator:
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
         try:
-            check_ids(ids, self._model.config.vocab_size)
+            check_ids(ids, self._ids)
         except InputError as error:
             raise InputError(f"the prompt can't be used: {error}") from error

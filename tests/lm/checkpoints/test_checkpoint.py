@@ -148,10 +148,10 @@ def test_weights_that_are_not_the_model_s(
     change(weights)
     with pytest.raises(ValueError, match=message):
         save_checkpoint(tmp_path, config, vocabulary, weights, {}, state_of(1))
-    larger = dataclasses.replace(config, vocab_size=config.vocab_size + 1)
-    with pytest.raises(ValueError, match="263 tokens, the model has 264"):
+    smaller = dataclasses.replace(config, vocab_size=config.vocab_size - 1)
+    with pytest.raises(ValueError, match="263 tokens, the model has 262"):
         save_checkpoint(
-            tmp_path, larger, vocabulary, sources(random_weights(larger, 1)), {}, state_of(1)
+            tmp_path, smaller, vocabulary, sources(random_weights(smaller, 1)), {}, state_of(1)
         )
     assert names(tmp_path) == []
 

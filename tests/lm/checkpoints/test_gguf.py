@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,10 +57,15 @@ def test_models_that_it_can_not_hold(tmp_path: Path) -> None:
     checkpoint, _ = make_checkpoint(tmp_path, activation="gelu")
     with pytest.raises(CheckpointError, match="is not a Llama"):
         write_model(checkpoint, tmp_path / "m.gguf")
+    (tmp_path / "biases").mkdir()
+    checkpoint, _ = make_checkpoint(tmp_path / "biases", qkv_bias=True)
+    with pytest.raises(CheckpointError, match="models with qkv_bias can't be exported to GGUF"):
+        write_model(checkpoint, tmp_path / "m.gguf")
     (tmp_path / "large").mkdir()
     checkpoint, _ = make_checkpoint(tmp_path / "large")
     name = "model.layers.0.mlp.up_proj.weight"
-    checkpoint.weights[name] = checkpoint.weights[name] * np.float32(1e6)
+    larger = checkpoint.weights[name] * np.float32(1e6)
+    checkpoint = replace(checkpoint, weights={**checkpoint.weights, name: larger})
     with pytest.raises(CheckpointError, match=rf"{name} has the weight .*too large for f16"):
         write_model(checkpoint, tmp_path / "m.gguf", weights="f16")
     assert not (tmp_path / "m.gguf").exists()

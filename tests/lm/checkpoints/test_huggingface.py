@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_model,
     describe_tokenizer,
     has_padded_tables,
-    is_llama,
+    model_type,
     read_model,
     read_token_id,
 )
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
-from llmgpu.lm.config import PRESETS, ModelConfig
+from llmgpu.lm.config import PRESETS, ModelConfig, RopeScaling
 from tests.lm.samples import (
     END,
     random_weights,
@@ -37,6 +38,9 @@ CONFIGS = [
     *PRESETS.values(),
     ModelConfig(1_000, dim=48, heads=6, kv_heads=2, tied=False, rope_theta=5e5, norm_epsilon=1e-6),
     ModelConfig(64, activation="gelu", rope_theta=100),
+    ModelConfig(64, qkv_bias=True, rope_scaling=RopeScaling("linear", 2.5)),
+    ModelConfig(64, qk_norm=True, head_width=128, seq_len=64, max_positions=512),
+    ModelConfig(64, rope_scaling=RopeScaling("llama3", 8, 1, 4, 8192)),
 ]
 
 
@@ -44,7 +48,7 @@ CONFIGS = [
 def test_sizes_there_and_back(config: ModelConfig) -> None:
     content = json.loads(json.dumps(describe_model(config, bos_id=0, eos_id=None)))
     assert read_model(content) == config
-    assert content["model_type"] == ("llama" if is_llama(config) else "llmgpu")
+    assert content["model_type"] == (model_type(config) or "llmgpu")
     assert (content["bos_token_id"], content["eos_token_id"]) == (0, None)
 
 
@@ -73,6 +77,25 @@ def test_a_config_of_others() -> None:
     assert read_model(llama()) == expected
     newer = {"rope_type": "default", "rope_theta": 500.0}
     assert read_model(llama(rope_theta=..., rope_parameters=newer)).rope_theta == 500.0
+    assert read_model(llama(num_key_value_heads=...)).kv_heads == 4
+    assert read_model(llama(head_dim=None)) == read_model(llama(head_dim=16)) == expected
+    assert read_model(llama(head_dim=32)).head_width == 32
+    assert read_model(llama(model_type="mistral", sliding_window=None)) == expected
+    qwen = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": ["full_attention"]}
+    assert read_model(llama(model_type="qwen2", **qwen)) == replace(expected, qkv_bias=True)
+    three = replace(expected, qk_norm=True, head_width=128)
+    assert read_model(llama(model_type="qwen3", **qwen)) == three
+
+
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
+def test_stretched_positions(where: str) -> None:
+    scaling = {"rope_theta": 500.0, "factor": 8}
+    linear = read_model(llama(**{where: scaling | {"type": "linear"}})).rope_scaling
+    assert linear == RopeScaling("linear", 8)
+    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4, "rope_type": "llama3"}
+    numbers |= {"original_max_position_embeddings": 64}
+    llama3 = read_model(llama(**{where: scaling | numbers})).rope_scaling
+    assert llama3 == RopeScaling("llama3", 8, 1, 4, 64)
 
 
 @pytest.mark.parametrize(
@@ -90,14 +113,32 @@ def test_a_config_of_others() -> None:
             {"vocab_size": 300, "llmgpu": {"vocab_size": 270}},
             "vocab_size is 300, with the other sizes it must be 270 or 320",
         ),
-        ({"head_dim": 32}, "head_dim is 32, with the other sizes it must be 16"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, it must be of type bool"),
         ({"rms_norm_eps": 0.0}, r"rms_norm_eps is 0\.0, it must be above 0"),
         ({"rope_theta": float("inf")}, "rope_theta is inf, it must be above 0"),
         ({"rope_theta": ...}, "rope_theta is missing"),
-        ({"rope_scaling": {"factor": 2}}, "models with rope_scaling are not supported"),
-        ({"attention_bias": True}, "models with attention_bias are not supported"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type 'llama3' is not supported"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2}},
+            "rope_type of rope_scaling is 'yarn', which is not supported; default, linear, llama3",
+        ),
+        ({"rope_scaling": {"type": ["linear"]}}, r"rope_type of rope_scaling is \['linear'\]"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, r"factor of rope_scaling is 0\.5"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"attention_bias": True}, "attention_bias is True, which is not supported"),
+        ({"mlp_bias": 1}, "mlp_bias is 1, which is not supported"),
+        ({"sliding_window": 4096}, "sliding_window is 4096, which is not supported"),
+        ({"model_type": "mistral"}, "sliding_window is missing, which stands for one"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True},
+            "use_sliding_window is True, which is not supported",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has 'sliding_attention', which is not supported",
+        ),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config is \{'bits': 4\}"),
+        ({"head_dim": 6}, "6 numbers a head; it must be a multiple of 4"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_theta is missing"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
         ({"rope_parameters": []}, r"rope_parameters is \[\], it must be of type dict"),
         ({"llmgpu": {}}, "vocab_size is missing"),

@@ -195,7 +195,10 @@ HOSTILE: list[tuple[bytes, str]] = [
     (by_hand({"w": 1}), "'w' needs dtype, shape and data_offsets"),
     (by_hand({"w": {"dtype": "F32", "shape": []}}), "'w' needs dtype, shape and data_offsets"),
     (by_hand({"w": entry("F32", [1], 0, 4) | {"x": 1}}, bytes(4)), "'w' needs dtype"),
-    (by_hand({"w": entry("BF16", [1], 0, 2)}, bytes(2)), "dtype 'BF16': F32, U32, F16, U8 can"),
+    (
+        by_hand({"w": entry("I64", [1], 0, 8)}, bytes(8)),
+        "dtype 'I64': F32, U32, F16, U8, BF16 can",
+    ),
     (by_hand({"w": entry(["F32"], [1], 0, 4)}, bytes(4)), "dtype list"),
     (by_hand({"w": entry("F32", [-1], 0, 4)}, bytes(4)), "shape of tensor 'w' has -1"),
     (by_hand({"w": entry("F32", [-1, -1], 0, 4)}, bytes(4)), "shape of tensor 'w' has -1"),

@@ -1,0 +1,232 @@
+"""Models that others trained: folders of config.json, safetensors and a tokenizer.
+
+These are checkpoints of Hugging Face's Llama and its relatives, see `huggingface.read_model`. Such
+a folder comes from anywhere, so all of it is validated before any memory is taken for the model,
+and no name in it leads out of the folder. Weights stay in their files: each is mapped, and widened
+to float32 when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.interchange.open import find_in_folder
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.errors import CheckpointError, VocabularyError
+from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
+from llmgpu.lm.checkpoints.huggingface import read_model, read_token_ids
+from llmgpu.lm.checkpoints.safetensors_file import as_float32, read_tensors
+from llmgpu.lm.config import ModelConfig
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+OUTPUT_LAYER = "lm_head.weight"
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+)
+_COMPUTED = ".rotary_emb.inv_freq"  # the end of names of tensors that early versions stored
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SavedModel:
+    """A model in a folder, to be computed with or trained further.
+
+    config.vocab_size may be more than the vocabulary has: rows of the tables that stand for no
+    token. weights: float32 by name; tables without unused rows, unless an earlier version padded
+    them. bos_id, eos_id: tokens at the beginning and the end of a text, if any. stop_ids: those
+    after which a text is complete.
+    """
+
+    folder: Path
+    config: ModelConfig
+    vocabulary: Vocabulary
+    weights: Mapping[str, NDArray[np.float32]]
+    bos_id: int | None
+    eos_id: int | None
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+
+class WeightFiles(Mapping[str, NDArray[np.float32]]):
+    """Weights in safetensors files, by name: read, and widened to float32, when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Map the files of a folder; CheckpointError for one that can't be used."""
+        self.folder = folder
+        self._tensors: dict[str, NDArray[Any]] = {}
+        self._paths: dict[str, Path] = {}
+        for path, names in _weight_files(folder).items():
+            found = read_tensors(path).tensors
+            for name in names or found:
+                if name not in found:
+                    raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
+                self._tensors[name] = found[name]
+                self._paths[name] = path
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        """Return a weight; CheckpointError if it has numbers that are not finite."""
+        values = as_float32(self._tensors[name])
+        if not np.isfinite(values).all():
+            raise CheckpointError(
+                f"{self._paths[name]}: tensor {quote(name)} has numbers that are not finite"
+            )
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Return the number of weights."""
+        return len(self._tensors)
+
+    def require(self, config: ModelConfig) -> None:
+        """Check that these are the weights of a model; CheckpointError names the first that is not.
+
+        The output layer of a tied model is the embedding table, even if it is stored, too.
+        """
+        if config.layers > len(self):  # before a name is made for each
+            raise CheckpointError(
+                f"{self.folder}: {len(self)} tensors are too few for {config.layers} layers"
+            )
+        expected = {weight.name: weight.used_shape for weight in config.weights()}
+        for name, shape in expected.items():
+            if name not in self._tensors:
+                raise CheckpointError(f"{self.folder}: no file has the tensor {quote(name)}")
+            found = self._tensors[name].shape
+            if found != shape:
+                raise CheckpointError(
+                    f"{self._paths[name]}: tensor {quote(name)} is {list(found)}, with the sizes "
+                    f"in {CONFIG} it must be {list(shape)}"
+                )
+        for name in self:
+            unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT_LAYER)
+            if name not in expected and not unused:
+                raise CheckpointError(
+                    f"{self._paths[name]}: tensor {quote(name)} is not one of such a model"
+                )
+
+
+def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
+    """Open the folder of a model that Hugging Face's libraries saved.
+
+    note: is told what of its tokenizer is not applied here.
+
+    Raises CheckpointError, with the file, for anything that is missing, damaged or not supported,
+    VocabularyError for a tokenizer that can't be read exactly.
+    """
+    folder = Path(path)
+    content = _read_object(_inside(folder, CONFIG))
+    try:
+        config = read_model(content)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from error
+    weights = WeightFiles(folder)
+    weights.require(config)
+    for name in _TOKENIZER_FILES:
+        if os.path.lexists(folder / name):
+            _inside(folder, name)
+    vocabulary = find_in_folder(folder).read(note)
+    if vocabulary.size > config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {vocabulary.size:,} ids, but vocab_size in {CONFIG} is "
+            f"{config.vocab_size:,}"
+        )
+    named = {"config": content}
+    if os.path.lexists(folder / GENERATION_CONFIG):
+        named["generation"] = _read_object(_inside(folder, GENERATION_CONFIG))
+    try:
+        first, last = (
+            read_token_ids(content, f"{end}_token_id", config.vocab_size) for end in ("bos", "eos")
+        )
+        stops = [
+            number
+            for each in named.values()
+            for number in read_token_ids(each, "eos_token_id", config.vocab_size)
+        ]
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    return SavedModel(
+        folder=folder,
+        config=config,
+        vocabulary=vocabulary,
+        weights=weights,
+        bos_id=next(iter(first), None),
+        eos_id=next(iter(last), None),
+        stop_ids=frozenset(stops),
+    )
+
+
+def _weight_files(folder: Path) -> dict[Path, list[str]]:
+    """Return the files with weights and the names wanted of each; none: all that are there."""
+    if not os.path.lexists(folder / INDEX):
+        if not os.path.lexists(folder / WEIGHTS):
+            raise CheckpointError(
+                f"{folder} has neither {WEIGHTS} nor {INDEX}: weights in other files, such as "
+                "pickles, are not read; save_pretrained of transformers writes these"
+            )
+        return {_inside(folder, WEIGHTS): []}
+    path = _inside(folder, INDEX)
+    table = _read_object(path).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{path}: it has no weight_map")
+    files: dict[str, list[str]] = {}
+    for name, file in table.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path}: the file of {quote(name)} is {quote(file)}, it must be a .safetensors"
+            )
+        if PurePath(file).name != file or "\\" in file:
+            raise CheckpointError(
+                f"{path}: the file of {quote(name)} is {quote(file)}, which is not a name in this "
+                "folder"
+            )
+        files.setdefault(file, []).append(name)
+    return {_inside(folder, file): names for file, names in files.items()}
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a file of the folder.
+
+    A link may lead to another place in it, and where the folder is a snapshot of Hugging Face's
+    cache, to the blobs beside it. Raises CheckpointError for other links, and if there is no file.
+    """
+    path, home = folder / name, folder.resolve()
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: can't read it: {reason}") from error
+    roots = [home]
+    if home.parent.name == "snapshots":
+        roots.append(home.parent.parent / "blobs")
+    if not any(target.is_relative_to(root) for root in roots):
+        raise CheckpointError(f"{path} is a link out of the folder, to {target}: copy the file")
+    if not target.is_file():
+        raise CheckpointError(f"{path} is not a file")
+    return path
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(read_limited(path, "model description"))
+    except VocabularyError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return content
