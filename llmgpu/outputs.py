@@ -199,15 +199,19 @@ def kind_of(path: str) -> str | None:
     None if there is no regular file, or it is empty, can't be read or is of no known kind.
     """
     head = _head(path)
-    for kind, mark in _MARKED.items():
-        if re.match(mark, head, re.DOTALL):
-            return kind
+    if (kind := binary_kind(head)) is not None:
+        return kind
     if head[:4] in _LLMC_MAGICS or _kind_by_format(_head(f"{path}.json")) == SIDE_FILE:
         return TOKEN_FILE
     if not head.strip() or (_CONTROL.search(head) and not head.startswith(_WIDE_TEXT)):
         return None
     written = (kind for kind, mark in _WRITTEN.items() if re.match(mark, head, re.DOTALL))
     return _kind_by_format(head) or next(written, TEXT)
+
+
+def binary_kind(head: bytes) -> str | None:
+    """Return the kind that a file's first bytes are the mark of, None if they are of none."""
+    return next((kind for kind, mark in _MARKED.items() if re.match(mark, head, re.DOTALL)), None)
 
 
 def _head(path: str) -> bytes:

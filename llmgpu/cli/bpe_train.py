@@ -34,8 +34,15 @@ from llmgpu.cli.console import (
     left_out_of,
     print_json,
 )
+from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.cli.parts import PartJob
+from llmgpu.cli.source_options import (
+    SOURCE_OPTIONS,
+    named_files,
+    resolve_texts,
+    take_selection,
+)
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of, quote
@@ -43,8 +50,8 @@ from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part
-from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.text.sources import Selection, Sources
+from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
 _MAIN_PHASES = ("total", "count words", "read", "merge")
@@ -71,11 +78,11 @@ def bpe_train(
     """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe."""
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
-    corpus = corpus or (() if from_counts else piped_input(report))
+    corpus, selection = _take_corpus(corpus, from_counts, settings, report)
     _check_sources(corpus, from_counts, counts_output, counts_only)
     job = _part_job(part, corpus, counts_output if counts_only else None, report)
     counts_output = job.output if job.part else counts_output
-    found = resolve_sources(corpus) if corpus else None
+    found = resolve_texts(corpus, selection) if corpus else None
     read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
     loaded = _load_counts(from_counts, settings) if from_counts else None
     resumed = checkpoint if resume else None
@@ -83,13 +90,14 @@ def bpe_train(
     outputs = {} if counts_only else _name_outputs(output, options.sizes)
     _check_checkpoint_options(checkpoint, resume, options, counts_only)
     how = make_corpus_options(**reading)
-    found, finished = _take_part(job, found, options, how, reading)
+    key = _reading_key(reading, selection)
+    found, finished = _take_part(job, found, options, how, key)
     if finished:
         report.line(f"nothing is left to do: {counts_output} has all of part {job.part}")
         return print_json(finished, to_stderr=False) if as_json else None
     with Corpus(found, how) if found else nullcontext() as text:
         paths = _paths_of(found) or from_counts
-        run = {**options.facts(), FILES: list(map(file_facts, paths)), **reading}
+        run = {**options.facts(), FILES: list(map(file_facts, paths)), **key}
         made = [*outputs.values(), *filter(None, [counts_output])]
         if resumed and STANDARD_INPUT not in paths and Checkpoint.is_done(resumed, run, made):
             _tell_done(outputs, report, as_json=as_json)
@@ -100,8 +108,7 @@ def bpe_train(
         check_outputs([*written, *job.outputs], read, force=force)
         seconds = {"total": 0.0, "open device": time.perf_counter() - before}
         _announce(report, plan)
-        source = loaded or text
-        assert source is not None
+        source = _either(loaded, text)
         if counts_only:
             summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
         else:
@@ -185,6 +192,26 @@ def _train(
     return result
 
 
+def _take_corpus(
+    corpus: Sequence[str], from_counts: Sequence[str], settings: dict[str, Any], report: Reporter
+) -> tuple[tuple[str, ...], Selection]:
+    """Return the names of files of text, a pipe if there are none, and which of them are read."""
+    named = named_files(corpus, settings.pop("files_from"))
+    return named or (() if from_counts else piped_input(report)), take_selection(settings)
+
+
+def _reading_key(reading: dict[str, Any], selection: Selection) -> dict[str, Any]:
+    """Return what a resume key says of reading."""
+    asked = selection.input_format
+    return reading if asked == AUTO else {**reading, "input_format": asked}
+
+
+def _either(loaded: WordCounts | None, text: Corpus | None) -> Corpus | WordCounts:
+    source = loaded or text
+    assert source is not None
+    return source
+
+
 def _check_sources(
     corpus: Sequence[str], from_counts: Sequence[str], output: str | None, counts_only: bool
 ) -> None:
@@ -194,11 +221,8 @@ def _check_sources(
         raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
     if counts_only and not output:
         raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
-    context = click.get_current_context()
-    for option in context.command.params if from_counts else ():
-        given = context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
-        if given and option.name in READING_OPTIONS:
-            raise click.UsageError(f"{option.opts[0]} is for CORPUS, not for --from-counts")
+    if from_counts:
+        refuse_given((*READING_OPTIONS, *SOURCE_OPTIONS), "is for CORPUS, not for --from-counts")
 
 
 def _part_job(

@@ -99,6 +99,8 @@ class Reporter:
         for name, what in LEFT_OUT.items():
             if summary[name]:
                 self.line(f"note: {summary[name]:,} {what}")
+        for note in summary.get("notes", ()):
+            self.note(note)
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.
@@ -197,12 +199,14 @@ def token_style(output: str) -> Style:
     return "borders" if is_shown else "lines"
 
 
-def left_out_of(text: Corpus | None) -> dict[str, int]:
+def left_out_of(text: Corpus | None) -> dict[str, Any]:
     """Return what a corpus lacks of its sources, as a summary has it."""
+    notes = text.notes if text else []
     return {
         "invalid_sequences": text.invalid_sequences if text else 0,
         "left_out_files": text.left_out if text else 0,
         "left_out_rows": text.null_rows if text else 0,
+        **({"notes": notes} if notes else {}),
     }
 
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import click
@@ -18,6 +19,7 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
+from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import (
     gpu_from,
     labels_of,
@@ -26,14 +28,18 @@ from llmgpu.cli.options import (
     piped_input,
 )
 from llmgpu.cli.parts import PartJob
+from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.text.content import read_mark
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import Part
-from llmgpu.text.sources import Sources, resolve_sources
+from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.counting import count_files
 from llmgpu.tokens.tokenizing import GPU_FROM
+
+_ALL = Selection()
 
 
 class Row(NamedTuple):
@@ -72,14 +78,17 @@ def count(
 ) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
     report = Reporter(quiet=quiet)
-    paths = paths or piped_input(report)
+    paths = named_files(paths, reading.pop("files_from")) or piped_input(report)
     if not paths:
         raise click.UsageError("give PATH: files, folders or globs, or - for standard input")
+    if per == "total":
+        refuse_given(("sort",), "has no effect with --per total")
+    selection = replace(take_selection(reading), without_binaries=True)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     options = make_corpus_options(**reading)
     job = PartJob(part, STANDARD_OUTPUT, report)
     begin = time.perf_counter()
-    with keep_input(paths, len(vocabs)) as (sources, kept):
+    with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
         selected = start_selecting(device, sources.total_bytes, gpu_from(GPU_FROM), joins=True)
         vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
@@ -113,19 +122,25 @@ def count(
 
 
 @contextmanager
-def keep_input(paths: Sequence[str], passes: int) -> Iterator[tuple[Sources, str]]:
+def keep_input(
+    paths: Sequence[str], passes: int, selection: Selection = _ALL
+) -> Iterator[tuple[Sources, str]]:
     """Yield sources that can be read several times, and the file that is standard input then."""
     if not paths:
         yield Sources([], 0), ""
         return
     if STANDARD_INPUT not in paths or passes == 1:
-        yield resolve_sources(paths), STANDARD_INPUT
+        yield resolve_texts(paths, selection), STANDARD_INPUT
         return
     with tempfile.TemporaryDirectory(prefix="llmgpu-") as folder:
-        kept = os.path.join(folder, "input")
+        head, compression = read_mark(sys.stdin.buffer.read)
+        ending = ".jsonl" if selection.of_input == "jsonl" else ""
+        kept = os.path.join(folder, f"input{ending}{compression}")
         with open(kept, "wb") as file:
+            file.write(head)
             shutil.copyfileobj(sys.stdin.buffer, file)
-        yield resolve_sources([kept if name == STANDARD_INPUT else name for name in paths]), kept
+        names = [kept if name == STANDARD_INPUT else name for name in paths]
+        yield resolve_texts(names, selection), kept
 
 
 def _count(

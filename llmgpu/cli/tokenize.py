@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
@@ -28,6 +27,7 @@ from llmgpu.cli.console import (
     print_result,
     token_style,
 )
+from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import (
     READING_INPUT,
     gpu_from,
@@ -35,6 +35,7 @@ from llmgpu.cli.options import (
     make_special_options,
 )
 from llmgpu.cli.parts import PartJob
+from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
@@ -43,7 +44,7 @@ from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import Part
-from llmgpu.text.sources import Sources, resolve_sources
+from llmgpu.text.sources import Sources
 from llmgpu.tokens.bin import matched_as, read_side_file, side_path
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
 from llmgpu.tokens.formats import (
@@ -75,7 +76,19 @@ from llmgpu.tokens.tokenizing import (
     require_rereadable,
 )
 
-_OF_TEXT = ("text_field", "encoding_errors", "doc_separators", "limit")
+_OF_TEXT = (
+    *("text_field", "encoding_errors", "doc_separators", "limit"),
+    *("input_format", "exclude", "gitignore"),
+)
+_OF_ENCODING = (
+    *("count", "line_documents", "chat", "chat_template", "max_tokens", "part", "threads"),
+    *("allowed_special", "disallow_special", "bos", "eos"),
+    *("split", "seed", "shuffle", "shard_tokens", "resume"),
+)
+_OF_OUTPUT = (
+    *("output", "format_name", "layout", "shard_tokens", "split", "seed", "shuffle"),
+    *("resume", "force"),
+)
 
 
 @dataclass(frozen=True)
@@ -143,23 +156,21 @@ def tokenize(
 ) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
-    if part and decode:
-        raise click.UsageError("--part can't be combined with --decode")
+    if decode or count:
+        _check_unused(decode=decode)
     job = PartJob(part, output, report)
     output = job.output
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
     masked = chat and shape[0] == "bin" and not writes_directly(output)
     target = _Output(output, *shape, resume, force, dict(split), seed, shuffle, masked)
-    _check_output(target, is_encoding=not (decode or count))
+    _check_output(target)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
-    if decode:
-        _check_decoding(format_name, special, count or line_documents or chat or bool(max_tokens))
     check_chat(chat, chat_template, special, shuffle)
-    if not files:
-        report.line(READING_INPUT)
-    sources = files or ("-",)
-    found = Sources([], 0) if decode else resolve_sources(sources)
+    files = named_files(files, reading.pop("files_from"))
+    selection = take_selection(reading)
+    sources = files or _input(report)
+    found = Sources([], 0) if decode else resolve_texts(sources, selection)
     ids = _files_of_ids(sources, format_name) if decode else []
     vocabulary_files = find_vocabulary(vocab)
     if not count:
@@ -188,33 +199,32 @@ def tokenize(
         print_result(summary["tokens"])
 
 
-def _check_decoding(format: str | None, special: SpecialOptions, encodes: bool) -> None:
-    """Raise click.UsageError for options that say how to encode."""
-    if encodes:
-        raise click.UsageError(
-            "--decode can't be combined with --count, --line-documents, --chat or --max-tokens"
-        )
-    if format == SHOWN:
+def _input(report: Reporter) -> tuple[str, ...]:
+    report.line(READING_INPUT)
+    return ("-",)
+
+
+def _check_unused(*, decode: bool) -> None:
+    """Raise click.UsageError for options that have no effect on decoding, or on counting."""
+    if not decode:
+        refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
+        return
+    refuse_given(_OF_TEXT, "is for text, not for --decode")
+    refuse_given(_OF_ENCODING, "can't be combined with --decode")
+    if click.get_current_context().params["format_name"] == SHOWN:
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
-    if not special.is_plain:
-        raise click.UsageError("--decode takes no special tokens: their ids become their text")
-    context = click.get_current_context()
-    for option in context.command.params:
-        given = context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
-        if given and option.name in _OF_TEXT:
-            raise click.UsageError(f"{option.opts[0]} is for text, not for --decode")
 
 
-def _check_output(output: _Output, is_encoding: bool) -> None:
+def _check_output(output: _Output) -> None:
     """Raise click.UsageError for options that can't be combined."""
     if output.layout != "raw" and output.format != "bin":
         raise click.UsageError("--layout needs --format bin")
     if output.resume and output.shard_tokens is None:
         raise click.UsageError("--resume needs --shard-tokens N")
-    if output.split and not (is_encoding and output.name != STANDARD_OUTPUT):
-        raise click.UsageError("--split needs -o FILE, and no --decode or --count")
-    if output.shuffle and not is_encoding:
-        raise click.UsageError("--shuffle can't be combined with --decode or --count")
+    if output.split and output.name == STANDARD_OUTPUT:
+        raise click.UsageError("--split needs -o FILE")
+    if not (output.split or output.shuffle):
+        refuse_given(("seed",), "is for --split and --shuffle")
     if output.format == SHOWN and (output.split or output.shuffle or output.shard_tokens):
         raise click.UsageError(
             f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
@@ -222,8 +232,6 @@ def _check_output(output: _Output, is_encoding: bool) -> None:
     check_shares(output.split)
     if output.shard_tokens is None:
         return
-    if not is_encoding:
-        raise click.UsageError("--shard-tokens can't be combined with --decode or --count")
     if output.format != "bin" or output.name == STANDARD_OUTPUT:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
 

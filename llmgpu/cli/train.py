@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
+from llmgpu.cli.given import refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
+from llmgpu.cli.source_options import check_text_field, named_files, take_selection
 from llmgpu.errors import InputError, shorten
 from llmgpu.files import output_errors
 from llmgpu.input_files import number_of, printable
@@ -30,7 +32,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     load_checkpoint,
     set_aside_checkpoints,
 )
-from llmgpu.lm.data.inputs import default_separator, open_tokens
+from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
@@ -47,7 +49,7 @@ from llmgpu.lm.runs.settings import (
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
-from llmgpu.text.sources import resolve_sources
+from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import Conversations
 
@@ -83,7 +85,8 @@ def train(
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
     workers = start_workers()
     report = Reporter(quiet=quiet or not workers.is_first)
-    corpus = corpus or _piped_corpus(report)
+    corpus = named_files(corpus, settings.pop("files_from")) or _piped_corpus(report)
+    sources = _resolve(corpus, settings)
     device = _own_device(workers, device, corpus)
     reading = {name: settings.pop(name) for name in _READING}
     intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
@@ -94,7 +97,7 @@ def train(
         workers.check(new_settings(settings, vocabulary.size).options.grad_accum)
     select = partial(select_backend, device, note=report.note)
     asked = _Asked(
-        corpus,
+        sources,
         vocab,
         vocabulary,
         eos,
@@ -110,7 +113,7 @@ def train(
     )
     separator = _separator(vocabulary, eos)
     backend = None if resume else asked.select_new()
-    inputs = [source.path for source in resolve_sources(corpus).files]
+    inputs = [source.path for source in sources.files]
     inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
     check_outputs(_written(output, force), inputs)
     with (
@@ -129,7 +132,7 @@ def train(
 class _Asked:
     """What the command was given."""
 
-    corpus: tuple[str, ...]
+    sources: Sources
     vocab: str
     vocabulary: Vocabulary
     eos: str | None
@@ -186,7 +189,7 @@ def _open_run(
     templates = Conversations(vocabulary) if asked.chat else nullcontext()
     with closing(report), templates as conversations:
         source = open_tokens(
-            asked.corpus,
+            asked.sources,
             vocabulary,
             asked.vocab,
             folder.tokens,
@@ -214,6 +217,17 @@ def _open_run(
         **_callbacks(report, steps),
     )
     return run, host_bytes
+
+
+def _resolve(corpus: Sequence[str], settings: dict[str, Any]) -> Sources:
+    """Return the files that are read; UsageError for options about text if they are token files."""
+    selection = replace(take_selection(settings), may_be_tokens=True)
+    found = resolve_sources(corpus, selection)
+    if are_tokens(found):
+        refuse_given((*_READING, "chat"), f"is for text, and {found.files[0].path} has tokens")
+    else:
+        check_text_field(found)
+    return found
 
 
 def _say_failure(line: str) -> None:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.text.chat import Chat, ChatFile
+from llmgpu.text.content import note_of_jsonl, note_of_zeros
 from llmgpu.text.documents import (
     NO_TEXT,
     DocumentSplitter,
@@ -142,6 +143,8 @@ class Corpus(Closing):
         self._reader: _Reader | None = None
         self._finished_bytes = 0
         self._finished_null_rows = 0
+        self._with_zeros: list[str] = []
+        self._as_jsonl: list[str] = []
         self._closed = True
         self._ended = not self._remaining
 
@@ -149,6 +152,13 @@ class Corpus(Closing):
     def left_out(self) -> int:
         """Entries of folders that were skipped: hidden names, links to folders, special files."""
         return self.sources.left_out
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be told of what was read so far."""
+        zeros = [note_of_zeros(self._with_zeros)] if self._with_zeros else []
+        jsonl = [note_of_jsonl(self._as_jsonl)] if self._as_jsonl else []
+        return [*self.sources.notes, *zeros, *jsonl]
 
     @property
     def bytes_read(self) -> int:
@@ -186,6 +196,10 @@ class Corpus(Closing):
     def _close_file(self) -> None:
         if self._file:
             self._finished_bytes, self._finished_null_rows = self.bytes_read, self.null_rows
+            if isinstance(self._file, ByteStream):
+                name = "standard input" if self._file.name == STANDARD_INPUT else self._file.name
+                self._with_zeros += [name] if self._file.has_zeros else []
+                self._as_jsonl += [name] if self._file.is_jsonl else []
             self._file.close()
         self._file = None
         self._reader = None

@@ -101,7 +101,7 @@ def take_part(
     """
     if options.limit is not None:
         raise InputError("--part can't be combined with --limit: a part has to know where it ends")
-    return Sources([*_files_of(sources, part, options, cut_text)], sources.left_out)
+    return sources._replace(files=[*_files_of(sources, part, options, cut_text)])
 
 
 def _files_of(

@@ -4,9 +4,9 @@
   (the files it matches, with matching folders walked, each file once, in byte order) or ``-`` for
   standard input. A name that exists is that file even if it looks like a glob. A URL is a file,
   folder or glob of another machine, see `llmgpu.text.remote`.
-- In folders, names that start with a dot, links to folders and special files are left out and
-  counted.
-- A format goes by suffix; a file that has none of them is text. To add one, write a
+- What is left out of folders says `llmgpu.text.folders`.
+- A format goes by suffix, unless one is asked for; a file that has none of them is text, and
+  refused if its first bytes say that it is not (`llmgpu.text.content`). To add one, write a
   `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
 - Everything that can be known to fail is checked before the first byte is read.
 """
@@ -18,13 +18,33 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import listed
+from llmgpu.outputs import TOKEN_FILE, kind_of
+from llmgpu.text.content import (
+    AS_BYTES,
+    HEAD_BYTES,
+    binary_format,
+    check_text,
+    has_zero_bytes,
+    note_of_binaries,
+)
+from llmgpu.text.folders import is_excluded, walk_folder
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_remote
-from llmgpu.text.streams import COMPRESSIONS, STANDARD_INPUT, DocumentFile, Source
+from llmgpu.text.streams import (
+    AUTO,
+    BYTES,
+    COMPRESSIONS,
+    STANDARD_INPUT,
+    TEXT,
+    DocumentFile,
+    Source,
+)
 
 # Formats whose files have documents inside, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {
@@ -34,14 +54,44 @@ FORMATS: dict[str, type[DocumentFile]] = {
 }
 
 
+INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", BYTES)  # see `Selection`
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which files are read, and as what.
+
+    input_format: by the name ("auto"), text for any name ("text"), lines of JSON ("jsonl"), a
+        table ("parquet"), or bytes ("bytes"), which are not refused for what they are; nor is
+        standard input decompressed then.
+    of_input: the same for standard input alone, if input_format is "auto".
+    exclude, gitignore: see `llmgpu.text.folders`.
+    without_binaries: leave out files of folders that are not text.
+    may_be_tokens: files need not be text; who reads them as text finds out.
+    """
+
+    input_format: str = AUTO
+    of_input: str = AUTO
+    exclude: tuple[str, ...] = ()
+    gitignore: bool = False
+    without_binaries: bool = False
+    may_be_tokens: bool = False
+
+
+_EVERYTHING = Selection()
+
+
 class Sources(NamedTuple):
     """The files of a corpus in the order they are read, and how many folder entries were left out.
+
+    notes: what is to be told of them.
 
     Resolving names walks folders, so it is done once and handed on.
     """
 
     files: list[Source]
     left_out: int
+    notes: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int | None:
@@ -52,6 +102,8 @@ class Sources(NamedTuple):
 
 def format_of(source: Source) -> type[DocumentFile] | None:
     """Return the format in FORMATS that a file is of; None if it is text."""
+    if source.format != AUTO:
+        return FORMATS.get(f".{source.format}")
     name = source.path.lower()
     for suffix, file_type in FORMATS.items():
         if name.endswith(suffix):
@@ -61,11 +113,12 @@ def format_of(source: Source) -> type[DocumentFile] | None:
     return None
 
 
-def resolve_sources(names: Sequence[str] | Sources) -> Sources:
+def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVERYTHING) -> Sources:
     """Return the files that `names` stand for; what is resolved already is returned as it is.
 
     Raises InputError for no names, a missing or unreadable path, a folder or glob without files, a
-    format that needs a package which is missing, or standard input named twice.
+    format that needs a package which is missing, a file that is surely not text, or standard input
+    named twice.
     """
     if isinstance(names, Sources):
         return names
@@ -73,40 +126,119 @@ def resolve_sources(names: Sequence[str] | Sources) -> Sources:
         raise InputError("no corpus given: name a file, a folder, a glob or - for standard input")
     if list(names).count(STANDARD_INPUT) > 1:
         raise InputError("standard input (-) is named twice, but can be read only once")
-    sources: list[Source] = []
-    remotes: dict[str, str] = {}
-    left_out = 0
+    found = _Found(selection)
     for name in names:
         if is_remote(name) and not os.path.lexists(name):
-            for found in find_remote(name):
-                if remotes.setdefault(found.path, found.url) != found.url:
-                    raise InputError(f"{found.path} is named by two URLs that are shown alike")
-                sources.append(_check_format(Source(found.path, found.size, remote=found)))
-            continue
-        paths, skipped = _expand(name)
-        sources += [_check(path) for path in paths]
-        left_out += skipped
-    return Sources(sources, left_out)
+            found.add_remote(name)
+        else:
+            found.add_local(name)
+    if not found.sources:
+        what = "is not text" if found.binaries else "is excluded"
+        raise InputError(f"all of {listed(list(names))} {what}: no file is left")
+    return found.resolved()
 
 
-def _expand(name: str) -> tuple[list[str], int]:
+class _Found:
+    """The files that names stand for, so far.
+
+    binaries: those left out that are not text.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self.sources: list[Source] = []
+        self.binaries: list[str] = []
+        self._left_out = 0
+        self._selection = selection
+        self._remotes: dict[str, str] = {}
+
+    def resolved(self) -> Sources:
+        """Return them all."""
+        notes = (note_of_binaries(self.binaries),) if self.binaries else ()
+        return Sources(self.sources, self._left_out, notes)
+
+    def add_remote(self, name: str) -> None:
+        """Add the files that a URL stands for."""
+        for found in find_remote(name):
+            if self._remotes.setdefault(found.path, found.url) != found.url:
+                raise InputError(f"{found.path} is named by two URLs that are shown alike")
+            source = Source(found.path, found.size, remote=found, format=self._format_of("url"))
+            if not is_excluded(found.path, self._selection.exclude):
+                self.sources.append(_check_format(source))
+
+    def add_local(self, name: str) -> None:
+        """Add the files that a name stands for."""
+        chosen = self._selection
+        paths, skipped = _expand(name, chosen)
+        self._left_out += skipped
+        is_named = paths == [name]
+        for path in paths:
+            source = _check(path, self._format_of(path))
+            if self._is_binary(source, is_named):
+                self.binaries.append(path)
+            else:
+                self.sources.append(source)
+
+    def _format_of(self, path: str) -> str:
+        chosen = self._selection
+        is_input = path == STANDARD_INPUT and chosen.input_format == AUTO
+        return chosen.of_input if is_input else chosen.input_format
+
+    def _is_binary(self, source: Source, is_named: bool) -> bool:
+        """Whether a file is to be left out because it is not text."""
+        if source.path == STANDARD_INPUT or source.compression:  # is looked at when it is read
+            return False
+        chosen = self._selection
+        if chosen.may_be_tokens or source.format != AUTO or not source.size:
+            return False
+        if format_of(source) is not None:
+            return False
+        head = _head_of(source.path)
+        if chosen.without_binaries and not is_named:
+            return binary_format(head) is not None or has_zero_bytes(head)
+        check_text(head, source.path)
+        if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
+            raise InputError(
+                f"{source.path} is a token file: tokenize --decode gives its text; or {AS_BYTES}"
+            )
+        return False
+
+
+def _head_of(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            return os.read(descriptor, HEAD_BYTES)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise InputError(f"can't read {path}: {error.strerror}") from error
+
+
+def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
+    """Return the files that a name stands for, and how many entries of folders were left out."""
+    exclude = selection.exclude
     if name == STANDARD_INPUT:
         return [name], 0
     if os.path.isdir(name):
-        return _walk(name)
+        return walk_folder(name, exclude, gitignore=selection.gitignore)
     if os.path.lexists(name):
-        return [name], 0
+        return [] if is_excluded(name, exclude) else [name], 0
     if not glob.has_magic(name):
         hint = "; if it is the text itself, pipe it in" if " " in name.strip() else ""
         raise InputError(f"no such file or folder: {name!r}{hint}")
     _check_searched(name)
     paths: set[str] = set()
     left_out = 0
-    for match in glob.glob(name, recursive=True):
-        found, skipped = _walk(match) if os.path.isdir(match) else ([match], 0)
+    matches = glob.glob(name, recursive=True)
+    for match in matches:
+        found, skipped = [match], 0
+        if is_excluded(match, exclude):
+            continue
+        if os.path.isdir(match):
+            found, skipped = walk_folder(match, exclude, gitignore=selection.gitignore)
         paths.update(os.path.normpath(path) for path in found)
         left_out += skipped
-    if not paths:
+    if not matches:
         raise InputError(f"no file matches {name!r}")
     return sorted(paths, key=os.fsencode), left_out
 
@@ -126,32 +258,9 @@ def _check_searched(pattern: str) -> None:
                 raise InputError(f"can't read the folder {folder}: permission denied")
 
 
-def _walk(folder: str) -> tuple[list[str], int]:
-    def fail(error: OSError) -> None:
-        raise InputError(f"can't read the folder {error.filename}: {error.strerror}") from error
-
-    paths: list[str] = []
-    left_out = 0
-    for parent, folders, files in os.walk(folder, onerror=fail):
-        entered = [
-            name
-            for name in folders
-            if not (name.startswith(".") or os.path.islink(os.path.join(parent, name)))
-        ]
-        left_out += len(folders) - len(entered)
-        folders[:] = entered
-        found = [os.path.join(parent, name) for name in files if not name.startswith(".")]
-        regular = [path for path in found if os.path.isfile(path)]
-        left_out += len(files) - len(regular)
-        paths += regular
-    if not paths:
-        raise InputError(f"no files in the folder {folder!r} ({left_out} entries left out)")
-    return sorted(paths, key=os.fsencode), left_out
-
-
-def _check(path: str) -> Source:
+def _check(path: str, format: str) -> Source:
     if path == STANDARD_INPUT:
-        return Source(path, _standard_input_size())
+        return _check_format(Source(path, _standard_input_size(), format=format))
     try:
         status = os.stat(path)
     except OSError as error:
@@ -160,7 +269,7 @@ def _check(path: str) -> Source:
         raise InputError(f"can't read {path}: permission denied")
     is_regular = stat.S_ISREG(status.st_mode)
     size = status.st_size if is_regular else None
-    return _check_format(Source(path, size, status.st_mtime_ns))
+    return _check_format(Source(path, size, status.st_mtime_ns, format=format))
 
 
 def _check_format(source: Source) -> Source:

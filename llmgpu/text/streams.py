@@ -1,8 +1,9 @@
 """Files opened as streams of bytes, decompressed.
 
-Compression goes by suffix. ``.gz``, ``.bz2`` and ``.xz`` are read through the standard library,
-``.gz`` faster through the package isal if it is there, ``.zst`` through a package that is asked for
-when it is needed. To add one, add a line to COMPRESSIONS.
+Compression goes by suffix, and that of standard input by its first bytes. ``.gz``, ``.bz2`` and
+``.xz`` are read through the standard library, ``.gz`` faster through the package isal if it is
+there, ``.zst`` through a package that is asked for when it is needed. To add one, add a line to
+COMPRESSIONS.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Protocol, cast
 
 from llmgpu.errors import InputError
+from llmgpu.text.content import (
+    HEAD_BYTES,
+    Rewound,
+    check_text,
+    has_zero_bytes,
+    looks_like_jsonl,
+    read_mark,
+)
 from llmgpu.text.documents import Piece, Utf8Policy
 from llmgpu.text.read_ahead import Decompressor, ReadAhead, files_ahead, readers
 
 STANDARD_INPUT = "-"
+AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
 _DECOMPRESSED_BYTES = 1 << 20
 _ZSTD_READ_BYTES = 1 << 20
@@ -174,6 +184,7 @@ class Source:
     span: the bytes of the file that are read, begin and end; None for all. Of a .parquet, the rows
         that begin there if all take the same bytes.
     continues: the span begins inside a document.
+    format: one of `llmgpu.text.sources.INPUT_FORMATS`.
     """
 
     path: str
@@ -182,6 +193,7 @@ class Source:
     remote: Remote | None = None
     span: tuple[int, int] | None = None
     continues: bool = False
+    format: str = AUTO
 
     @property
     def length(self) -> int | None:
@@ -283,6 +295,7 @@ class ByteStream(io.RawIOBase):
 
     position: bytes of the source on disk that were consumed.
     null_rows: none; for `DocumentFile`.
+    has_zeros, is_jsonl: it was read as text, and begins with zero bytes in it, or as JSON Lines do.
     """
 
     def __init__(self, source: Source) -> None:
@@ -293,10 +306,16 @@ class ByteStream(io.RawIOBase):
         self._content: FileContent | Remote | None = None
         self.position = 0
         self.null_rows = 0
+        self.has_zeros = self.is_jsonl = False
+        self._format = source.format
+        self._is_begin = source.begin == 0 and not source.continues
         self._pollable: int | None = None  # the descriptor of a pipe, a terminal or a device
         try:
             self._raw = source.open()
             self._content = FileContent.of(self._raw, source)
+            if source.path == STANDARD_INPUT and source.format != BYTES:
+                is_file = isinstance(self._content, FileContent)
+                self._raw, self._compression = _begin_input(self._raw, is_file=is_file)
             if not self._compression:
                 self._pollable = _pollable_descriptor(self._raw)
         except InputError:
@@ -341,7 +360,19 @@ class ByteStream(io.RawIOBase):
             self.position = self._raw.tell() if self._compression else self.position + count
         if count == 0:
             self.check_unchanged()
+        elif self._is_begin:
+            self._is_begin = False
+            self._inspect(bytes(view[: min(count, HEAD_BYTES)]))
         return count
+
+    def _inspect(self, head: bytes) -> None:
+        """Raise an InputError if a file of text begins as others do; say what it may be instead."""
+        if self._format != AUTO or type(self) is not ByteStream:
+            return
+        is_input = self.name == STANDARD_INPUT
+        check_text(head, "standard input" if is_input else self.name)
+        self.has_zeros = has_zero_bytes(head)
+        self.is_jsonl = looks_like_jsonl(head, 1 if is_input else 2)
 
     def check_unchanged(self) -> None:
         """Raise an InputError if a regular file was changed after it was found."""
@@ -357,7 +388,7 @@ class ByteStream(io.RawIOBase):
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
-        if self._pollable is None:
+        if self._pollable is None or (isinstance(self._raw, Rewound) and self._raw.has_head):
             return True
         try:
             return bool(select.select([self._pollable], [], [], seconds)[0])
@@ -376,6 +407,17 @@ class ByteStream(io.RawIOBase):
         if self._compression and getattr(error, "errno", None) is None:
             return f"{self.name}: damaged or truncated {self._compression} file ({reason})"
         return f"can't read {self.name}: {reason}"
+
+
+def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
+    """Return standard input from where it is, and the suffix of its compression."""
+    head, compression = read_mark(raw.read)
+    if compression and (package := COMPRESSIONS[compression].package):
+        package.require(f"standard input, which is compressed as {compression} files are")
+    if is_file:
+        raw.seek(-len(head), os.SEEK_CUR)
+        return raw, compression
+    return cast(BinaryIO, Rewound(head, raw)), compression
 
 
 def _open_raw(path: str) -> BinaryIO:

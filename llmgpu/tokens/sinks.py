@@ -18,7 +18,7 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
-from llmgpu.text.streams import ByteStream, Source
+from llmgpu.text.streams import BYTES, ByteStream, Source
 
 BLOCK_BYTES = 1 << 20  # read at a time
 MAX_ID = (1 << 32) - 1
@@ -44,7 +44,7 @@ def not_an_id(where: str, shown: str) -> InputError:
 
 def open_stream(name: str) -> ByteStream:
     """Open a file, or standard input for "-", as bytes; InputError if that fails."""
-    return ByteStream(Source(name, None))
+    return ByteStream(Source(name, None, format=BYTES))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from llmgpu.progress import Progress
 from llmgpu.resume_key import FILES, Run, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.sinks import TokenSink
 
 # Bytes of text that the processors take as long for as opening a GPU does.
@@ -97,9 +97,10 @@ def encoding_key(
     sources: Sequence[str] | Sources, options: CorpusOptions, special: SpecialOptions
 ) -> Run:
     """Return what is read and how, the resume key of tokenizing; InputError for missing sources."""
-    chat = options.chat
+    chat, files = options.chat, resolve_sources(sources).files
+    formats = [source.format for source in files]
     return {
-        FILES: [file_facts(source.path) for source in resolve_sources(sources)[0]],
+        FILES: [file_facts(source.path) for source in files],
         "text field": options.text_field,
         "document separators": [text.decode() for text in options.separators],
         "encoding errors": options.encoding_errors,
@@ -110,6 +111,7 @@ def encoding_key(
         "token before documents": special.bos,
         "token behind documents": special.eos,
         **({"chat template": chat.digest} if chat else {}),
+        **({"input formats": formats} if set(formats) - {AUTO} else {}),
     }
 
 

@@ -85,7 +85,7 @@ def test_what_does_not_go_together(llmgpu: Run, conversations: Path) -> None:
         (("--eos", "<|im_end|>"), "--chat takes no special tokens"),
         (("--allowed-special", "all"), "--chat takes no special tokens"),
         (("--shuffle",), "--chat can't be combined with --shuffle"),
-        (("--decode",), "--decode can't be combined with"),
+        (("--decode",), "--chat can't be combined with --decode"),
     ):
         fails(llmgpu(*TOKENIZE, *options), 2, message)
     without = (*TOKENIZE[:-2], "c.jsonl", "--chat-template", "c.jsonl")

@@ -60,7 +60,7 @@ def test_splits_in_shards_resume(llmgpu: Run, corpus: Path, vocab: Path) -> None
     split = ("--line-documents", "--split", "val=0.3", "--shard-tokens", "300")
     llmgpu(*ENCODE, *split, "-o", "a.bin")
     expected = {path.name: path.read_bytes() for path in corpus.parent.glob("a*.bin")}
-    fails(llmgpu(*ENCODE, *split, "-o", "a.bin", "--json", "--decode"), 2, "--split")
+    fails(llmgpu(*ENCODE, *split, "-o", "a.bin", "--json", "--decode"), 2, "with --decode")
     assert len(expected) > 4
     again = llmgpu(*ENCODE, *split, "-o", "a.bin", "--resume")
     assert again.returncode == 0

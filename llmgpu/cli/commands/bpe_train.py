@@ -20,6 +20,7 @@ from llmgpu.cli.options import (
     pattern_options,
 )
 from llmgpu.cli.part_option import part_option
+from llmgpu.cli.source_options import source_options
 
 
 @click.command("bpe-train")
@@ -123,6 +124,7 @@ from llmgpu.cli.part_option import part_option
 @click.option("--resume", is_flag=True, help="Continue an interrupted run from its --checkpoint.")
 @part_option
 @force_option
+@source_options
 @corpus_options
 @device_option
 @output_options

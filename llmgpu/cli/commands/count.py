@@ -16,6 +16,7 @@ from llmgpu.cli.options import (
     special_options,
 )
 from llmgpu.cli.part_option import part_option
+from llmgpu.cli.source_options import source_options
 
 
 @click.command()
@@ -56,6 +57,7 @@ from llmgpu.cli.part_option import part_option
 )
 @part_option
 @special_options
+@source_options
 @corpus_options
 @device_option
 @output_options

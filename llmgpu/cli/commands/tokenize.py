@@ -20,6 +20,7 @@ from llmgpu.cli.options import (
     vocab_option,
 )
 from llmgpu.cli.part_option import part_option
+from llmgpu.cli.source_options import source_options
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
@@ -111,6 +112,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @part_option
 @force_option
 @special_options
+@source_options
 @corpus_options
 @chat_options
 @device_option

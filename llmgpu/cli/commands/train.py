@@ -19,6 +19,7 @@ from llmgpu.cli.options import (
     output_options,
     vocab_option,
 )
+from llmgpu.cli.source_options import source_options
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import (
@@ -143,6 +144,7 @@ def _interval_options(command: Decorated) -> Decorated:
 @_model_options
 @_training_options
 @_interval_options
+@source_options
 @corpus_options
 @chat_options
 @device_option

@@ -28,8 +28,8 @@ from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.text.sources import Selection, Sources, resolve_sources
+from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.bin import SIDE_FORMAT, describe_bin_file, masked_file
 from llmgpu.tokens.conversations import CHAT_TOKENS, MaskingEncoder
 from llmgpu.tokens.manifest import MANIFEST_FORMAT, PROGRESS_FORMAT, read_manifest
@@ -51,7 +51,7 @@ def default_separator(vocabulary: Vocabulary) -> int | None:
 
 
 def open_tokens(
-    inputs: Sequence[str],
+    inputs: Sequence[str] | Sources,
     vocabulary: Vocabulary,
     vocabulary_name: str,
     folder: Path,
@@ -65,7 +65,8 @@ def open_tokens(
 ) -> TokenSource:
     """Open token files, or the tokens of texts.
 
-    inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-".
+    inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-";
+        by name, or resolved before.
     vocabulary_name: what errors call the vocabulary.
 
     The other arguments are for texts. folder: receives the shards; made if needed. backend: where
@@ -79,7 +80,7 @@ def open_tokens(
     another vocabulary and for a separator that it doesn't have; OutputError for a folder that
     can't be written.
     """
-    sources = resolve_sources(inputs)
+    sources = resolve_sources(inputs, Selection(may_be_tokens=True))
     paths = _token_files(sources)
     if paths is None:
         reading = reading or CorpusOptions()
@@ -173,13 +174,26 @@ class _Texts:
         return facts
 
 
+def are_tokens(inputs: Sources) -> bool:
+    """Whether the first file, and so all if they can be trained on, has tokens and is not text."""
+    first = inputs.files[0]
+    suffix = os.path.splitext(first.path)[1].lower()
+    if first.format != AUTO or first.path == STANDARD_INPUT:
+        return False
+    is_json = suffix == ".json" and _json_format(first.path) in (SIDE_FORMAT, MANIFEST_FORMAT)
+    return is_json or suffix in (".bin", ".npy")
+
+
 def _token_files(inputs: Sources) -> list[str] | None:
     """Return the ``bin`` files that `inputs` stand for, each once; None if all are text.
 
     InputError for both kinds at once, and for ids in files that can't be trained on.
     """
     found = [source.path for source in inputs.files]
-    named = [_named_token_files(path) for path in found]
+    named = [
+        _named_token_files(source.path) if source.format == AUTO else None
+        for source in inputs.files
+    ]
     texts = [path for path, files in zip(found, named, strict=True) if files is None]
     if len(texts) == len(found):
         return None

@@ -1,0 +1,110 @@
+"""The options that say which files are read and as what; `take_sources` applies them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmgpu.cli.given import refuse_given, was_given
+from llmgpu.cli.options import TEXT, Decorated, add_options
+from llmgpu.errors import InputError
+
+if TYPE_CHECKING:
+    from llmgpu.text.sources import Selection, Sources
+
+STANDARD_INPUT = "-"
+INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "bytes")
+SOURCE_OPTIONS = ("input_format", "exclude", "gitignore", "files_from")
+
+
+def source_options(command: Decorated) -> Decorated:
+    """Add --input-format, --exclude, --gitignore and --files-from."""
+    options = (
+        click.option(
+            "--input-format",
+            type=click.Choice(INPUT_FORMATS),
+            default="auto",
+            show_default=True,
+            help="Read files as text, jsonl or parquet whatever their names say (standard input "
+            "has none), or take the bytes of any file as they are (bytes).",
+        ),
+        click.option(
+            "--exclude",
+            type=TEXT,
+            multiple=True,
+            metavar="GLOB",
+            help="Leave out files and folders of this name ('*.min.js'), or of this path in the "
+            "folder ('docs/old/*'). Repeatable.",
+        ),
+        click.option(
+            "--gitignore", is_flag=True, help="Leave out what .gitignore names in folders."
+        ),
+        click.option(
+            "--files-from",
+            metavar="FILE|-",
+            help="Read the names of more files from this file, or from standard input, one a line "
+            "(or with zero bytes between them, as find -print0 writes them).",
+        ),
+    )
+    return add_options(command, options)
+
+
+def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:
+    """Return the names of files, those in a list after the others; InputError for no list."""
+    if files_from is None:
+        return tuple(paths)
+    if files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
+        raise click.UsageError("standard input can't be both text and --files-from")
+    name = "standard input" if files_from == STANDARD_INPUT else files_from
+    try:
+        if files_from == STANDARD_INPUT:
+            data = sys.stdin.buffer.read()
+        else:
+            with open(files_from, "rb") as file:
+                data = file.read()
+    except (OSError, AttributeError) as error:
+        raise InputError(f"can't read {name}: {getattr(error, 'strerror', error)}") from error
+    listed = data.split(b"\0") if b"\0" in data else data.splitlines()
+    names = [line.decode("utf-8", "surrogateescape") for line in listed if line]
+    if not names:
+        raise InputError(f"{name}, of --files-from, names no file")
+    return (*paths, *names)
+
+
+def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
+    """Return the files of text that names stand for; see `resolve_sources`, `check_text_field`."""
+    from llmgpu.text.sources import resolve_sources
+
+    found = resolve_sources(names, selection)
+    check_text_field(found)
+    return found
+
+
+def take_selection(reading: dict[str, Any]) -> Selection:
+    """Return which files are read as what, and take its options, but for the list, out of them."""
+    from llmgpu.text.sources import Selection
+
+    selection = Selection(
+        input_format=reading.pop("input_format"),
+        exclude=reading.pop("exclude"),
+        gitignore=reading.pop("gitignore"),
+    )
+    if was_given("text_field"):  # it has no other meaning for a pipe
+        selection = replace(selection, of_input="jsonl")
+    return selection
+
+
+def check_text_field(sources: Sources) -> None:
+    """Raise click.UsageError for a --text-field if no file has fields."""
+    from llmgpu.text.sources import format_of
+
+    if not any(format_of(source) for source in sources.files):
+        first = sources.files[0].path if sources.files else "nothing"
+        refuse_given(
+            ("text_field",),
+            f"is for .jsonl and .parquet files, and {first} is read as text: --input-format jsonl",
+        )

@@ -1,0 +1,158 @@
+"""What the first bytes say of text that comes without a name: whether it is compressed, or no text.
+
+- Standard input is decompressed if it begins as a compressed file does.
+- A file that is read as text and begins as files of some binary format do is refused: taken for
+  text, it would give tokens that mean nothing. The format is taken for certain where, besides its
+  mark, there is what text does not have: control characters, or bytes that are not UTF-8.
+- Zero bytes alone are no proof, so they are only told.
+- ``--input-format bytes`` (`llmgpu.text.sources.Selection`) takes the bytes as they are.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, cast
+
+from llmgpu.errors import InputError
+from llmgpu.input_files import listed, number_of
+from llmgpu.outputs import binary_kind
+
+HEAD_BYTES = 4096
+
+AS_BYTES = "take its bytes as they are with --input-format bytes"
+
+_COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.streams.COMPRESSIONS`
+    ".gz": b"\x1f\x8b\x08",
+    ".bz2": b"BZh",
+    ".xz": b"\xfd7zXZ\0",
+    ".zst": b"\x28\xb5\x2f\xfd",
+}
+_TAR = slice(257, 262), b"ustar"
+_WIDE = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_CONTROL = re.compile(rb"[\0-\x06\x0e-\x1a\x1c-\x1f]")
+_OBJECT = re.compile(rb'\s*\{\s*"')
+
+
+def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
+    """Read from a stream until it is known how it is compressed, and return what was read.
+
+    read: returns up to a number of bytes, b"" at the end. Waits for more than a first byte only if
+    what is there may be the beginning of a compressed file.
+
+    Returns the bytes, and a suffix in `llmgpu.text.streams.COMPRESSIONS`, "" for none.
+    """
+    head = read(HEAD_BYTES) or b""
+    while any(len(head) < len(mark) and mark.startswith(head) for mark in _COMPRESSED.values()):
+        if not head or not (more := read(HEAD_BYTES)):
+            break
+        head += more
+    return head, next((name for name, mark in _COMPRESSED.items() if head.startswith(mark)), "")
+
+
+class Rewound(io.RawIOBase):
+    """A pipe of which the first bytes were read, from its beginning on."""
+
+    def __init__(self, head: bytes, raw: BinaryIO) -> None:
+        """Give `head` before what is left in `raw`."""
+        super().__init__()
+        self._head, self._raw, self._position = head, raw, 0
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there are bytes that were read already."""
+        return bool(self._head)
+
+    def readable(self) -> bool:
+        """Say yes."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of the pipe."""
+        return self._raw.fileno()
+
+    def tell(self) -> int:
+        """Return how many bytes were handed over."""
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Fill the front of `buffer`."""
+        view = memoryview(buffer).cast("B")
+        count: int | None = min(len(view), len(self._head))
+        if count:
+            view[:count] = self._head[:count]
+            self._head = self._head[count:]
+        else:
+            count = cast(io.RawIOBase, self._raw).readinto(view)
+        self._position += count or 0
+        return count
+
+
+def binary_format(head: bytes) -> str | None:
+    """Return what a file is, in a few words, if it is surely not text; head: its first bytes."""
+    wide = next((name for mark, name in _WIDE.items() if head.startswith(mark)), None)
+    if wide is not None:
+        return f"text in {wide}, not UTF-8"
+    place, mark = _TAR
+    found = "an archive of tar" if head[place] == mark else binary_kind(head)
+    return found if found and not _is_clean(head) else None
+
+
+def has_zero_bytes(head: bytes) -> bool:
+    """Whether there are zero bytes in the first bytes of a file, as in most that are not text."""
+    return b"\0" in head
+
+
+def check_text(head: bytes, name: str) -> None:
+    """Raise InputError if a file, by its first bytes, is not text.
+
+    name: what the message calls it.
+    """
+    kind = binary_format(head)
+    if kind is not None:
+        convert = "convert it with iconv" if kind.startswith("text") else "leave it out (--exclude)"
+        raise InputError(f"{name} is {kind}: {convert}, or {AS_BYTES}")
+
+
+def note_of_zeros(names: Sequence[str]) -> str:
+    """Return what to tell of files that have zero bytes."""
+    return (
+        f"{listed(names)}: zero bytes, as in files that are not text: leave out what is none "
+        "(--exclude)"
+    )
+
+
+def note_of_jsonl(names: Sequence[str]) -> str:
+    """Return what to tell of files of JSON Lines that were read as text."""
+    return (
+        f"{listed(names)}: read as plain text, but looks like JSON Lines: --input-format jsonl "
+        "takes the field --text-field of each line"
+    )
+
+
+def note_of_binaries(names: Sequence[str]) -> str:
+    """Return what to tell of files that were left out because they are not text."""
+    return f"{number_of(len(names), 'binary file')} left out: {listed(names)}"
+
+
+def looks_like_jsonl(head: bytes, least: int) -> bool:
+    """Whether text begins with JSON objects, a line each, of which there are `least` or more."""
+    lines = [line for line in head.split(b"\n") if line.strip()]
+    if len(lines) < least or not all(_OBJECT.match(line) for line in lines):
+        return False
+    try:
+        return isinstance(json.loads(lines[0]), dict)
+    except (ValueError, RecursionError):
+        return len(lines) == 1 and len(head) == HEAD_BYTES  # the line is longer than what is there
+
+
+def _is_clean(head: bytes) -> bool:
+    """Whether bytes may be the beginning of a text in UTF-8."""
+    try:
+        codecs.utf_8_decode(head, "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return _CONTROL.search(head) is None

@@ -1,0 +1,188 @@
+"""The files of folders: which are entered, and which are left out.
+
+- Names that start with a dot, links to folders and special files are left out and counted.
+- ``--exclude`` takes globs: one without a slash is matched with the names of files and folders, one
+  with a slash with paths from the folder that was named. A folder that matches is not entered.
+- ``--gitignore`` reads the files .gitignore as git does: those of the folder, of folders within,
+  and of those above it up to the root of the repository. A later line wins, and a deeper file; what
+  is in an ignored folder stays ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+
+from llmgpu.errors import InputError
+
+_IGNORE = ".gitignore"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of a .gitignore.
+
+    folder: that it is in. expression: what it matches, names or paths from the folder on.
+    ignores: not the opposite.
+    """
+
+    folder: str
+    expression: re.Pattern[str]
+    is_for_names: bool
+    is_for_folders: bool
+    ignores: bool
+
+    def matches(self, path: str, is_folder: bool) -> bool:
+        """Whether the line is about a path, which is below the folder."""
+        if self.is_for_folders and not is_folder:
+            return False
+        if self.is_for_names:
+            return self.expression.fullmatch(os.path.basename(path)) is not None
+        below = os.path.relpath(path, self.folder).replace(os.sep, "/")
+        return self.expression.fullmatch(below) is not None
+
+
+def walk_folder(
+    folder: str, exclude: Sequence[str] = (), *, gitignore: bool = False
+) -> tuple[list[str], int]:
+    """Return the files of a folder in byte order, and how many entries were left out.
+
+    Those that `exclude` or `gitignore` leave out were meant to be, and are not counted.
+
+    Raises InputError for a folder or .gitignore that can't be read, and if there are no files.
+    """
+
+    def fail(error: OSError) -> None:
+        raise InputError(f"can't read the folder {error.filename}: {error.strerror}") from error
+
+    rules = {folder: _rules_above(folder)} if gitignore else {}
+    paths: list[str] = []
+    left_out = unwanted = 0
+    for parent, folders, files in os.walk(folder, onerror=fail):
+        own = rules.pop(parent, ())
+        if gitignore:
+            own = (*own, *read_rules(parent))
+        entered = [
+            name
+            for name in folders
+            if not (name.startswith(".") or os.path.islink(os.path.join(parent, name)))
+        ]
+        left_out += len(folders) - len(entered)
+        folders[:] = [name for name in entered if not _is_unwanted(folder, parent, name, exclude)]
+        folders[:] = [name for name in folders if not is_ignored(own, parent, name, True)]
+        rules |= {os.path.join(parent, name): own for name in folders} if gitignore else {}
+        found = [os.path.join(parent, name) for name in files if not name.startswith(".")]
+        regular = [path for path in found if os.path.isfile(path)]
+        left_out += len(files) - len(regular)
+        names = map(os.path.basename, regular)
+        taken = [
+            path
+            for path, name in zip(regular, names, strict=True)
+            if not _is_unwanted(folder, parent, name, exclude)
+            and not is_ignored(own, parent, name, False)
+        ]
+        unwanted += len(entered) - len(folders) + len(regular) - len(taken)
+        paths += taken
+    if not paths:
+        excluded = f", {unwanted} excluded" if unwanted else ""
+        raise InputError(
+            f"no files in the folder {folder!r} ({left_out} entries left out{excluded})"
+        )
+    return sorted(paths, key=os.fsencode), left_out
+
+
+def is_excluded(path: str, exclude: Sequence[str]) -> bool:
+    """Whether one of some globs is about a path, or about its last name if it has no slash."""
+    name = os.path.basename(path)
+    globs = (glob.rstrip("/") for glob in exclude)
+    return any(fnmatchcase(path if "/" in glob else name, glob.lstrip("/")) for glob in globs)
+
+
+def _is_unwanted(folder: str, parent: str, name: str, exclude: Sequence[str]) -> bool:
+    """Whether globs leave out an entry of `parent`, which is `folder` or within it."""
+    if not exclude:
+        return False
+    below = os.path.relpath(os.path.join(parent, name), folder)
+    return is_excluded(below.replace(os.sep, "/"), exclude)
+
+
+def is_ignored(rules: Sequence[Rule], parent: str, name: str, is_folder: bool) -> bool:
+    """Whether the last rule that is about an entry of a folder ignores it."""
+    path = os.path.join(parent, name)
+    found = (rule.ignores for rule in reversed(rules) if rule.matches(path, is_folder))
+    return next(found, False)
+
+
+def read_rules(folder: str) -> tuple[Rule, ...]:
+    """Return the rules of a folder's .gitignore; InputError if it is there and can't be read."""
+    name = os.path.join(folder, _IGNORE)
+    try:
+        with open(name, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().split("\n")
+    except (FileNotFoundError, IsADirectoryError):
+        return ()
+    except OSError as error:
+        raise InputError(f"can't read {name}: {error.strerror}") from error
+    return tuple(rule for line in lines if (rule := parse_rule(line.rstrip("\r"), folder)))
+
+
+def parse_rule(line: str, folder: str) -> Rule | None:
+    """Return the rule in a line of a folder's .gitignore; None if it is empty or a comment."""
+    if line.startswith("#"):
+        return None
+    while line.endswith(" ") and not line.endswith("\\ "):
+        line = line[:-1]
+    ignores = not line.startswith("!")
+    pattern = line if ignores else line[1:]
+    is_for_folders = pattern.endswith("/")
+    pattern = pattern.removesuffix("/")
+    if not pattern:
+        return None
+    try:
+        expression = re.compile(_expression_of(pattern.removeprefix("/")), re.DOTALL)
+    except re.error:  # a class such as [z-a], which matches nothing
+        return None
+    return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
+
+
+@cache
+def _expression_of(glob: str) -> str:
+    """Return the regular expression of a glob of git."""
+    tokens = re.compile(r"(?s)^\*\*/|/\*\*/|/\*\*$|\*+|\?|\[[!^]?\]?(?:\\.|[^\]])*\]|\\.|.")
+    special = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "?": "[^/]"}
+    parts = []
+    for found in tokens.finditer(glob):
+        token = found[0]
+        if token in special and (token != "**/" or found.start() == 0):
+            parts.append(special[token])
+        elif token.startswith("*"):
+            parts.append("[^/]*")
+        elif token.startswith("[") and len(token) > 1:
+            inside = token[1:-1]
+            negated = inside[:1] in ("!", "^")
+            inside = inside[negated:].replace("[", "\\[")
+            parts.append(f"(?!/)[{'^' if negated else ''}{_class_of(inside)}]")
+        else:
+            parts.append(re.escape(token[1:] if token.startswith("\\") else token))
+    return "".join(parts)
+
+
+def _class_of(inside: str) -> str:
+    """Return what is between the brackets of a class; a bracket that comes first is a character."""
+    return f"\\{inside}" if inside.startswith("]") else inside
+
+
+def _rules_above(folder: str) -> tuple[Rule, ...]:
+    """Return the rules of the folders above one, if they are of the same repository."""
+    above: list[str] = []
+    here = os.path.abspath(folder)
+    while not os.path.exists(os.path.join(here, ".git")):
+        parent = os.path.dirname(here)
+        if parent == here:  # there is no repository
+            return ()
+        above.append(here := parent)
+    return tuple(rule for name in reversed(above) for rule in read_rules(name))

@@ -1,0 +1,156 @@
+"""Which files are read and as what: pipes, binaries, lists of names, options without an effect."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run, fails
+
+TEXT = b"low lower lowest newer newest\n" * 20
+ROWS = b"".join(json.dumps({"text": f"row {n}", "body": f"b {n}"}).encode() + b"\n" for n in (1, 2))
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256))
+VOCAB = ("--vocab", "v.bin", "--device", "cpu")
+ENCODE, COUNT = ("tokenize", *VOCAB), ("count", *VOCAB)
+
+
+def ids_of(llmgpu: Run, *arguments: str, stdin: bytes = b"") -> bytes:
+    done = llmgpu(*ENCODE, *arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").compress(data))
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd])
+def test_a_compressed_pipe_is_decompressed(
+    llmgpu: Run, vocab: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    expected, packed = ids_of(llmgpu, stdin=TEXT), compress(TEXT)
+    assert ids_of(llmgpu, stdin=packed) == expected
+    (vocab.parent / "t").write_bytes(packed)
+    done = llmgpu(*ENCODE, "t")
+    fails(
+        done, 1, "t is a compressed file: leave it out (--exclude), or take its bytes as they are"
+    )
+    assert ids_of(llmgpu, "t", "--input-format", "bytes") != expected
+    assert ids_of(llmgpu, "--input-format", "bytes", stdin=packed) == ids_of(
+        llmgpu, "t", "--input-format", "bytes"
+    )
+    fails(llmgpu(*ENCODE, stdin=packed[: len(packed) // 2]), 1, "damaged or truncated")
+    both = ("--vocab", "v.bin")
+    done = llmgpu(*COUNT, *both, "--json", "-q", stdin=packed)
+    assert len(set(json.loads(done.stdout)["tokens"])) == 1
+    assert json.loads(done.stdout)["text_bytes"] == len(TEXT)
+
+
+def test_json_lines_in_a_pipe(llmgpu: Run, vocab: Path) -> None:
+    (vocab.parent / "r.jsonl").write_bytes(ROWS)
+    expected = ids_of(llmgpu, "r.jsonl")
+    done = llmgpu(*ENCODE, stdin=ROWS)
+    assert b"note: 'standard input': read as plain text, but looks like JSON Lines" in done.stderr
+    for stdin in (ROWS, gzip.compress(ROWS)):
+        assert ids_of(llmgpu, "--input-format", "jsonl", stdin=stdin) == expected
+        assert ids_of(llmgpu, "--text-field", "text", stdin=stdin) == expected
+    by_body = ids_of(llmgpu, "r.jsonl", "--text-field", "body")
+    assert ids_of(llmgpu, "--text-field", "body", stdin=ROWS) == by_body != expected
+    assert b"looks like" not in llmgpu(*ENCODE, stdin=b'{"a": 1} is JSON').stderr
+    done = llmgpu(*COUNT, "--vocab", "v.bin", "--text-field", "text", "--json", stdin=ROWS)
+    assert json.loads(done.stdout)["documents"] == 2
+
+
+def test_json_lines_of_another_name(llmgpu: Run, vocab: Path) -> None:
+    for name in ("r.json", "r.jsonl"):
+        (vocab.parent / name).write_bytes(ROWS)
+    done = llmgpu(*ENCODE, "r.json")
+    assert b"note: 'r.json': read as plain text, but looks like JSON Lines" in done.stderr
+    fails(llmgpu(*ENCODE, "r.json", "--text-field", "body"), 2, "r.json is read as text")
+    assert ids_of(llmgpu, "r.json", "--input-format", "jsonl") == ids_of(llmgpu, "r.jsonl")
+    as_text = ids_of(llmgpu, "r.jsonl", "--input-format", "text")
+    assert as_text == ids_of(llmgpu, "r.json")
+
+
+def test_files_that_are_not_text(llmgpu: Run, vocab: Path) -> None:
+    folder = vocab.parent / "d"
+    folder.mkdir()
+    for name, data in (("a.txt", TEXT), ("logo.png", PNG), ("odd", b"a\0b")):
+        (folder / name).write_bytes(data)
+    for command in ((*ENCODE, "d"), ("bpe-train", "d", "--vocab-size", "260", "-o", "n.bin")):
+        fails(llmgpu(*command), 1, "d/logo.png is a picture: leave it out (--exclude)")
+        done = llmgpu(*command, "--exclude", "*.png")
+        assert done.returncode == 0 and b"note: 'd/odd': zero bytes" in done.stderr
+    fails(llmgpu(*ENCODE, stdin=PNG), 1, "standard input is a picture")
+    done = llmgpu(*COUNT, "d", "--json")
+    assert [Path(file["path"]).name for file in json.loads(done.stdout)["files"]] == ["a.txt"]
+    assert b"note: 2 binary files left out: 'd/logo.png', 'd/odd'" in done.stderr
+    fails(llmgpu(*COUNT, "d/logo.png"), 1, "d/logo.png is a picture")
+    done = llmgpu(*COUNT, "d/odd", "d/logo.png", "--input-format", "bytes", "--json")
+    assert json.loads(done.stdout)["text_bytes"] == 3 + len(PNG) and not done.stderr.count(b"note")
+    ids_of(llmgpu, "d/a.txt", "-o", "t.bin")
+    fails(llmgpu(*ENCODE, "t.bin"), 1, "t.bin is a token file: tokenize --decode gives its text")
+
+
+def test_a_list_of_files(llmgpu: Run, vocab: Path) -> None:
+    for name in ("a b.txt", "c.txt", "d.txt"):
+        (vocab.parent / name).write_bytes(TEXT + name.encode())
+    expected = ids_of(llmgpu, "d.txt", "a b.txt", "c.txt")
+    for names in (b"a b.txt\nc.txt", b"\na b.txt\r\nc.txt\n", b"a b.txt\0c.txt\0"):
+        (vocab.parent / "list").write_bytes(names)
+        assert ids_of(llmgpu, "d.txt", "--files-from", "list") == expected
+        assert ids_of(llmgpu, "d.txt", "--files-from", "-", stdin=names) == expected
+    fails(llmgpu(*ENCODE, "--files-from", "none"), 1, "can't read none: No such file")
+    fails(llmgpu(*ENCODE, "--files-from", "-"), 1, "standard input, of --files-from, names no file")
+    fails(llmgpu(*ENCODE, "--files-from", "-", stdin=b"gone"), 1, "no such file or folder: 'gone'")
+    fails(llmgpu(*ENCODE, "-", "--files-from", "-"), 2, "can't be both text and --files-from")
+    done = llmgpu(*COUNT, "--files-from", "-", "--json", stdin=b"c.txt\nd.txt")
+    assert len(json.loads(done.stdout)["files"]) == 2
+
+
+def test_gitignore_and_exclude(llmgpu: Run, vocab: Path) -> None:
+    folder = vocab.parent / "src"
+    for name in ("a.txt", "b.txt", "build/c.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(TEXT)
+    (folder / ".gitignore").write_text("build/\n")
+    files = [file["path"] for file in json.loads(counted(llmgpu, "src", "--gitignore"))["files"]]
+    assert files == ["src/a.txt", "src/b.txt"]
+    files = json.loads(counted(llmgpu, "src", "src/*.txt", "--exclude", "b.txt"))["files"]
+    assert [file["path"] for file in files] == ["src/a.txt", "src/build/c.txt", "src/a.txt"]
+    fails(llmgpu(*COUNT, "src/a.txt", "--exclude", "a.*"), 1, "is excluded: no file is left")
+
+
+def counted(llmgpu: Run, *arguments: str) -> bytes:
+    done = llmgpu(*COUNT, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*ENCODE, "a.txt", "--count", "-o", "x.bin"), "--output can't be combined with --count"),
+        ((*ENCODE, "a.txt", "--count", "--format", "npy"), "--format can't be combined"),
+        ((*ENCODE, "a.txt", "--seed", "3"), "--seed is for --split and --shuffle"),
+        ((*ENCODE, "t.bin", "--decode", "--threads", "2"), "--threads can't be combined"),
+        ((*ENCODE, "t.bin", "--decode", "--exclude", "x"), "--exclude is for text"),
+        ((*COUNT, "a.txt", "--per", "total", "--sort", "path"), "--sort has no effect"),
+        (("bpe-train", "--from-counts", "w", "--gitignore"), "--gitignore is for CORPUS"),
+        (("train", "--vocab", "v.bin", "t.bin", "-o", "r", "--limit", "9"), "--limit is for text"),
+        (("train", "--vocab", "v.bin", "t.bin", "-o", "r", "--chat"), "t.bin has tokens"),
+        (("train", "--vocab", "v.bin", "a.txt", "-o", "r", "--text-field", "x"), "read as text"),
+    ],
+)
+def test_options_without_an_effect(
+    llmgpu: Run, vocab: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (vocab.parent / "a.txt").write_bytes(TEXT)
+    ids_of(llmgpu, "a.txt", "-o", "t.bin")
+    fails(llmgpu(*arguments), 2, message)
