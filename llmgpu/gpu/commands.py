@@ -176,20 +176,22 @@ class Commands:
             times[label] = times.get(label, 0.0) + span * 1e-9
 
 
-COPY_PIECE = 4 << 20  # bytes that one thread copies at a time
+COPY_PIECES = 1 << 20, 4 << 20  # bytes that one thread copies at a time, at least and at most
 COPY_THREADS = min(12, usable_processors())  # beyond 12, memory is the limit
 _copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
     """Copy bytes between arrays of one length with several threads."""
-    pieces = range(0, len(source), COPY_PIECE)
+    least, most = COPY_PIECES
+    size = min(max(len(source) // COPY_THREADS, least), most)
+    pieces = range(0, len(source), size)
     if len(pieces) == 1:
         target[:] = source
         return
 
     def copy(start: int) -> None:
-        target[start : start + COPY_PIECE] = source[start : start + COPY_PIECE]
+        target[start : start + size] = source[start : start + size]
 
     for _ in _copiers.map(copy, pieces):
         pass

@@ -120,8 +120,10 @@ class DawnDriver(Driver):
         extras.set_instance_extras(backends=NATIVE_BACKENDS, enable_toggles=toggles)
 
     def enumerate_handles(self) -> list[Any]:
-        handles: list[Any] = wgpudawn.gpu.enumerate_adapters_sync()
-        return handles
+        # The package's public list has one of several cards of a name.
+        backends = _helpers.dawn_instance_extras["backends"] or NATIVE_BACKENDS
+        handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
+        return [handle for handle in handles if handle.info["backend_type"] in backends]
 
     def features(self, adapter: Any) -> frozenset[str]:
         return frozenset(_OWN_NAMES.get(name, name) for name in adapter.features)

@@ -124,6 +124,7 @@ class SharedSums(Sums):
         self._slots = [[array[:BUCKET] for array in arrays], [array[BUCKET:] for array in arrays]]
         threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-sums")
+        self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def add_up(self, count: int, read: Read, write: Write) -> None:
         """Wait until all have written to the slot, and add it up, see `Sums.add_up`."""
@@ -133,17 +134,23 @@ class SharedSums(Sums):
         self._communicator.Barrier()
 
         def fill(out: FloatArray) -> None:
-            def add(first: int) -> None:
-                block = slice(first, min(first + _BLOCK, count))
-                total = slot[0][block] + slot[1][block]
-                for other in slot[2:]:
-                    total += other[block]
-                out[block] = total
-
-            for _ in self._threads.map(add, range(0, count, _BLOCK)):
+            size = max(_BLOCK, -(-count // len(self._scratch)))
+            starts = range(0, count, size)
+            parts = [slice(first, min(first + size, count)) for first in starts]
+            for _ in self._threads.map(partial(_add, slot, out), parts, self._scratch):
                 pass
 
         write(fill)
+
+
+def _add(given: Sequence[FloatArray], out: FloatArray, part: slice, total: FloatArray) -> None:
+    """Write the sums of a part of arrays; `out` may be slow to read, so `total` collects them."""
+    for first in range(part.start, part.stop, _BLOCK):
+        block = slice(first, min(first + _BLOCK, part.stop))
+        sums = np.add(given[0][block], given[1][block], out=total[: block.stop - first])
+        for other in given[2:]:
+            sums += other[block]
+        out[block] = sums
 
 
 class CollectiveSums(Sums):

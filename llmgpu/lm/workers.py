@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.input_files import listed
 from llmgpu.lm.exchange import Sums, open_sums
 from llmgpu.processors import usable_processors
 
@@ -95,6 +96,15 @@ class Workers:
             return number
         numbers: list[int] = self._mpi.allgather(number)
         return max(numbers)
+
+    def require_same(self, what: str, value: str) -> None:
+        """Raise InputError unless all workers have the same; all of them call it."""
+        values = [value] if self._mpi is None else self._mpi.allgather(value)
+        if len(set(values)) > 1:
+            raise InputError(
+                f"the workers' {what} differ: {listed([*dict.fromkeys(values)])}; use the same "
+                "packages, drivers and --device for all"
+            )
 
     def open_sums(self) -> Sums:
         """Return what adds up arrays of all workers; there are several, and all call it."""

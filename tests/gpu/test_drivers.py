@@ -5,6 +5,7 @@ The tests of kernels run on either: on Dawn with LLMGPU_DRIVER=dawn.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, drivers, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.kernel_source import compose
+from tests.conftest import ROOT
 from tests.test_kernel_source import KERNELS
 
 COUNT = """
@@ -267,3 +269,35 @@ def test_threads_list_adapters_at_once(name: str, package: str, before: str) -> 
         timeout=60,
     )
     assert done.stdout.startswith("8 1 ["), done.stdout + done.stderr
+
+
+def test_dawn_lists_both_of_two_adapters_of_one_name(dawn_device: Device, tmp_path: Path) -> None:
+    """The driver is listed twice, as two cards of one kind are."""
+    named = os.environ.get("VK_DRIVER_FILES")
+    if not named:
+        pytest.skip("VK_DRIVER_FILES does not name a driver that Dawn takes")
+    source = Path(named.split(os.pathsep)[0])
+    content = json.loads(source.read_text())
+    library = content["ICD"]["library_path"]
+    content["ICD"]["library_path"] = (
+        str(source.parent / library) if library.startswith(".") else library
+    )
+    drivers = [tmp_path / "one.json", tmp_path / "two.json"]
+    for driver in drivers:
+        driver.write_text(json.dumps(content))
+    both = os.pathsep.join(map(str, drivers))
+    program = (
+        "from llmgpu.gpu import Device, list_adapters, load_driver, select_adapter\n"
+        "driver = load_driver('dawn')\n"
+        "assert Device(select_adapter('gpu:1', driver)).name == list_adapters(driver)[1].name\n"
+        "print(*(info.name for info in list_adapters(driver)), sep='\\n')\n"
+    )
+    listed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"VK_DRIVER_FILES": both, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    first, second = listed.stdout.split("\n")[:2]
+    assert (first[-2:], second[-2:]) == (":0", ":1") and first[:-2] == second[:-2], listed.stderr

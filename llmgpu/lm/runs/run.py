@@ -225,6 +225,8 @@ class TrainingRun:
         Raises:
             TrainingError: a loss or a gradient is not finite; checkpoints are left as they are.
         """
+        # Other kernels, or none, would make other bits, and the slowest worker sets the pace.
+        self._workers.require_same("WebGPU drivers", self._backend.driver)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
         # Marks, when and at which step: of the last rate, and of the pace that tells the time left.
