@@ -85,37 +85,38 @@ def train(
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
     workers = start_workers()
     report = Reporter(quiet=quiet or not workers.is_first)
-    corpus = named_files(corpus, settings.pop("files_from")) or _piped_corpus(report)
-    sources = _resolve(corpus, settings)
-    device = _own_device(workers, device, corpus)
-    reading = {name: settings.pop(name) for name in _READING}
-    intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
-    vocabulary_files = find_vocabulary(vocab)
-    check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
-    vocabulary = with_chat_template(vocabulary_files.read(report.note), chat_template)
-    if not resume:  # what can't work is refused before there is a folder
-        workers.check(new_settings(settings, vocabulary.size).options.grad_accum)
-    select = partial(select_backend, device, note=report.note)
-    asked = _Asked(
-        sources,
-        vocab,
-        vocabulary,
-        eos,
-        chat,
-        chat_template,
-        device,
-        reading,
-        settings,
-        intervals,
-        resume,
-        force,
-        select,
-    )
-    separator = _separator(vocabulary, eos)
-    backend = None if resume else asked.select_new()
-    inputs = [source.path for source in sources.files]
-    inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
-    check_outputs(_written(output, force), inputs)
+    with workers.all_or_none():
+        corpus = named_files(corpus, settings.pop("files_from")) or _piped_corpus(report)
+        sources = _resolve(corpus, settings)
+        device = _own_device(workers, device, corpus)
+        reading = {name: settings.pop(name) for name in _READING}
+        intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
+        vocabulary_files = find_vocabulary(vocab)
+        check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
+        vocabulary = with_chat_template(vocabulary_files.read(report.note), chat_template)
+        if not resume:  # what can't work is refused before there is a folder
+            workers.check(new_settings(settings, vocabulary.size).options.grad_accum)
+        select = partial(select_backend, device, note=report.note)
+        asked = _Asked(
+            sources,
+            vocab,
+            vocabulary,
+            eos,
+            chat,
+            chat_template,
+            device,
+            reading,
+            settings,
+            intervals,
+            resume,
+            force,
+            select,
+        )
+        separator = _separator(vocabulary, eos)
+        backend = None if resume else asked.select_new()
+        inputs = [source.path for source in sources.files]
+        inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
+        check_outputs(_written(output, force), inputs)
     with (
         workers.together(_say_failure),
         _open_folder(workers, output, resume=resume, force=force) as folder,

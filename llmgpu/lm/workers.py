@@ -111,6 +111,29 @@ class Workers:
         return open_sums(self._mpi, one_machine=self.local_count == self.count)
 
     @contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Let the workers past the block if none fails in it.
+
+        Otherwise the first one raises its error, or InputError with that of another, and the others
+        end without a word.
+        """
+        if self._mpi is None:
+            yield
+            return
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        said = self._mpi.allgather(error and (str(error) or repr(error)))
+        failed = [number for number, text in enumerate(said) if text is not None]
+        if not failed:
+            return
+        if not self.is_first:
+            raise SystemExit(1)
+        raise error or InputError(f"worker {failed[0]}: {said[failed[0]]}")
+
+    @contextmanager
     def together(self, say: Callable[[str], None]) -> Iterator[None]:
         """End all workers where one fails in the block; `say` is called with a line about it."""
         try:

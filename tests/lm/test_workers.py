@@ -165,7 +165,27 @@ def test_a_worker_that_dies_ends_all(folder: Path) -> None:
 def test_what_workers_can_not_do(folder: Path, arguments: tuple[str, ...], message: str) -> None:
     done = run(folder, 2, *TRAIN, "-o", "run", *arguments)
     assert done.returncode != 0
-    assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.count(message) == 1 and "Traceback" not in done.stderr
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_what_one_worker_can_not_do_is_said_once(folder: Path) -> None:
+    words = command(2, *TRAIN, "-o", "run")
+    one = words.index(sys.executable)
+    words[one - 1] = "1"
+    done = subprocess.run(
+        [*words, ":", "-n", "1", *words[one:], "--vocab", "none.bin"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and lines[0].startswith("error: worker 1: "), done.stderr
+    assert "none.bin" in lines[0] and "Traceback" not in done.stderr
 
 
 def test_one_process_is_alone() -> None:
