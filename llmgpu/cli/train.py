@@ -15,14 +15,13 @@ from click.core import ParameterSource
 
 from llmgpu.backend import Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
-from llmgpu.bpe.interchange.open import find_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.cli.source_options import check_text_field, named_files, take_selection
+from llmgpu.cli.starting_points import StartingPoint, find_starting_point
 from llmgpu.errors import InputError, shorten
 from llmgpu.files import output_errors
 from llmgpu.input_files import number_of, printable
@@ -36,7 +35,7 @@ from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
-from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.records import StepRecord, read_log
 from llmgpu.lm.runs.run import TrainingRun
 from llmgpu.lm.runs.run_folder import OPTIONS_NAME, TOKENS_NAME, RunFolder, open_run_folder
 from llmgpu.lm.runs.settings import (
@@ -68,7 +67,8 @@ _INTERVALS = tuple(field.name for field in fields(Intervals))
 
 def train(
     corpus: tuple[str, ...],
-    vocab: str,
+    vocab: str | None,
+    init: str | None,
     output: str,
     resume: bool,
     force: bool,
@@ -91,31 +91,34 @@ def train(
         device = _own_device(workers, device, corpus)
         reading = {name: settings.pop(name) for name in _READING}
         intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
-        vocabulary_files = find_vocabulary(vocab)
         check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
-        vocabulary = with_chat_template(vocabulary_files.read(report.note), chat_template)
+        start = find_starting_point(vocab, init, chat_template, output if resume else None, report)
+        explicit = _explicit(settings)
+        settings = start.with_defaults(settings, explicit)
         if not resume:  # what can't work is refused before there is a folder
-            workers.check(new_settings(settings, vocabulary.size).options.grad_accum)
+            wanted = new_settings(settings, start.vocabulary.size, start.config)
+            workers.check(wanted.options.grad_accum)
         select = partial(select_backend, device, note=report.note)
         asked = _Asked(
             sources,
-            vocab,
-            vocabulary,
+            init,
+            start,
             eos,
             chat,
             chat_template,
             device,
             reading,
             settings,
+            explicit,
             intervals,
             resume,
             force,
             select,
         )
-        separator = _separator(vocabulary, eos)
+        separator = _separator(start, eos)
         backend = None if resume else asked.select_new()
         inputs = [source.path for source in sources.files]
-        inputs += [*vocabulary_files.inputs, *filter(None, [config, chat_template])]
+        inputs += [*start.inputs, *filter(None, [config, chat_template])]
         check_outputs(_written(output, force), inputs)
     with (
         workers.together(_say_failure),
@@ -134,14 +137,15 @@ class _Asked:
     """What the command was given."""
 
     sources: Sources
-    vocab: str
-    vocabulary: Vocabulary
+    init: str | None
+    start: StartingPoint
     eos: str | None
     chat: bool
     chat_template: str | None
     device: str
     reading: dict[str, Any]
     settings: dict[str, Any]
+    explicit: dict[str, Any]
     intervals: Intervals
     resume: bool
     force: bool
@@ -164,20 +168,21 @@ def _open_run(
 
     backend: of a new run.
     """
-    explicit = _explicit(asked.settings)
-    checkpoint = _find_checkpoint(folder, explicit, report) if asked.resume else None
-    vocabulary = asked.vocabulary
+    checkpoint = _find_checkpoint(folder, asked.explicit, report) if asked.resume else None
+    vocabulary = asked.start.vocabulary
     if checkpoint is not None:
-        checkpoint.require_vocabulary(vocabulary, asked.vocab)
+        _check_same_init(folder, asked.init)
+        checkpoint.require_vocabulary(vocabulary, asked.start.name)
         vocabulary = with_chat_template(checkpoint.vocabulary, asked.chat_template)
-        run_settings = resumed_settings(checkpoint, explicit)
+        run_settings = resumed_settings(checkpoint, asked.explicit)
         workers.check(run_settings.options.grad_accum)
         backend = asked.select(driver=run_settings.options.driver)
         separator = _same_separator(checkpoint, asked.eos, separator)
         _announce_resuming(report, checkpoint, run_settings.options)
     else:
         backend = backend or asked.select_new()
-        run_settings = new_settings(asked.settings | {"driver": backend.driver}, vocabulary.size)
+        settings = asked.settings | {"driver": backend.driver}
+        run_settings = new_settings(settings, vocabulary.size, asked.start.config)
         _announce_start(report, str(folder.path), resume=asked.resume)
     steps = run_settings.options.steps
     needed_bytes = training_memory(run_settings, backend, asked.intervals.unread_steps(steps))
@@ -192,7 +197,7 @@ def _open_run(
         source = open_tokens(
             asked.sources,
             vocabulary,
-            asked.vocab,
+            asked.start.name,
             folder.tokens,
             backend=_encoding_backend(backend, asked.device),
             reading=with_chat(options, conversations),
@@ -214,6 +219,7 @@ def _open_run(
         checkpoint,
         needed_bytes,
         eos_id=separator,
+        init=asked.start.model,
         workers=workers,
         **_callbacks(report, steps),
     )
@@ -273,9 +279,25 @@ def _piped_corpus(report: Reporter) -> tuple[str, ...]:
     return corpus
 
 
-def _separator(vocabulary: Vocabulary, eos: str | None) -> int | None:
+def _separator(start: StartingPoint, eos: str | None) -> int | None:
     named = id_or_text(eos)
-    return default_separator(vocabulary) if named is None else token_id(vocabulary, named)
+    if named is not None:
+        return token_id(start.vocabulary, named)
+    found = default_separator(start.vocabulary)
+    return start.model.eos_id if found is None and start.model is not None else found
+
+
+def _check_same_init(folder: RunFolder, init: str | None) -> None:
+    """Raise InputError if --init names another model than the run that is resumed began with."""
+    before = read_log(folder.log).facts.get("init")
+    if init is None:
+        return
+    if before is None or Path(init) not in (Path(before), Path(before).parent):
+        began = "began with new weights" if before is None else f"began with --init {before}"
+        raise InputError(
+            f"--init is {init}, but the run in {folder.path} {began}: leave it out to resume that "
+            "run, or start a new one"
+        )
 
 
 def _announce_start(report: Reporter, output: str, *, resume: bool) -> None:

@@ -11,13 +11,13 @@ from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import (
     COUNT,
     TEXT,
+    VOCAB_HELP,
     Decorated,
     add_options,
     corpus_options,
     device_option,
     options_of,
     output_options,
-    vocab_option,
 )
 from llmgpu.cli.source_options import source_options
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
@@ -122,7 +122,12 @@ def _interval_options(command: Decorated) -> Decorated:
 
 @click.command(cls=ConfiguredCommand)
 @click.argument("corpus", nargs=-1)
-@vocab_option
+@click.option("--vocab", metavar="VOCAB", help=f"{VOCAB_HELP}  [default: the model's, with --init]")
+@click.option(
+    "--init",
+    metavar="FOLDER",
+    help="Begin with the weights of this model: a run, or a Hugging Face checkpoint.",
+)
 @click.option(
     "--config",
     metavar="FILE",
@@ -161,6 +166,7 @@ def train(**options: Any) -> None:
       llmgpu train --vocab v.bin corpus.txt -o run
       llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
       llmgpu train -o run --resume
+      llmgpu train --init SmolLM2-135M corpus.txt -o tuned --steps 200
       mpiexec -n 2 llmgpu train --vocab v.bin tokens.json -o run --grad-accum 8
       llmgpu train --config run.toml -o run --lr 1e-3
       llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4

@@ -30,6 +30,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     save_checkpoint,
     step_folder_name,
 )
+from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
@@ -86,9 +87,10 @@ class TrainingRun:
     """A run in its folder, which is locked for it.
 
     backend: where to compute. checkpoint: the one to resume from, if any. needed_bytes: what
-    `training_memory` returned. on_record: called with each record as it is logged, and the seconds
-    that the remaining steps will take at the pace so far. note: called with what
-    other tools can't use of a checkpoint, and where a run that was stopped can be resumed.
+    `training_memory` returned. init: the model whose weights a new run begins with. on_record:
+    called with each record as it is logged, and the seconds that the remaining steps will take at
+    the pace so far. note: called with what other tools can't use of a checkpoint, and where a run
+    that was stopped can be resumed.
     on_first_step: called with the first step of this process and its loss, unless it is logged.
     """
 
@@ -104,6 +106,7 @@ class TrainingRun:
         needed_bytes: int,
         *,
         eos_id: int | None = None,
+        init: SavedModel | None = None,
         workers: Workers = ALONE,
         on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
@@ -144,10 +147,13 @@ class TrainingRun:
         self._seconds = 0.0  # of training before this process
         self._saved_step = -1
         self._last: StepRecord
-        if checkpoint is None:
-            self._trainer.model.initialise(self._options.seed, self._options.initialisation)
-        else:
+        self._init = init
+        if checkpoint is not None:
             self._load(checkpoint)
+        elif init is not None:
+            self._trainer.model.load(init.weights.__getitem__)
+        else:
+            self._trainer.model.initialise(self._options.seed, self._options.initialisation)
         if workers.is_first:
             self._log = self._open_log(checkpoint, needed_bytes)
 
@@ -179,6 +185,7 @@ class TrainingRun:
             "options": asdict(self._options),
             "intervals": asdict(self._intervals),
             "eos_id": self._eos_id,
+            **({} if self._init is None else {"init": str(self._init.folder)}),
         }
 
     def _load(self, checkpoint: Checkpoint) -> None:

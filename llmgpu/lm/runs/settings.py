@@ -24,6 +24,7 @@ FORMER_OPTIONS: dict[str, Any] = {
 }
 
 MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches"})  # when a run is resumed
+FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
 DECAY_SHARE = 5  # of all steps, the part that the decay of the schedule "wsd" takes
 
 
@@ -38,11 +39,14 @@ class RunSettings:
 _OPTION_NAMES = frozenset(field.name for field in fields(TrainOptions))
 
 
-def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
+def new_settings(
+    asked: Mapping[str, Any], vocab_size: int, model: ModelConfig | None = None
+) -> RunSettings:
     """Return the settings of a new run.
 
     asked: "preset", and values that replace the preset's sizes and the options' defaults, by the
-    names of `ModelConfig` and `TrainOptions`; None replaces nothing.
+    names of `ModelConfig` and `TrainOptions`; None replaces nothing. model: the one whose weights
+    the run begins with, instead of a preset; only its `seq_len` may be replaced.
 
     Raises:
         InputError: sizes or options are not valid.
@@ -50,7 +54,10 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
     sizes = {name: value for name, value in asked.items() if name not in _OPTION_NAMES}
     options = {name: value for name, value in asked.items() if name in _OPTION_NAMES}
     name = sizes.pop("preset")
-    config = preset(name, vocab_size, **sizes)
+    if model is None:
+        config = preset(name, vocab_size, **sizes)
+    else:
+        name, config = "", _shortened(model, sizes)
     _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps))
     settings = RunSettings(config, TrainOptions(**options))
     _check_together(settings.options)
@@ -60,6 +67,18 @@ def new_settings(asked: Mapping[str, Any], vocab_size: int) -> RunSettings:
             "also the output layer, where every row has a gradient; use --untied"
         )
     return settings
+
+
+def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
+    """Return a model for training on sequences of the length asked for."""
+    for name, value in sizes.items():
+        if name != "seq_len" and value is not None:
+            raise InputError(f"{name} is {value}, but --init has a model of its own: leave it out")
+    longest = model.max_positions or model.seq_len
+    length = sizes.get("seq_len") or min(longest, FINE_TUNING_LENGTH)
+    if length == longest:
+        return replace(model, seq_len=length, max_positions=None)
+    return replace(model, seq_len=length, max_positions=longest)
 
 
 def _fill_in(options: dict[str, Any], steps: int) -> None:

@@ -1,0 +1,91 @@
+"""What a training run starts with: a vocabulary, and with --init the weights of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.chat import with_chat_template
+from llmgpu.cli.console import Reporter
+from llmgpu.errors import InputError
+from llmgpu.lm.checkpoints.checkpoint import VOCABULARY, list_checkpoints, open_model
+from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.config import ModelConfig
+
+FINE_TUNING_RATE = 2e-5  # default of --lr with --init: weights that are good already move little
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """A vocabulary with the name that messages give it and the files that it is in; a model.
+
+    model: the one of --init. None without it, and for a run that resumes from a checkpoint.
+    """
+
+    vocabulary: Vocabulary
+    name: str
+    inputs: list[str]
+    model: SavedModel | None = None
+
+    @property
+    def config(self) -> ModelConfig | None:
+        """The sizes of the model, if there is one."""
+        return None if self.model is None else self.model.config
+
+    def with_defaults(self, settings: dict[str, Any], explicit: Mapping[str, Any]) -> Any:
+        """Return the settings of a new run, with the defaults that go with --init.
+
+        Raises InputError for an option that the model decides.
+        """
+        if self.model is None:
+            return settings
+        if "preset" in explicit:
+            raise InputError("--preset can't be given with --init, whose model has its sizes")
+        if "learning_rate" not in explicit:
+            settings = settings | {"learning_rate": FINE_TUNING_RATE}
+        return settings
+
+
+def find_starting_point(
+    vocab: str | None,
+    init: str | None,
+    chat_template: str | None,
+    run: str | None,
+    report: Reporter,
+) -> StartingPoint:
+    """Open what --vocab and --init name; run: the folder that is resumed, if any.
+
+    Without --vocab the vocabulary is that of the model, or of the run.
+
+    Raises click.MissingParameter where that leaves none; InputError for a model with another
+    vocabulary than --vocab.
+    """
+    steps = {} if run is None else list_checkpoints(run)
+    model = open_model(init, report.note) if init is not None and not steps else None
+    if vocab is None and init is not None:
+        if model is None:
+            vocab = str(steps[max(steps)] / VOCABULARY)
+        else:
+            files = [str(path) for path in model.folder.iterdir()]
+            vocabulary = with_chat_template(model.vocabulary, chat_template)
+            return StartingPoint(vocabulary, str(model.folder), files, model)
+    if vocab is None:
+        context = click.get_current_context()
+        named = {parameter.name: parameter for parameter in context.command.params}
+        raise click.MissingParameter(ctx=context, param=named["vocab"])
+    found = find_vocabulary(vocab)
+    vocabulary = with_chat_template(found.read(report.note), chat_template)
+    if model is not None:
+        matched = vocabulary.with_match(model.vocabulary.match)
+        if matched.fingerprint != model.vocabulary.fingerprint:
+            raise InputError(
+                f"{vocab} is vocabulary {matched.fingerprint[:12]}, but the model in {init} has "
+                f"{model.vocabulary.fingerprint[:12]}: leave --vocab out"
+            )
+        model = replace(model, vocabulary=matched)
+    return StartingPoint(vocabulary, vocab, found.inputs, model)

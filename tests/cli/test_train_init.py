@@ -1,0 +1,77 @@
+"""``llmgpu train --init`` and ``generate`` with models of others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, open_model
+from llmgpu.lm.runs.records import read_log
+from tests.cli.conftest import Run, fails
+from tests.cli.test_train import assert_same_weights
+from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
+
+TRAIN = ("train", "--init", "model", "corpus.txt", "--device", "cpu", "--batch-size", "2")
+
+
+@pytest.fixture
+def model(corpus: Path) -> Path:
+    """A Qwen3 that takes 64 tokens, with more rows than its tokenizer has tokens."""
+    config = kind_of_model("qwen3")
+    return write_folder(corpus.parent / "model", config, weights_of(config), dtype="BF16")
+
+
+def test_a_run_begins_with_the_weights_of_a_model(llmgpu: Run, corpus: Path, model: Path) -> None:
+    """At a learning rate of 0 they stay; the next run resumes without the model's folder."""
+    done = llmgpu(*TRAIN, "-o", "same", "--steps", "1", "--lr", "0")
+    assert done.returncode == 0, done.stderr
+    checkpoint, saved = load_checkpoint(corpus.parent / "same"), open_model(model)
+    assert checkpoint.config == saved.config
+    for name, values in saved.weights.items():
+        np.testing.assert_array_equal(checkpoint.weights[name], values)
+
+    done = llmgpu(*TRAIN, "-o", "whole", "--steps", "6", "--seq-len", "16")
+    assert done.returncode == 0, done.stderr
+    facts = read_log(corpus.parent / "whole/log.jsonl").facts
+    assert (facts["init"], facts["options"]["learning_rate"]) == ("model", 2e-5)
+    more = ("--seq-len", "16", "--save-interval", "3", "--keep", "9")
+    assert llmgpu(*TRAIN, "-o", "run", "--steps", "6", *more).returncode == 0
+    shutil.rmtree(corpus.parent / "run/step-00000006")
+    shutil.rmtree(model)
+    done = llmgpu("train", "-o", "run", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_same_weights(corpus.parent / "run", corpus.parent / "whole")
+    content = json.loads((corpus.parent / "run/step-00000006/config.json").read_text())
+    assert (content["max_position_embeddings"], content["model_type"]) == (64, "qwen3")
+    made = llmgpu("generate", "run", "--prompt", "the " * 10, "--max-new-tokens", "5")
+    assert made.returncode == 0 and made.stdout.startswith(b"the the"), made.stderr
+    fails(llmgpu("train", "-o", "run", "--resume", "--init", "x"), 1, "began with --init model")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dim", "64"), "dim is 64, but --init has a model of its own"),
+        (("--untied",), "tied is False, but --init has a model of its own"),
+        (("--preset", "tiny"), "--preset can't be given with --init"),
+        (("--seq-len", "65"), "seq_len is 65, the model takes at most 64"),
+        (("--vocab", "v.bin"), "the model in model has "),
+        (("--init", "corpus.txt"), "corpus.txt: a file, not the folder of a run"),
+    ],
+)
+def test_what_does_not_fit_the_model(
+    llmgpu: Run, model: Path, vocab: Path, options: tuple[str, ...], message: str
+) -> None:
+    fails(llmgpu(*TRAIN, "-o", "run", *options), 1, message)
+    assert not (model.parent / "run").exists()
+
+
+def test_a_model_that_can_not_be_used_is_one_line(llmgpu: Run, model: Path) -> None:
+    content = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(content | {"sliding_window": 4096}))
+    for command in ((*TRAIN, "-o", "run"), ("generate", "model", "--prompt", "a")):
+        fails(llmgpu(*command), 1, "config.json: sliding_window is 4096, which is not supported")
