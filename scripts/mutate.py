@@ -4,48 +4,56 @@ usage: python scripts/mutate.py [--sample N] [--seed N] [--module PART] [--jobs 
 
 A change is a comparison that includes or leaves out equality, a whole number one larger, + for -,
 a minimum for a maximum, "and" for "or", or a statement that is left out. It is made in a copy of
-the repository, in Python by its syntax tree, in C and WGSL by their text. Changes that alter no
-result are left out by the rules of `unchanged.py`. The score is how many of the others fail a test,
-or take so long that they hang; the exit status is 1 below LEAST_SCORE. What was tried until
---seconds are over, or SIGTERM or SIGINT arrives, is summed up; what is under way then is not
-counted. Kernels are changed only with --module wgsl: a kernel that never ends may take a graphics
-driver with it.
+the repository. Changes that alter no result are left out by the rules of `unchanged.py`. The score
+is how many of the others fail a test, or hang; the exit status is 1 below LEAST_SCORE. What was
+tried until --seconds are over, or SIGTERM or SIGINT arrives, is summed up. Kernels are changed only
+with --module wgsl: a kernel that never ends may take a graphics driver with it.
+
+The tests run in children of this process, which has imported the large packages. They run once as
+they are; then those of a changed module, the fastest first, until one fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
+import importlib
+import json
 import os
-import queue
 import random
-import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import cache_from_source
 from pathlib import Path
 
-from unchanged import RULES
+import pytest
+from mutants import ROOT, Mutant, is_left_out, mutants, read_module
 
-ROOT = Path(__file__).parents[1]
 LEAST_SCORE = 0.95
-MOST_SECONDS = 300  # of tests without a change
-SLOWER = 5  # tests that take this many times as long, and at least 20 s, hang, and count as failed
-LEAST_SECONDS = 20
-FUZZ_ROUNDS = "60"  # of random texts in C and NumPy
-MEMORY_BYTES = 6 << 30  # of tests: a change may ask for any amount
+SLOWER = 5  # a test that takes this many times as long, and CPU_SECONDS, hangs
+CPU_SECONDS = 3
+WAIT_SECONDS = 120  # all tests of a change, which may wait for something without end
+BATCH_SECONDS = 900  # tests without a change
+FUZZ_ROUNDS = "40"  # of random texts in C and NumPy
+MEMORY_BYTES = 6 << 30  # of a child: a change may ask for any amount
+NOT_COMPILED = 100  # exit code of a child
 COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproject.toml")
+# What is imported already can't be prepared for good messages, which nobody reads.
+PYTEST_OPTIONS = (
+    *("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+)
+IMPORTED = ("numpy", "hypothesis", "regex", "tiktoken", "tokenizers", "click", "rich", "msgpack")
+DEVICES = {"device", "portable_device", "any_device", "dawn_device"}  # fixtures
 
 _ENCODING = (
     "bpe/encoding/test_encoder_numpy.py bpe/test_engines.py bpe/encoding/test_encoder_numpy_cuts.py"
@@ -122,234 +130,199 @@ KERNEL_TESTS = {
     "wgsl/trie": "bpe/plain/test_greedy_gpu.py",
 }
 
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-}
-EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 
-# Changes of C and WGSL, by an expression for what is changed. A statement stands on its own line,
-# and is no declaration.
-TEXT_CHANGES = {
-    r"(?<![<>\-=!])(<|>)(?![<>=])": {"<": "<=", ">": ">="},
-    r"<=|>=|==|!=": {"<=": "<", ">=": ">", "==": "!=", "!=": "=="},
-    r"&&|\|\|": {"&&": "||", "||": "&&"},
-    r"(?<= )[+-]=?(?= )": {"+": "-", "-": "+", "+=": "-=", "-=": "+="},
-    r"(?<![\w.])\d+(?=[uU]?\b)(?!\.)": {},
-    r"(?m)^ +(?!return|let|var|const|static)[\w.>\-\[\]*]+(?: [-+|&^]?= .*|\(.*\));$": {},
-}
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"[^\"\n]*\"|^#[^\n]*", re.DOTALL | re.MULTILINE)
+def test_files(module: str) -> list[str]:
+    """Return the files of a module's tests."""
+    named = (TESTS.get(module) or KERNEL_TESTS[os.path.dirname(module)]).split()
+    if module.startswith("llmgpu/cpu/"):
+        named.append("cpu/test_allocations.py")
+    return [f"tests/{name}" for name in named]
+
+
+class Chosen:
+    """A plugin of pytest: which tests run, in which order, and how much time each took.
+
+    known: CPU seconds of tests that pass, by name; None: all run, and `made` is what they took,
+        `other` those that failed or were skipped.
+    """
+
+    def __init__(self, known: dict[str, float] | None, on_devices: bool) -> None:
+        self._known, self._on_devices = known, on_devices
+        self.made: dict[str, float] = {}
+        self.other: dict[str, str] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what fails anyway, and tests on another backend."""
+        known = self._known
+        items[:] = [
+            item
+            for item in items
+            if (known is None or item.nodeid in known)
+            and (self._on_devices or not DEVICES & set(getattr(item, "fixturenames", ())))
+        ]
+        if known is not None:
+            items.sort(key=lambda item: known[item.nodeid])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """End the process when a test hangs; SIGPROF interrupts C, too."""
+        if self._known is not None:
+            seconds = SLOWER * self._known[item.nodeid] + CPU_SECONDS
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+        started = time.process_time()
+        done = yield
+        self.made[item.nodeid] = time.process_time() - started
+        return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep only tests that pass."""
+        if report.outcome != "passed":
+            self.other[report.nodeid] = report.outcome
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A change of a module: where and what.
+class Task:
+    """Tests that run in a child, with a change or as they are."""
 
-    what: the line, and what is changed from which column of it. index: of the changed node in the
-        order of `ast.walk`; in C and WGSL, where the changed text begins. choice: which of a
-        node's changes; how long the changed text is. new: its text.
-    """
+    files: list[str]
+    mutant: Mutant | None
+    known: dict[str, float] | None
+    on_devices: bool
 
-    module: str
-    line: int
-    what: str
-    index: int
-    choice: int
-    new: str = ""
-
-    def text(self) -> str:
-        """Return the whole module with the change."""
-        old_text = read_module(self.module)
-        if not self.module.endswith(".py"):
-            return old_text[: self.index] + self.new + old_text[self.index + self.choice :]
-        tree = ast.parse(old_text)
-        old = list(ast.walk(tree))[self.index]
-        _, new = list(changes(old))[self.choice]
-        return ast.unparse(ast.fix_missing_locations(_Replace(old, new).visit(tree)))
-
-
-def read_module(module: str) -> str:
-    return (ROOT / module).read_text(encoding="utf-8")
+    def run(self, folder: Path) -> int:
+        """Run the tests in a copy of the repository; return the exit code of the process."""
+        module = self.mutant.module if self.mutant else self.files[0]
+        if self.mutant and not change(folder, module, self.mutant.text()):
+            return NOT_COMPILED
+        if module.endswith(".c"):
+            fuzz(folder)
+        chosen = Chosen(self.known, self.on_devices)
+        names = "gpu" if self.on_devices else "not gpu and not warned"
+        stopped = ["-x"] if self.mutant else []
+        options = [*PYTEST_OPTIONS, "-m", "not slow", "-k", names, *stopped]
+        code = pytest.main([*options, *self.files], plugins=[chosen])
+        if self.mutant:
+            return int(code)
+        (folder / "made.json").write_text(json.dumps([chosen.made, chosen.other]))
+        return 0
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yield what may be changed at a node, and the node that takes its place."""
-    new = copy.copy(node)
-    if isinstance(new, ast.Compare) and type(new.ops[0]) in COMPARISONS:
-        new.ops = [COMPARISONS[type(new.ops[0])](), *new.ops[1:]]
-    elif isinstance(new, ast.Constant) and type(new.value) is int:
-        new.value += 1
-    elif isinstance(new, (ast.BinOp, ast.AugAssign)) and isinstance(new.op, (ast.Add, ast.Sub)):
-        new.op = ast.Sub() if isinstance(new.op, ast.Add) else ast.Add()
-    elif isinstance(new, ast.BoolOp):
-        new.op = ast.Or() if isinstance(new.op, ast.And) else ast.And()
-    elif isinstance(new, ast.Name) and new.id in EXTREMES:
-        new.id = EXTREMES[new.id]
-    elif isinstance(new, ast.Attribute) and new.attr in EXTREMES:
-        new.attr = EXTREMES[new.attr]
-    else:
-        new = None
-    if new is not None:
-        yield f"{ast.unparse(node)} -> {ast.unparse(new)}", new
-    stored = isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Name)
-    called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    if stored or called or isinstance(node, (ast.AugAssign, ast.Raise)):
-        yield f"{ast.unparse(node).splitlines()[0]} -> left out", ast.Pass()
+def change(folder: Path, module: str, text: str) -> bool:
+    """Change a module in a copy of the repository; False if it can't be compiled."""
+    write(folder, module, text)
+    if not module.endswith(".c"):
+        return True
+    code = "from llmgpu.cpu import build; build.build(build.LIBRARY, ['-O1'])"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-class _Replace(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self._old, self._new = old, new
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        return self._new if node is self._old else self.generic_visit(node)
-
-
-def text_mutants(module: str) -> Iterator[Mutant]:
-    """Yield all changes of a module in C or WGSL."""
-    text = read_module(module)
-    code = _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-    for expression, others in TEXT_CHANGES.items():
-        for found in re.finditer(expression, code):
-            old = found[0]
-            new = others.get(old, ";") if not old.isdigit() else str(int(old) + 1)
-            line = text.count("\n", 0, found.start()) + 1
-            column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
-            what = described(text.splitlines()[line - 1], column, f"{old.strip()} -> {new}")
-            yield Mutant(module, line, what, found.start(), len(old), new)
+def write(folder: Path, module: str, text: str) -> None:
+    """Write a module; one of the same size in the same second would not be compiled again."""
+    path = folder / module
+    path.write_text(text, encoding="utf-8")
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def described(line: str, column: int, change: str) -> str:
-    """Return a change in words that stay when lines move."""
-    indent = len(line) - len(line.lstrip())
-    return f"{line.strip()} | {max(0, column - indent)}: {change}"
+def fuzz(folder: Path) -> None:
+    """Compare the changed engine with NumPy on random texts; the process ends if they differ."""
+    signal.setitimer(signal.ITIMER_PROF, 20 * CPU_SECONDS)
+    sys.argv = ["fuzz", str(folder / "llmgpu/cpu/engine.so"), "1", FUZZ_ROUNDS]
+    importlib.import_module("tests.cpu.fuzz").main()
 
 
-def mutants(module: str) -> Iterator[Mutant]:
-    """Yield all changes of a module."""
-    if not module.endswith(".py"):
-        yield from text_mutants(module)
-        return
-    text = read_module(module)
-    lines = text.splitlines()
-    for index, node in enumerate(ast.walk(ast.parse(text))):
-        for choice, (change, _) in enumerate(changes(node)):
-            line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-            what = described(lines[line - 1], column, change)
-            yield Mutant(module, line, what, index, choice)
+class Children:
+    """Processes that run tests, each in a copy of the repository and a group of its own."""
 
-
-def commands(module: str) -> Iterator[list[str]]:
-    """Yield what is run for a module, one after the other, until something fails."""
-    named = TESTS.get(module) or KERNEL_TESTS[os.path.dirname(module)]
-    if module.startswith("llmgpu/cpu/"):
-        yield [sys.executable, "-m", "tests.cpu.fuzz", "llmgpu/cpu/engine.so", "1", FUZZ_ROUNDS]
-        named += " cpu/test_allocations.py"
-    chosen = "gpu" if module.endswith(".wgsl") else "not gpu and not warned"
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    yield [*pytest, "-m", "not slow", "-k", chosen, *(f"tests/{name}" for name in named.split())]
-
-
-def limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-
-
-class StoppedError(Exception):
-    """The run ends while tests are under way."""
-
-
-class Processes:
-    """The processes that run tests, each with a group of its own."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self.stopped = threading.Event()
+    def __init__(self, folder: Path, count: int) -> None:
+        self._idle = [folder / str(number) for number in range(count)]
+        self._running: dict[int, tuple[Task, Path, float]] = {}
+        self.stopped = False
+        for copied in self._idle:
+            copy_repository(copied)
 
     def stop(self, *_: object) -> None:
-        """End all tests, and begin none."""
-        self.stopped.set()
-        for process in list(self._running):
-            self._kill(process)
+        """Begin no task, and end those under way."""
+        self.stopped = True
 
-    @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
+    def run(self, tasks: Iterable[Task], seconds: float) -> Iterator[tuple[Task, int, Path]]:
+        """Yield tasks as they end, with exit code (below 0: hung) and folder, until stopped."""
+        todo = iter(tasks)
+        more = True
+        while more or self._running:
+            while more and self._idle and not self.stopped:
+                task = next(todo, None)
+                more = task is not None
+                if task is not None:
+                    self._start(task, seconds)
+            if self.stopped:
+                break
+            yield from self._ended()
+            time.sleep(0.005)
+        for child in list(self._running):
+            self._end(child)
+
+    def _start(self, task: Task, seconds: float) -> None:
+        folder = self._idle.pop()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                prepare(folder)
+                code = task.run(folder)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        self._running[child] = task, folder, time.monotonic() + seconds
+
+    def _ended(self) -> Iterator[tuple[Task, int, Path]]:
+        for child, (task, folder, end) in list(self._running.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() < end:
+                continue
+            else:
+                code = -signal.SIGALRM
+            self._end(child)
+            yield task, code, folder
+
+    def _end(self, child: int) -> None:
+        """End a child and what it has started, and take back its change."""
+        task, folder, _ = self._running.pop(child)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    def fail(self, folder: Path, module: str, seconds: float) -> bool:
-        """Tell whether the tests of a module fail, or take longer, in a copy of the repository.
-
-        Raises:
-            StoppedError: the run ends.
-        """
-        (folder / "tmp").mkdir(exist_ok=True)
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "CI": "1",
-            "LLMGPU_TEST_EXAMPLES": "30",
-            "TMPDIR": str(folder / "tmp"),
-        }
-        end = time.monotonic() + seconds
-        return any(self._fails(each, folder, environment, end) for each in commands(module))
-
-    def _fails(
-        self, command: list[str], folder: Path, environment: dict[str, str], end: float
-    ) -> bool:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            preexec_fn=limit_memory,
-            start_new_session=True,
-        )
-        self._running.add(process)
-        if self.stopped.is_set():
-            self._kill(process)
-        try:
-            output, _ = process.communicate(timeout=max(1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return True
-        finally:
-            self._kill(process)  # and what it has started
-            process.wait()
-            self._running.discard(process)
-            if self.stopped.is_set():
-                raise StoppedError
-        if process.returncode > 2:  # 2: a module that can't be imported
-            raise SystemExit(
-                f"{command}: exit code {process.returncode}: {output.decode()[-2000:]}"
-            )
-        return process.returncode != 0
+            os.killpg(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+        if task.mutant:
+            write(folder, task.mutant.module, read_module(task.mutant.module))
+            if task.mutant.module.endswith(".c"):
+                shutil.copy(ROOT / "llmgpu/cpu/engine.so", folder / "llmgpu/cpu/engine.so")
+        self._idle.append(folder)
 
 
-def built(folder: Path, module: str) -> bool:
-    """Build the library of the CPU engine where it is changed; False if it can't be."""
-    if not module.endswith((".c", ".h")):
-        return True
-    command = [sys.executable, "-c", "from llmgpu.cpu import build; build.build()"]
-    return subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
-
-
-def is_seen(folder: Path, mutant: Mutant, seconds: float, tests: Processes) -> bool | None:
-    """Tell whether a test fails with the change; None if it can't be compiled."""
-    path = folder / mutant.module
-    path.write_text(mutant.text(), encoding="utf-8")
-    try:
-        if not built(folder, mutant.module):
-            return None
-        return tests.fail(folder, mutant.module, seconds)
-    finally:
-        path.write_text(read_module(mutant.module), encoding="utf-8")
-        if mutant.module.startswith("llmgpu/cpu/"):
-            shutil.copy(ROOT / "llmgpu/cpu/engine.so", folder / "llmgpu/cpu/engine.so")
+def prepare(folder: Path) -> None:
+    """Make a child one that runs the tests of a copy of the repository."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    os.chdir(folder)
+    with open("output", "wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.path.insert(0, str(folder))
+    shutil.rmtree("tmp", ignore_errors=True)
+    os.mkdir("tmp")
+    os.environ |= {
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "CI": "1",
+        "TMPDIR": str(folder / "tmp"),
+    }
+    tempfile.tempdir = None
 
 
 def copy_repository(folder: Path) -> None:
@@ -368,75 +341,44 @@ def all_mutants(part: str) -> list[Mutant]:
     )
     modules = [*TESTS, *(kernels if "wgsl" in part else ())]
     found = [one for module in modules if part in module for one in mutants(module)]
-    needed = {name: [re.compile(one) for one in rules] for name, rules in RULES.items()}
-    return [one for one in found if not is_left_out(one, needed)]
+    return [one for one in found if not is_left_out(one)]
 
 
-def is_left_out(mutant: Mutant, rules: dict[str, list[re.Pattern[str]]]) -> bool:
-    """Tell whether a rule says that a change alters no result."""
-    named = [*rules[""], *rules.get(mutant.module, ())]
-    return any(rule.search(mutant.what) for rule in named)
+def run_unchanged(todo: list[Mutant], children: Children, on_devices: bool) -> dict[str, float]:
+    """Run the tests of all modules as they are; return the CPU seconds of those that pass."""
+    files = {file for mutant in todo for file in test_files(mutant.module)}
+    known: dict[str, float] = {}
+    tasks = [Task([file], None, None, on_devices) for file in sorted(files)]
+    for task, code, folder in children.run(tasks, BATCH_SECONDS):
+        if code:
+            raise SystemExit(f"{task.files}: {code}: {(folder / 'output').read_text()[-2000:]}")
+        made, other = json.loads((folder / "made.json").read_text())
+        for name, outcome in other.items():
+            if outcome == "failed":
+                print(f"left out: {name} fails without a change", flush=True)
+        known |= {name: seconds for name, seconds in made.items() if name not in other}
+    return known
 
 
-class Copies:
-    """Copies of the repository, each for one change at a time."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self._idle: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for number in range(count):
-            copy_repository(folder / str(number))
-            self._idle.put(folder / str(number))
-
-    @contextmanager
-    def take(self) -> Iterator[Path]:
-        """Take a copy that is idle."""
-        folder = self._idle.get()
-        try:
-            yield folder
-        finally:
-            self._idle.put(folder)
-
-    def seconds_of(self, module: str, tests: Processes) -> float | None:
-        """Return after how long the tests of a module hang; None if they fail as they are."""
-        with self.take() as folder:
-            started = time.monotonic()
-            if tests.fail(folder, module, MOST_SECONDS):
-                print(f"left out: the tests of {module} fail without a change", flush=True)
-                return None
-            return max(SLOWER * (time.monotonic() - started), LEAST_SECONDS)
-
-
-def run(todo: list[Mutant], jobs: int, tests: Processes) -> tuple[Counter[str], Counter[str]]:
+def run(
+    todo: list[Mutant], children: Children, on_devices: bool
+) -> tuple[Counter[str], Counter[str]]:
     """Try changes until told to stop; return how many were tried and seen, by module."""
     tried: Counter[str] = Counter()
     seen: Counter[str] = Counter()
-    limits: dict[str, Future[float | None]] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="mutate-") as name,
-        ThreadPoolExecutor(jobs) as pool,
-    ):
-        copies = Copies(Path(name), jobs)
-        for module in dict.fromkeys(mutant.module for mutant in todo):
-            limits[module] = pool.submit(copies.seconds_of, module, tests)
-
-        def check(mutant: Mutant) -> None:
-            if tests.stopped.is_set():
-                return
-            seconds = limits[mutant.module].result()
-            if seconds is None:
-                return
-            with copies.take() as folder:
-                found = is_seen(folder, mutant, seconds, tests)
-            if found is None:
-                return
-            tried[mutant.module] += 1
-            seen[mutant.module] += found
-            if not found:
-                print(f"not seen: {mutant.module}:{mutant.line}: {mutant.what}", flush=True)
-
-        for done in [pool.submit(check, mutant) for mutant in todo]:
-            with suppress(StoppedError):
-                done.result()
+    known = run_unchanged(todo, children, on_devices)
+    tasks = (Task(test_files(mutant.module), mutant, known, on_devices) for mutant in todo)
+    for task, code, folder in children.run(tasks, WAIT_SECONDS):
+        mutant = task.mutant
+        if mutant is None or code == NOT_COMPILED:
+            continue
+        if code > 2:  # 2: a module that can't be imported
+            output = (folder / "output").read_text(errors="replace")
+            raise SystemExit(f"{mutant}: exit code {code}: {output[-2000:]}")
+        tried[mutant.module] += 1
+        seen[mutant.module] += code != 0
+        if code == 0:
+            print(f"not seen: {mutant.module}:{mutant.line}: {mutant.what}", flush=True)
     return tried, seen
 
 
@@ -446,17 +388,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--module", default="", help="only modules whose name has this in it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=86_400, help="stop then")
+    parser.add_argument("--seconds", type=int, default=86_400, help="stop then")
     given = parser.parse_args()
-    tests = Processes()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tests.stop)
-    timer = threading.Timer(given.seconds, tests.stop)
-    timer.daemon = True
-    timer.start()
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "1"}
+    for name in IMPORTED:
+        with suppress(ImportError):
+            importlib.import_module(name)
     todo = all_mutants(given.module)
     random.Random(given.seed).shuffle(todo)
-    tried, seen = run(todo[: given.sample], given.jobs, tests)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as name:
+        children = Children(Path(name), given.jobs)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+            signal.signal(number, children.stop)
+        signal.alarm(given.seconds)
+        tried, seen = run(todo[: given.sample], children, "wgsl" in given.module)
     for module, count in sorted(tried.items()):
         print(f"{module}: {seen[module]} of {count} seen")
     score = seen.total() / max(1, tried.total())
