@@ -42,7 +42,9 @@ class Mutant:
 
     what: the line, and what is changed from which column of it. index: of the changed node in the
         order of `ast.walk`; in C and WGSL, where the changed text begins. choice: which of a
-        node's changes; how long the changed text is. new: its text.
+        node's changes; how long the changed text is. new: its text. function: the function that is
+        changed, as "file:line:" with its first line, or for a module in C its folder; empty where
+        every test may see the change.
     """
 
     module: str
@@ -51,6 +53,7 @@ class Mutant:
     index: int
     choice: int
     new: str = ""
+    function: str = ""
 
     def text(self) -> str:
         """Return the whole module with the change."""
@@ -69,7 +72,7 @@ def read_module(module: str) -> str:
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Yield what may be changed at a node, and the node that takes its place."""
-    new = copy.copy(node)
+    new: ast.AST | None = copy.copy(node)
     if isinstance(new, ast.Compare) and type(new.ops[0]) in COMPARISONS:
         new.ops = [COMPARISONS[type(new.ops[0])](), *new.ops[1:]]
     elif isinstance(new, ast.Constant) and type(new.value) is int:
@@ -111,7 +114,8 @@ def text_mutants(module: str) -> Iterator[Mutant]:
             line = text.count("\n", 0, found.start()) + 1
             column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
             what = described(text.splitlines()[line - 1], column, f"{old.strip()} -> {new}")
-            yield Mutant(module, line, what, found.start(), len(old), new)
+            function = "llmgpu/cpu/" if module.endswith(".c") else ""
+            yield Mutant(module, line, what, found.start(), len(old), new, function)
 
 
 def described(line: str, column: int, change: str) -> str:
@@ -127,11 +131,29 @@ def mutants(module: str) -> Iterator[Mutant]:
         return
     text = read_module(module)
     lines = text.splitlines()
-    for index, node in enumerate(ast.walk(ast.parse(text))):
+    tree = ast.parse(text)
+    functions = functions_by_line(tree)
+    for index, node in enumerate(ast.walk(tree)):
         for choice, (change, _) in enumerate(changes(node)):
             line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
             what = described(lines[line - 1], column, change)
-            yield Mutant(module, line, what, index, choice)
+            first = functions.get(line)
+            function = f"{module}:{first}:" if first else ""
+            yield Mutant(module, line, what, index, choice, function=function)
+
+
+def functions_by_line(tree: ast.Module) -> dict[int, int]:
+    """Return the first line of the innermost function around each line that is inside of one.
+
+    What stands at the head of a function, as defaults do, is computed where it is defined.
+    """
+    found: dict[int, int] = {}
+    for node in ast.walk(tree):  # the outer ones come first
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            last = node.end_lineno or node.lineno
+            found |= dict.fromkeys(range(node.body[0].lineno, last + 1), first)
+    return found
 
 
 def is_left_out(mutant: Mutant) -> bool:

@@ -10,7 +10,8 @@ tried until --seconds are over, or SIGTERM or SIGINT arrives, is summed up. Kern
 with --module wgsl: a kernel that never ends may take a graphics driver with it.
 
 The tests run in children of this process, which has imported the large packages. They run once as
-they are; then those of a changed module, the fastest first, until one fails.
+they are, and which functions each calls is recorded; then, for a change, those that call the
+changed function, the fastest first, until one fails.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -34,6 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
+from types import CodeType, FrameType
 
 import pytest
 from mutants import ROOT, Mutant, is_left_out, mutants, read_module
@@ -42,10 +45,11 @@ LEAST_SCORE = 0.95
 SLOWER = 5  # a test that takes this many times as long, and CPU_SECONDS, hangs
 CPU_SECONDS = 3
 WAIT_SECONDS = 120  # all tests of a change, which may wait for something without end
-BATCH_SECONDS = 900  # tests without a change
+RECORD_SECONDS = 900  # a file of tests without a change
 FUZZ_ROUNDS = "40"  # of random texts in C and NumPy
 MEMORY_BYTES = 6 << 30  # of a child: a change may ask for any amount
 NOT_COMPILED = 100  # exit code of a child
+ENGINE = "llmgpu/cpu/"
 COPIED = ("llmgpu", "tests", "wgsl", "docs", "scripts", "vocab_samples", "pyproject.toml")
 # What is imported already can't be prepared for good messages, which nobody reads.
 PYTEST_OPTIONS = (
@@ -134,78 +138,126 @@ KERNEL_TESTS = {
 def test_files(module: str) -> list[str]:
     """Return the files of a module's tests."""
     named = (TESTS.get(module) or KERNEL_TESTS[os.path.dirname(module)]).split()
-    if module.startswith("llmgpu/cpu/"):
+    if module.startswith(ENGINE):
         named.append("cpu/test_allocations.py")
     return [f"tests/{name}" for name in named]
 
 
-class Chosen:
-    """A plugin of pytest: which tests run, in which order, and how much time each took.
+@dataclass(frozen=True)
+class Test:
+    """A test that passes: its CPU seconds, and what it calls; None if it starts processes."""
 
-    known: CPU seconds of tests that pass, by name; None: all run, and `made` is what they took,
-        `other` those that failed or were skipped.
-    """
+    seconds: float
+    functions: frozenset[str] | None
 
-    def __init__(self, known: dict[str, float] | None, on_devices: bool) -> None:
-        self._known, self._on_devices = known, on_devices
-        self.made: dict[str, float] = {}
+    def covers(self, mutant: Mutant) -> bool:
+        """Tell whether the test may see a change."""
+        if self.functions is None or not mutant.function:
+            return True
+        return any(name.startswith(mutant.function) for name in self.functions)
+
+
+class Recorder:
+    """A plugin of pytest that runs tests as they are, and records those that pass."""
+
+    def __init__(self, on_devices: bool) -> None:
+        self.on_devices = on_devices
+        self.seconds: dict[str, float] = {}
+        self.functions: dict[str, list[str] | None] = {}
         self.other: dict[str, str] = {}
+        self._started = False
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, _: object) -> None:
+        self._started |= event in ("os.fork", "os.posix_spawn", "subprocess.Popen")
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what fails anyway, and tests on another backend."""
-        known = self._known
-        items[:] = [
-            item
-            for item in items
-            if (known is None or item.nodeid in known)
-            and (self._on_devices or not DEVICES & set(getattr(item, "fixturenames", ())))
-        ]
-        if known is not None:
-            items.sort(key=lambda item: known[item.nodeid])
+        """Leave out tests on another backend."""
+        if not self.on_devices:
+            items[:] = [one for one in items if not DEVICES & set(getattr(one, "fixturenames", ()))]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """End the process when a test hangs; SIGPROF interrupts C, too."""
-        if self._known is not None:
-            seconds = SLOWER * self._known[item.nodeid] + CPU_SECONDS
-            signal.setitimer(signal.ITIMER_PROF, seconds)
+        """Record which functions of the package are called, in threads, too."""
+        called: set[CodeType] = set()
+
+        def record(frame: FrameType, event: str, _: object) -> None:
+            if event == "call":
+                called.add(frame.f_code)
+
+        self._started = False
         started = time.process_time()
+        threading.setprofile(record)
+        sys.setprofile(record)
         done = yield
-        self.made[item.nodeid] = time.process_time() - started
+        sys.setprofile(None)
+        threading.setprofile(None)
+        self.seconds[item.nodeid] = time.process_time() - started
+        names = [function_name(code) for code in called]
+        self.functions[item.nodeid] = None if self._started else [one for one in names if one]
         return done
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep only tests that pass."""
+        """Keep in mind what does not pass."""
         if report.outcome != "passed":
             self.other[report.nodeid] = report.outcome
 
 
+def function_name(code: CodeType) -> str:
+    """Return how `Mutant.function` names a function; empty where nothing is changed in it."""
+    path = os.path.relpath(code.co_filename) if code.co_filename.startswith(os.getcwd()) else ""
+    if path.startswith(ENGINE) and code.co_name in ("library", "_load", "load", "describe"):
+        return ""
+    return f"{path}:{code.co_firstlineno}:" if path.startswith("llmgpu/") else ""
+
+
+class Chosen:
+    """A plugin of pytest that runs tests, the fastest first, and ends the process if one hangs."""
+
+    def __init__(self, tests: dict[str, float]) -> None:
+        self._tests = tests
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Choose and sort."""
+        items[:] = [item for item in items if item.nodeid in self._tests]
+        items.sort(key=lambda item: self._tests[item.nodeid])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Start the clock; SIGPROF ends the process inside a loop in C, too."""
+        seconds = SLOWER * self._tests[item.nodeid] + CPU_SECONDS
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        return (yield)
+
+
 @dataclass(frozen=True)
 class Task:
-    """Tests that run in a child, with a change or as they are."""
+    """What a child does: tests with a change or, where there is none, recording them."""
 
     files: list[str]
-    mutant: Mutant | None
-    known: dict[str, float] | None
     on_devices: bool
+    mutant: Mutant | None = None
+    tests: dict[str, float] | None = None
 
     def run(self, folder: Path) -> int:
         """Run the tests in a copy of the repository; return the exit code of the process."""
-        module = self.mutant.module if self.mutant else self.files[0]
-        if self.mutant and not change(folder, module, self.mutant.text()):
-            return NOT_COMPILED
-        if module.endswith(".c"):
-            fuzz(folder)
-        chosen = Chosen(self.known, self.on_devices)
         names = "gpu" if self.on_devices else "not gpu and not warned"
-        stopped = ["-x"] if self.mutant else []
-        options = [*PYTEST_OPTIONS, "-m", "not slow", "-k", names, *stopped]
-        code = pytest.main([*options, *self.files], plugins=[chosen])
-        if self.mutant:
-            return int(code)
-        (folder / "made.json").write_text(json.dumps([chosen.made, chosen.other]))
-        return 0
+        options = [*PYTEST_OPTIONS, "-m", "not slow", "-k", names]
+        if self.mutant is None:
+            recorder = Recorder(self.on_devices)
+            pytest.main([*options, *self.files], plugins=[recorder])
+            made = recorder.seconds, recorder.functions, recorder.other
+            (folder / "made.json").write_text(json.dumps(made))
+            return 0
+        if not change(folder, self.mutant.module, self.mutant.text()):
+            return NOT_COMPILED
+        if self.mutant.module.startswith(ENGINE):
+            fuzz(folder)
+        if not self.files:
+            return 0
+        return pytest.main([*options, "-x", *self.files], plugins=[Chosen(self.tests or {})])
 
 
 def change(folder: Path, module: str, text: str) -> bool:
@@ -344,20 +396,34 @@ def all_mutants(part: str) -> list[Mutant]:
     return [one for one in found if not is_left_out(one)]
 
 
-def run_unchanged(todo: list[Mutant], children: Children, on_devices: bool) -> dict[str, float]:
-    """Run the tests of all modules as they are; return the CPU seconds of those that pass."""
+def record(todo: list[Mutant], children: Children, on_devices: bool) -> dict[str, Test]:
+    """Run the tests of all modules as they are; return those that pass."""
     files = {file for mutant in todo for file in test_files(mutant.module)}
-    known: dict[str, float] = {}
-    tasks = [Task([file], None, None, on_devices) for file in sorted(files)]
-    for task, code, folder in children.run(tasks, BATCH_SECONDS):
+    tests: dict[str, Test] = {}
+    tasks = [Task([file], on_devices) for file in sorted(files)]
+    for task, code, folder in children.run(tasks, RECORD_SECONDS):
         if code:
             raise SystemExit(f"{task.files}: {code}: {(folder / 'output').read_text()[-2000:]}")
-        made, other = json.loads((folder / "made.json").read_text())
+        seconds, functions, other = json.loads((folder / "made.json").read_text())
         for name, outcome in other.items():
             if outcome == "failed":
                 print(f"left out: {name} fails without a change", flush=True)
-        known |= {name: seconds for name, seconds in made.items() if name not in other}
-    return known
+        for name in seconds.keys() - other.keys():
+            called = functions[name]
+            tests[name] = Test(seconds[name], None if called is None else frozenset(called))
+    return tests
+
+
+def task_of(mutant: Mutant, tests: dict[str, Test], on_devices: bool) -> Task:
+    """Return the task of trying a change."""
+    files = test_files(mutant.module)
+    chosen = {
+        name: test.seconds
+        for name, test in tests.items()
+        if name.partition("::")[0] in files and test.covers(mutant)
+    }
+    files = [file for file in files if any(name.startswith(f"{file}::") for name in chosen)]
+    return Task(files, on_devices, mutant, chosen)
 
 
 def run(
@@ -366,8 +432,8 @@ def run(
     """Try changes until told to stop; return how many were tried and seen, by module."""
     tried: Counter[str] = Counter()
     seen: Counter[str] = Counter()
-    known = run_unchanged(todo, children, on_devices)
-    tasks = (Task(test_files(mutant.module), mutant, known, on_devices) for mutant in todo)
+    tests = record(todo, children, on_devices)
+    tasks = (task_of(mutant, tests, on_devices) for mutant in todo)
     for task, code, folder in children.run(tasks, WAIT_SECONDS):
         mutant = task.mutant
         if mutant is None or code == NOT_COMPILED:
