@@ -149,7 +149,15 @@ def _file_facts(path: str) -> dict[str, Any] | None:
     if kind == TOKEN_FILE:
         from llmgpu.tokens.bin import describe_bin_file, read_side_file
 
-        describe_bin_file(path)  # InputError for a file that is not as its side file says
+        file = describe_bin_file(
+            path, may_be_foreign=True
+        )  # InputError for a file that is not as its side file says
+        if not file.fingerprint:
+            return {
+                "kind": f"{kind} of another tool",
+                "dtype": file.dtype.name,
+                "count": file.count,
+            }
         return {"kind": kind, **_without_lists(read_side_file(path))}
     if kind == MANIFEST:
         from llmgpu.tokens.manifest import describe_manifest

@@ -53,6 +53,16 @@ def source_options(command: Decorated) -> Decorated:
     return add_options(command, options)
 
 
+def token_dtype_option(command: Decorated) -> Decorated:
+    """Add --token-dtype; see `llmgpu.tokens.foreign`."""
+    return click.option(
+        "--token-dtype",
+        type=click.Choice(["uint16", "uint32"]),
+        help="Numbers of token files that another tool made and that do not say it (nanoGPT: "
+        "uint16).",
+    )(command)
+
+
 def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]:
     """Return the names of files, those in a list after the others; InputError for no list."""
     if files_from is None:

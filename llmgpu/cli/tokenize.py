@@ -27,6 +27,7 @@ from llmgpu.cli.console import (
     print_result,
     token_style,
 )
+from llmgpu.cli.decoding import decode_files, files_of_ids, read_for
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import (
     READING_INPUT,
@@ -36,16 +37,15 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
-from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
+from llmgpu.files import STANDARD_OUTPUT, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
-from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
+from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import Part
 from llmgpu.text.sources import Sources
-from llmgpu.tokens.bin import matched_as, read_side_file, side_path
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
 from llmgpu.tokens.formats import (
     SHOWN,
@@ -53,10 +53,7 @@ from llmgpu.tokens.formats import (
     format_by_name,
     open_writer,
     outputs,
-    read_tokens,
-    recognize_format,
 )
-from llmgpu.tokens.manifest import read_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.shown import ShownTokens
 from llmgpu.tokens.sinks import TokenSink
@@ -152,12 +149,12 @@ def tokenize(
     eos: str | None,
     chat: bool,
     chat_template: str | None,
+    token_dtype: str | None,
     **reading: Any,
 ) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
     report = Reporter(quiet=quiet, prints_data=output == STANDARD_OUTPUT and not count)
-    if decode or count:
-        _check_unused(decode=decode)
+    _check_unused(decode=decode, count=count)
     job = PartJob(part, output, report)
     output = job.output
     by_name = "ids" if decode else format_by_name(output)
@@ -171,10 +168,10 @@ def tokenize(
     selection = take_selection(reading)
     sources = files or _input(report)
     found = Sources([], 0) if decode else resolve_texts(sources, selection)
-    ids = _files_of_ids(sources, format_name) if decode else []
+    ids = files_of_ids(sources, format_name) if decode else []
     vocabulary_files = find_vocabulary(vocab)
     if not count:
-        read = [*sources, *_read_for(ids)] if decode else [source.path for source in found.files]
+        read = [*sources, *read_for(ids)] if decode else [source.path for source in found.files]
         named = filter(None, [chat_template])
         _check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
         if not (decode or format_name):
@@ -186,7 +183,7 @@ def tokenize(
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = with_chat_template(vocabulary.with_match(match or vocabulary.match), chat_template)
     if decode:
-        summary = _decode(ids, vocabulary, vocab, target)
+        summary = decode_files(ids, vocabulary, vocab, target.name, layout, token_dtype, report)
     else:
         with Conversations(vocabulary) if chat else nullcontext() as conversations:
             options = with_chat(options, conversations)
@@ -204,10 +201,12 @@ def _input(report: Reporter) -> tuple[str, ...]:
     return ("-",)
 
 
-def _check_unused(*, decode: bool) -> None:
-    """Raise click.UsageError for options that have no effect on decoding, or on counting."""
+def _check_unused(*, decode: bool, count: bool) -> None:
+    """Raise click.UsageError for options that have no effect on what is done."""
     if not decode:
-        refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
+        refuse_given(("token_dtype",), "is for --decode")
+        if count:
+            refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
         return
     refuse_given(_OF_TEXT, "is for text, not for --decode")
     refuse_given(_OF_ENCODING, "can't be combined with --decode")
@@ -234,21 +233,6 @@ def _check_output(output: _Output) -> None:
         return
     if output.format != "bin" or output.name == STANDARD_OUTPUT:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
-
-
-def _files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
-    """Return files of ids and their formats; a manifest stands for its shards."""
-    found: list[str] = []
-    for name in names:
-        is_manifest = format in (None, "bin") and kind_of(name) == MANIFEST
-        found += [path for path, _ in read_manifest(name)] if is_manifest else [name]
-    return [(name, format or recognize_format(name)) for name in found]
-
-
-def _read_for(ids: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the files that decoding `ids`, files and their formats, reads."""
-    sides = [side_path(name) for name, format in ids if format == "bin" and name != "-"]
-    return [*(name for name, _ in ids), *sides]
 
 
 def _check_files(
@@ -488,22 +472,3 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
         report.line(f"{name}: {tokens} in {number_of(part['documents'], 'document')}")
         if not part["documents"]:
             report.note(f"no document fell to {name}: give a larger share, or --line-documents")
-
-
-def _decode(
-    sources: Sequence[tuple[str, str]], vocabulary: Vocabulary, vocab: str, output: _Output
-) -> dict[str, Any]:
-    """Decode files of ids, each with its format; return the summary."""
-    size, tokens, text_bytes = vocabulary.size, 0, 0
-    with atomic_output(output.name) as file:
-        for source, format in sources:
-            if format == "bin" and source != "-":
-                made_with = str(read_side_file(source)["fingerprint"])
-                matched_as(source, made_with, vocabulary, vocab)
-            blocks = read_tokens(source, format, vocabulary_size=size, layout=output.layout)
-            for ids in blocks:
-                data = vocabulary.decode(ids)
-                file.write(data)
-                tokens += len(ids)
-                text_bytes += len(data)
-    return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}

@@ -51,6 +51,7 @@ from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import Conversations
+from llmgpu.tokens.foreign import note_of_foreign
 
 REPLACED = (
     "log.jsonl",
@@ -89,7 +90,7 @@ def train(
         corpus = named_files(corpus, settings.pop("files_from")) or _piped_corpus(report)
         sources = _resolve(corpus, settings)
         device = _own_device(workers, device, corpus)
-        reading = {name: settings.pop(name) for name in _READING}
+        reading = {name: settings.pop(name) for name in (*_READING, "token_dtype")}
         intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
         check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
         start = find_starting_point(vocab, init, chat_template, output if resume else None, report)
@@ -191,6 +192,7 @@ def _open_run(
         _announce(report, run_settings, backend, host_bytes, needed_bytes, workers.count)
     if workers.is_first:
         keep_options(folder.path)
+    dtype = asked.reading.pop("token_dtype")
     options = make_corpus_options(**asked.reading)
     templates = Conversations(vocabulary) if asked.chat else nullcontext()
     with closing(report), templates as conversations:
@@ -204,7 +206,10 @@ def _open_run(
             separator=separator,
             resume=asked.resume or not workers.is_first,
             progress=report,
+            dtype=dtype,
         )
+    if source.foreign_files:
+        report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if asked.force and workers.is_first:  # not before: nothing can be wrong with the new run
         _remove_replaced(folder, source)
     if checkpoint is not None and workers.is_first:

@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, cast
 
+import numpy as np
+
 from llmgpu.errors import InputError
 from llmgpu.input_files import listed, number_of
 from llmgpu.outputs import binary_kind
@@ -32,7 +34,7 @@ _COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.streams.COMPRESS
     ".zst": b"\x28\xb5\x2f\xfd",
 }
 _TAR = slice(257, 262), b"ustar"
-_WIDE = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _CONTROL = re.compile(rb"[\0-\x06\x0e-\x1a\x1c-\x1f]")
 _OBJECT = re.compile(rb'\s*\{\s*"')
 
@@ -93,9 +95,8 @@ class Rewound(io.RawIOBase):
 
 def binary_format(head: bytes) -> str | None:
     """Return what a file is, in a few words, if it is surely not text; head: its first bytes."""
-    wide = next((name for mark, name in _WIDE.items() if head.startswith(mark)), None)
-    if wide is not None:
-        return f"text in {wide}, not UTF-8"
+    if _is_wide(head):
+        return "text in UTF-16, not UTF-8"
     place, mark = _TAR
     found = "an archive of tar" if head[place] == mark else binary_kind(head)
     return found if found and not _is_clean(head) else None
@@ -147,6 +148,15 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
         return isinstance(json.loads(lines[0]), dict)
     except (ValueError, RecursionError):
         return len(lines) == 1 and len(head) == HEAD_BYTES  # the line is longer than what is there
+
+
+def _is_wide(head: bytes) -> bool:
+    """Whether this is UTF-16 for certain: a quarter of its characters are ASCII."""
+    kind = _WIDE.get(head[:2])
+    if kind is None:
+        return False
+    units = np.frombuffer(head[2 : len(head) // 2 * 2], kind)
+    return 4 * int(np.count_nonzero(units < 0x80)) >= max(len(units), 1)
 
 
 def _is_clean(head: bytes) -> bool:

@@ -32,6 +32,7 @@ from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind
 from llmgpu.registry import imported
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokens.foreign import numbers_of
 from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
 from llmgpu.tokens.npy import HEADER_BYTES, NumbersWriter, npy_header, read_numbers
 from llmgpu.tokens.sinks import BLOCK_BYTES, PreparedSlice, id_dtype, open_stream
@@ -53,12 +54,15 @@ _SAMPLED_FIELDS: dict[str, type] = {"length": int, "sample_sha256": str}  # not 
 _MASK_ENDING = ".mask.npy"
 
 
-def read_bin(name: str, vocabulary_size: int | None, layout: str) -> Iterator[NDArray[np.int64]]:
+def read_bin(
+    name: str, vocabulary_size: int | None, layout: str, dtype: str | None = None
+) -> Iterator[NDArray[np.int64]]:
     """Return the ids of a file in blocks.
 
-    vocabulary_size, layout: describe a pipe, which has no side file.
+    vocabulary_size, layout: describe a pipe, which has no side file. dtype: that of the numbers of
+    a pipe, or of a file of another tool, see `llmgpu.tokens.foreign`.
     """
-    return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout)))
+    return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
 
 
 def side_path(path: str | Path) -> str:
@@ -112,11 +116,7 @@ def read_side_file(path: str | Path) -> dict[str, object]:
     try:
         data = read_whole(name, "side file")
     except OSError as error:
-        raise InputError(
-            f"can't read {name}, the side file of {path}: {error.strerror}; without it the "
-            f"type of the numbers is unknown: if it is that of --vocab, tokenize --decode --format "
-            f"bin < {path} gives the text"
-        ) from error
+        raise InputError(f"can't read {name}, the side file of {path}: {error.strerror}") from error
     side = parse_json_object(data, name)
     if side.get("format") != SIDE_FORMAT:
         raise InputError(f"{name}: not a side file of token ids (its format: {SIDE_FORMAT!r})")
@@ -161,7 +161,8 @@ class BinFile:
     """A ``bin`` file on disk whose length is as its side file says.
 
     offset: bytes before the numbers. count: ids. text_bytes: bytes of text that they stand for.
-    fingerprint: of the vocabulary that made them. has_mask: whether `mask_path` says which count.
+    fingerprint: of the vocabulary that made them, "" if that is not known. has_mask: whether
+    `mask_path` says which count.
     """
 
     path: str
@@ -173,18 +174,27 @@ class BinFile:
     has_mask: bool = False
 
 
-def describe_bin_file(path: str | Path) -> BinFile:
+def describe_bin_file(
+    path: str | Path, dtype: str | None = None, *, may_be_foreign: bool = False
+) -> BinFile:
     """Return what the side file and the header of the ``bin`` file `path` say.
+
+    may_be_foreign: another tool made it, so that there is no side file. dtype: that of its numbers,
+    where it does not say it.
 
     Raises InputError if one of them can't be read, or if they or the lengths of the files disagree.
     """
     name = str(path)
     if not os.path.isfile(name):
         raise InputError(f"no such file: {name!r}")
+    if may_be_foreign and not os.path.exists(side_path(name)):
+        layout, found, length = numbers_of(name, dtype)
+        return BinFile(name, found, layout.header_bytes, length, 0, "")
     side = read_side_file(name)
     facts = _side_facts(name, side, is_stream=False)
-    dtype, count = facts.dtype, facts.count
-    assert dtype is not None and count is not None
+    count, kind = facts.count, facts.dtype
+    assert kind is not None and count is not None
+    _check_dtype(name, kind, dtype)
     if facts.layout.parse_header:
         with open_stream(name) as stream:
             _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, facts)
@@ -194,7 +204,14 @@ def describe_bin_file(path: str | Path) -> BinFile:
         length = HEADER_BYTES + count
         _check_samples(mask_path(name), mask | {"length": length}, name)
     offset = facts.layout.header_bytes
-    return BinFile(name, dtype, offset, count, text_bytes, fingerprint, mask is not None)
+    return BinFile(name, kind, offset, count, text_bytes, fingerprint, mask is not None)
+
+
+def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> None:
+    if asked not in (None, kind.name):
+        raise InputError(
+            f"{name}: its side file says that its numbers are {kind.name}, not {asked}"
+        )
 
 
 def matched_as(
@@ -202,10 +219,13 @@ def matched_as(
 ) -> Vocabulary:
     """Return a vocabulary with the match rule by which it made the token file `name`.
 
-    made_with: the fingerprint that the file has. vocabulary_name: what errors call the vocabulary.
+    made_with: the fingerprint that the file has; "" if it has none. vocabulary_name: what errors
+    call the vocabulary.
 
     Raises VocabularyError if the file was made with another vocabulary.
     """
+    if not made_with:
+        return vocabulary
     for rule in sorted(MATCH_RULES, key=lambda rule: rule != vocabulary.match):
         matched = vocabulary.with_match(rule)
         if matched.fingerprint == made_with:
@@ -235,7 +255,9 @@ class _BinFacts:
     count: int | None
 
 
-def _known_facts(name: str, vocabulary_size: int | None, layout: Layout) -> _BinFacts:
+def _known_facts(
+    name: str, vocabulary_size: int | None, layout: Layout, dtype: str | None
+) -> _BinFacts:
     is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
     if is_stream and not os.path.exists(side_path(name)):
         if layout.parse_header:
@@ -244,8 +266,14 @@ def _known_facts(name: str, vocabulary_size: int | None, layout: Layout) -> _Bin
             raise InputError(
                 f"{name}: a bin stream has no side file that says what its numbers are: use npy"
             )
-        return _BinFacts(layout, id_dtype(vocabulary_size), None)
-    return _side_facts(name, read_side_file(name), is_stream)
+        kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
+        return _BinFacts(layout, kind, None)
+    if not os.path.exists(side_path(name)):
+        return _BinFacts(*numbers_of(name, dtype))
+    facts = _side_facts(name, read_side_file(name), is_stream)
+    if facts.dtype is not None:
+        _check_dtype(name, facts.dtype, dtype)
+    return facts
 
 
 def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:

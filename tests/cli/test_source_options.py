@@ -9,6 +9,7 @@ import lzma
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import Run, fails
@@ -154,3 +155,29 @@ def test_options_without_an_effect(
     (vocab.parent / "a.txt").write_bytes(TEXT)
     ids_of(llmgpu, "a.txt", "-o", "t.bin")
     fails(llmgpu(*arguments), 2, message)
+
+
+def test_token_files_of_other_tools(llmgpu: Run, vocab: Path) -> None:
+    """The ids of nanoGPT's prepare.py and of llm.c come back as text, and train a model."""
+    folder = vocab.parent
+    ids = np.array(ids_of(llmgpu, stdin=TEXT).split(), np.int64)
+    header = np.zeros(256, np.int32)
+    header[:3] = 20240520, 1, len(ids)
+    ids.astype(np.uint16).tofile(folder / "nano.bin")
+    (folder / "c.bin").write_bytes(header.tobytes() + ids.astype(np.uint16).tobytes())
+    back = ("tokenize", "--vocab", "v.bin", "--decode")
+    fails(llmgpu(*back, "nano.bin"), 1, "nano.bin has no side file")
+    nano = ("nano.bin", "--token-dtype", "uint16")
+    for names in (nano, ("c.bin",)):
+        done = llmgpu(*back, *names)
+        assert done.stdout == TEXT
+        assert b".bin': no side file, so the ids are taken for those of v.bin" in done.stderr
+        model = ("--dim", "16", "--layers", "1", "--heads", "1", "--seq-len", "8", "--steps", "1")
+        run = ("train", "--vocab", "v.bin", *names, "-o", names[0][:1], *model, "--device", "cpu")
+        done = llmgpu(*run)
+        assert done.returncode == 0 and b"are taken for those of v.bin" in done.stderr, done.stderr
+    done = llmgpu(*back, "--format", "bin", "--token-dtype", "uint32", stdin=b"a\0\0\0")
+    assert done.stdout == b"a", done.stderr
+    done = llmgpu("info", "c.bin", "--json")
+    assert json.loads(done.stdout)["kind"] == "a token file of another tool"
+    fails(llmgpu(*ENCODE, "--token-dtype", "uint16"), 2, "--token-dtype is for --decode")

@@ -91,6 +91,7 @@ def test_what_is_not_text(data: bytes, what: str) -> None:
         b"latin: d\xe9j\xe0 vu",
         b"\xef\xbb\xbfwith a byte order mark",
         b"a\0b",
+        b"\xff\xfe not UTF-16 \0",
     ],
 )
 def test_what_may_be_text(text: bytes) -> None:

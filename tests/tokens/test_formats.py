@@ -525,7 +525,7 @@ def test_side_files_that_are_none(tmp_path: Path, text: str) -> None:
 def test_a_missing_side_file(tmp_path: Path) -> None:
     path, _ = written_bin(tmp_path)
     os.unlink(f"{path}.json")
-    with pytest.raises(InputError, match=r"can't read .*f\.bin\.json, the side file of "):
+    with pytest.raises(InputError, match=r"f\.bin has no side file .*--token-dtype"):
         read_tokens(path, "bin", vocabulary_size=VOCABULARY)
 
 

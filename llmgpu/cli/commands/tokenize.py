@@ -20,7 +20,7 @@ from llmgpu.cli.options import (
     vocab_option,
 )
 from llmgpu.cli.part_option import part_option
-from llmgpu.cli.source_options import source_options
+from llmgpu.cli.source_options import source_options, token_dtype_option
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 
@@ -109,6 +109,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
     "with it, not written.",
 )
+@token_dtype_option
 @part_option
 @force_option
 @special_options

@@ -19,7 +19,7 @@ from llmgpu.cli.options import (
     options_of,
     output_options,
 )
-from llmgpu.cli.source_options import source_options
+from llmgpu.cli.source_options import source_options, token_dtype_option
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import (
@@ -149,6 +149,7 @@ def _interval_options(command: Decorated) -> Decorated:
 @_model_options
 @_training_options
 @_interval_options
+@token_dtype_option
 @source_options
 @corpus_options
 @chat_options

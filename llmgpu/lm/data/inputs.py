@@ -62,12 +62,14 @@ def open_tokens(
     resume: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     progress: Progress = no_progress,
+    dtype: str | None = None,
 ) -> TokenSource:
     """Open token files, or the tokens of texts.
 
     inputs: token files and manifests, or texts as `Corpus` takes them: files, folders, globs, "-";
         by name, or resolved before.
-    vocabulary_name: what errors call the vocabulary.
+    vocabulary_name: what errors call the vocabulary. dtype: of the numbers in token files of other
+    tools that do not say it.
 
     The other arguments are for texts. folder: receives the shards; made if needed. backend: where
     to encode. reading: how to read text. separator: the id or the text of the token to put after
@@ -93,7 +95,7 @@ def open_tokens(
         if not texts.are_tokenized(resume):
             texts.tokenize(backend, shard_tokens, resume, progress)
         paths = _listed_files(texts.names.manifest)
-    return open_token_files(paths, vocabulary, vocabulary_name, progress)
+    return open_token_files(paths, vocabulary, vocabulary_name, progress, dtype)
 
 
 class _Texts:

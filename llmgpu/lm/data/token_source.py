@@ -51,6 +51,11 @@ class TokenSource:
         return {Path(file.path).parent for file in self._files}
 
     @property
+    def foreign_files(self) -> list[str]:
+        """The files that don't say of which vocabulary their ids are."""
+        return [file.path for file in self._files if not file.fingerprint]
+
+    @property
     def has_mask(self) -> bool:
         """Whether a file says that not all of its ids count in the loss."""
         return any(file.has_mask for file in self._files)
@@ -126,15 +131,17 @@ def open_token_files(
     vocabulary: Vocabulary,
     vocabulary_name: str,
     progress: Progress = no_progress,
+    dtype: str | None = None,
 ) -> TokenSource:
     """Open ``bin`` files that were made with a vocabulary, and check their ids once.
 
-    vocabulary_name: what errors call the vocabulary. progress: see `TokenSource.check_ids`.
+    vocabulary_name: what errors call the vocabulary. progress: see `TokenSource.check_ids`. dtype:
+    of numbers, see `describe_bin_file`.
 
     Raises InputError for a file that is missing, damaged or cut short, or has an id that is beyond
     the vocabulary; VocabularyError for one that was made with another vocabulary.
     """
-    files = [describe_bin_file(path) for path in paths]
+    files = [describe_bin_file(path, dtype, may_be_foreign=True) for path in paths]
     rules = {}
     for file in files:
         matched = matched_as(file.path, file.fingerprint, vocabulary, vocabulary_name)
