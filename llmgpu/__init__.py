@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from llmgpu.version import __version__
 
 if TYPE_CHECKING:
-    from llmgpu.tokenizer import Tokenizer
+    from llmgpu.tokenizer import Tokenizer, count_words, merge_counts, tokenize_part
 
-__all__ = ["Tokenizer", "__version__"]
+__all__ = ["Tokenizer", "__version__", "count_words", "merge_counts", "tokenize_part"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `Tokenizer` on demand, which keeps the command line quick to start."""
-    if name == "Tokenizer":
-        from llmgpu.tokenizer import Tokenizer
+    """Import the Python API on demand, which keeps the command line quick to start."""
+    if name in __all__:
+        from llmgpu import tokenizer
 
-        return Tokenizer
+        return getattr(tokenizer, name)
     raise AttributeError(f"module 'llmgpu' has no attribute {name!r}")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from llmgpu.errors import LlmgpuError
 
 Wrapped = TypeVar("Wrapped", bound=type)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z-]*)(?: (?P<value>cpu|gpu|greedy|bpe|f32|bin)\b)?")
 _BOTH = re.compile(r"--[a-z-]+ \(in Python, (?P<argument>[^)]*)\)")
@@ -40,15 +42,17 @@ def speaks_python(api: Wrapped) -> Wrapped:
         if name.startswith("_") and name != "__init__":
             continue
         if isinstance(member, classmethod):
-            setattr(api, name, classmethod(_speaking(member.__func__)))
+            setattr(api, name, classmethod(speaking_python(member.__func__)))
         elif callable(member):
-            setattr(api, name, _speaking(member))
+            setattr(api, name, speaking_python(member))
     return api
 
 
-def _speaking(function: Callable[..., Any]) -> Callable[..., Any]:
+def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Make the errors of a function speak Python."""
+
     @wraps(function)
-    def called(*arguments: Any, **named: Any) -> Any:
+    def called(*arguments: P.args, **named: P.kwargs) -> T:
         try:
             return function(*arguments, **named)
         except LlmgpuError as error:

@@ -7,7 +7,9 @@ import os
 from typing import Any
 
 from llmgpu.errors import InputError
+from llmgpu.text.parts import Part
 from llmgpu.text.remote import is_remote, remote_facts
+from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # what JSON holds, by names that people know
@@ -24,6 +26,13 @@ def file_facts(path: str) -> list[str | int]:
         return remote_facts(path)
     status = os.stat(path)
     return [path, status.st_size, status.st_mtime_ns]
+
+
+def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
+    """Return a run's resume key with its part in it; own: what the part has of the whole."""
+    files = [[*file_facts(source.path), *(source.span or ())] for source in own.files]
+    corpus = [[source.path, source.size] for source in whole.files]
+    return {**run, FILES: files, CORPUS: corpus, PART: str(part)}
 
 
 def check_same_run(what: str, begun: Run, asked: Run) -> None:

@@ -471,6 +471,7 @@ def test_importing_the_package_imports_little() -> None:
 
 
 def test_names_of_the_package() -> None:
-    assert set(llmgpu.__all__) == {"Tokenizer", "__version__"}
+    calls = {"count_words", "merge_counts", "tokenize_part"}
+    assert set(llmgpu.__all__) == {"Tokenizer", "__version__", *calls}
     with pytest.raises(AttributeError, match="Tokenizr"):
         _ = llmgpu.Tokenizr  # type: ignore[attr-defined]

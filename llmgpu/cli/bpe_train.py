@@ -18,7 +18,7 @@ from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.text_cuts import cut_text_by
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
-from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.train import (
     TrainingResult,
@@ -43,9 +43,8 @@ from llmgpu.cli.source_options import (
     resolve_texts,
     take_selection,
 )
-from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
-from llmgpu.input_files import number_of, quote
+from llmgpu.input_files import number_of
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
@@ -303,31 +302,8 @@ def _take_options(
         )
     special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
     if loaded:
-        _check_counted_alike(loaded, options, special)
+        require_counted_for(loaded, options, special)
     return options, reading | {"doc_separators": reading["doc_separators"] + special}
-
-
-def _check_counted_alike(
-    loaded: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
-) -> None:
-    """Raise InputError unless words were counted as they would be for this training."""
-    for what, counted, wanted in (
-        ("pattern", loaded.pattern, options.pattern),
-        ("Unicode version", loaded.cut.unicode, options.cut.unicode),
-    ):
-        if counted != wanted:
-            raise InputError(
-                f"{loaded.source}: the words were cut by {what} {quote(counted)}, not by "
-                f"{quote(wanted)}: "
-                "count the corpus again"
-            )
-    for text in special_tokens:
-        if text.encode() not in loaded.separators:
-            raise InputError(
-                f"{loaded.source}: special token {quote(text)} was not left out of the words: "
-                "count the "
-                "corpus again with it"
-            )
 
 
 def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:

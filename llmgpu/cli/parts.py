@@ -18,7 +18,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import PART_RECORD, Output
-from llmgpu.resume_key import CORPUS, FILES, PART, Run, file_facts
+from llmgpu.resume_key import PART, Run, file_facts, part_key
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.text.parts import CutText, Part, part_from_environment, take_part
 from llmgpu.text.sources import Sources
@@ -51,7 +51,7 @@ class PartJob:
         assert not isinstance(part, str)
         self.part = part
         self.output = output.replace(PLACEHOLDER, part.file_name) if part else output
-        self._corpus: list[list[str | int | None]] = []
+        self._whole: Sources | None = None
         self._run: Run = {}
 
     @property
@@ -68,15 +68,14 @@ class PartJob:
         self, sources: Sources, options: CorpusOptions, cut_text: CutText | None = None
     ) -> Sources:
         """Return what the part has of the sources; InputError as `take_part` raises it."""
-        self._corpus = [[source.path, source.size] for source in sources.files]
+        self._whole = sources
         return take_part(sources, self.part, options, cut_text) if self.part else sources
 
     def key(self, sources: Sources, run: Run) -> Run:
         """Return a run's resume key with the part in it; sources: what `take` returned."""
-        if self.part is None:
+        if self.part is None or self._whole is None:
             return run
-        files = [[*file_facts(source.path), *(source.span or ())] for source in sources.files]
-        return {**run, FILES: files, CORPUS: self._corpus, PART: str(self.part)}
+        return part_key(run, self.part, self._whole, sources)
 
     def finished(self, run: Run) -> dict[str, Any] | None:
         """Return the summary of the part if it is finished; run: its resume key.

@@ -11,6 +11,7 @@
 Errors are an `llmgpu.errors.LlmgpuError`, which speaks of arguments, not of options.
 """
 
+from llmgpu.tokenizer.parts import count_words, merge_counts, tokenize_part
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "count_words", "merge_counts", "tokenize_part"]

@@ -22,6 +22,7 @@ from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.vocabulary.spelling import character_spans
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.words.counts_file import add_counts, load_counts
 from llmgpu.bpe.words.distinct_words import WordCounts, words_of
 from llmgpu.errors import InputError
 from llmgpu.python_words import speaks_python
@@ -142,10 +143,11 @@ class Tokenizer(Decoder):
     @classmethod
     def train(
         cls,
-        corpus: str | Path | Sequence[str | Path],
+        corpus: str | Path | Sequence[str | Path] | None = None,
         *,
         vocab_size: int,
-        pattern: str = DEFAULT_PATTERN,
+        counts: str | Path | Sequence[str | Path] | None = None,
+        pattern: str | None = None,
         min_frequency: int = 2,
         special_tokens: Sequence[str] = (),
         tie: str = "hf",
@@ -156,25 +158,31 @@ class Tokenizer(Decoder):
     ) -> Tokenizer:
         """Train a vocabulary as ``llmgpu bpe-train`` does, with options named like its flags.
 
-        corpus: files, folders or globs. reading: how they are read.
+        corpus: files, folders or globs. reading: how they are read. counts: files of word counts
+            in place of the corpus, which are added up. pattern: by default that of bpe-train, or of
+            the counts.
 
-        Raises InputError for a corpus that is empty or can't be read, DeviceError for a device that
-        is missing or too small, LlmgpuError for an option out of range.
+        Raises InputError for a corpus that is empty or can't be read, and for counts that don't go
+        together or with the options, DeviceError for a device that is missing or too small,
+        LlmgpuError for an option out of range.
         """
+        if (corpus is None) == (counts is None):
+            raise InputError("give either corpus or counts")
+        options: dict[str, Any] = {
+            "vocab_size": vocab_size,
+            "min_frequency": min_frequency,
+            "special_tokens": tuple(special_tokens),
+            "tie": tie,
+            "max_token_length": max_token_length,
+            "match": match,
+        }
+        if counts is not None:
+            return cls._train(_counted(names_of(counts), pattern, options), device, **options)
+        assert corpus is not None
         reading = reading or CorpusOptions()
         separators = (*reading.separators, *map(to_bytes, special_tokens))
         text = Corpus(names_of(corpus), replace(reading, separators=separators))
-        return cls._train(
-            text,
-            device,
-            vocab_size=vocab_size,
-            pattern=pattern,
-            min_frequency=min_frequency,
-            special_tokens=tuple(special_tokens),
-            tie=tie,
-            max_token_length=max_token_length,
-            match=match,
-        )
+        return cls._train(text, device, pattern=pattern or DEFAULT_PATTERN, **options)
 
     @classmethod
     def train_from_iterator(
@@ -409,6 +417,21 @@ class Tokenizer(Decoder):
             _encoders_of_parents.append(encoders)
             encoders = self._encoders = ProcessEncoders(self._vocabulary, self._device)
         return encoders
+
+
+def _counted(names: Sequence[str], pattern: str | None, options: dict[str, Any]) -> WordCounts:
+    """Return the sum of word counts; `options` are given their pattern.
+
+    Raises InputError unless they were counted as they would be for the options.
+    """
+    from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
+
+    special = options["special_tokens"]
+    separators = tuple(map(to_bytes, special))
+    counts = add_counts([load_counts(name, pattern, separators) for name in names])
+    options |= {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
+    require_counted_for(counts, TrainingOptions(**options), special)
+    return counts
 
 
 # Kept alive, because a process must not close a device that it did not open.

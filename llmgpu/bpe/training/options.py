@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,8 @@ from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
-from llmgpu.errors import LlmgpuError
+from llmgpu.bpe.words.distinct_words import WordCounts
+from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import quote
 
 MAX_VOCABULARY = 1 << 20
@@ -183,3 +185,24 @@ class TrainingOptions:
                     "token or as a "
                     "part of one: choose another text"
                 )
+
+
+def require_counted_for(
+    counts: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
+) -> None:
+    """Raise InputError unless words were counted as they would be for this training."""
+    for what, counted, wanted in (
+        ("pattern", counts.pattern, options.pattern),
+        ("Unicode version", counts.cut.unicode, options.cut.unicode),
+    ):
+        if counted != wanted:
+            raise InputError(
+                f"{counts.source}: the words were cut by {what} {quote(counted)}, not by "
+                f"{quote(wanted)}: count the corpus again"
+            )
+    for text in special_tokens:
+        if text.encode() not in counts.separators:
+            raise InputError(
+                f"{counts.source}: special token {quote(text)} was not left out of the words: "
+                "count the corpus again with it"
+            )

@@ -1,0 +1,171 @@
+"""Parts of a job as calls that an engine can send to its workers: Ray, Spark, datatrove and others.
+
+All arguments and results are plain, so that they can be pickled. The results are files, which are
+byte for byte those of the command line, and of one call for all parts together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmgpu.backend import select_backend
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
+from llmgpu.bpe.pretokens.text_cuts import cut_text_by
+from llmgpu.bpe.training.options import TrainingOptions
+from llmgpu.bpe.training.plan import make_plan
+from llmgpu.bpe.training.train import count_corpus
+from llmgpu.bpe.words import merge_counts as counts_files
+from llmgpu.bpe.words.counts_file import save_counts
+from llmgpu.errors import InputError, OutputError
+from llmgpu.input_files import quote
+from llmgpu.outputs import COUNTS, Output, check_outputs
+from llmgpu.progress import no_progress
+from llmgpu.python_words import speaking_python
+from llmgpu.resume_key import part_key
+from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.parts import Part, take_part
+from llmgpu.text.sources import resolve_sources
+from llmgpu.tokenizer.arguments import Token, names_of, special_options, to_bytes
+from llmgpu.tokens.manifest import describe_manifest
+from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
+from llmgpu.tokens.tokenizing import encode_into, encoding_key
+
+_ANY_SIZE = 1 << 10  # of a vocabulary, which counting does not depend on
+
+
+@speaking_python
+def count_words(
+    corpus: str | Path | Sequence[str | Path],
+    output: str | Path,
+    *,
+    part: tuple[int, int] | None = None,
+    pattern: str = DEFAULT_PATTERN,
+    special_tokens: Sequence[str] = (),
+    reading: CorpusOptions | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Count the words of a corpus, or of a part of it, as ``bpe-train --counts-only`` does.
+
+    corpus: files, folders or globs. output: file of word counts, .parquet for a table. part: number
+        from 1, and how many there are. special_tokens: left out of the words. reading: how the
+        corpus is read.
+
+    Returns "output", "distinct_words", "text_bytes" and "documents".
+
+    Raises InputError for a corpus that can't be read or cut, OutputError for a file of another kind
+    in the output's place, LlmgpuError for an unknown pattern, DeviceError for a missing device.
+    """
+    options = TrainingOptions(_ANY_SIZE, pattern=pattern, special_tokens=tuple(special_tokens))
+    how = reading or CorpusOptions()
+    how = replace(how, separators=(*how.separators, *map(to_bytes, special_tokens)))
+    found = resolve_sources(names_of(corpus))
+    check_outputs([Output(os.fspath(output), COUNTS)], [source.path for source in found.files])
+    if part is not None:
+        found = take_part(found, Part(*part), how, cut_text_by(options.cut, how.separators))
+    with Corpus(found, how) as text:
+        plan = make_plan(options, select_backend(device))
+        counts = count_corpus(text, plan, may_be_empty=part is not None)
+    save_counts(output, counts)
+    return {
+        "output": os.fspath(output),
+        "distinct_words": len(counts.words),
+        "text_bytes": counts.words.text_bytes,
+        "documents": counts.documents,
+    }
+
+
+@speaking_python
+def merge_counts(
+    counts: Sequence[str | Path], output: str | Path, *, weights: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Add up files of word counts, each `weights` times, as ``merge-word-counts`` does.
+
+    Returns what `count_words` returns of the sum.
+
+    Raises InputError for a file that is damaged or was counted in another way, OutputError for a
+    file of another kind in the output's place.
+    """
+    names = names_of(counts)
+    if not names:
+        raise InputError("there are no word counts to add up: give at least one file")
+    if weights is not None and (len(weights) != len(names) or min(weights) < 1):
+        raise InputError(f"{len(names)} files have the weights {[*weights]}: give each 1 or more")
+    check_outputs([Output(os.fspath(output), COUNTS)], names)
+    facts, words, text_bytes = counts_files.merge_counts(names, output, weights)
+    return {
+        "output": os.fspath(output),
+        "distinct_words": words,
+        "text_bytes": text_bytes,
+        "documents": facts.documents,
+    }
+
+
+@speaking_python
+def tokenize_part(
+    vocabulary: str | Path,
+    corpus: str | Path | Sequence[str | Path],
+    output: str | Path,
+    part: tuple[int, int],
+    *,
+    shard_tokens: int,
+    layout: str = "raw",
+    bos: Token | None = None,
+    eos: Token | None = None,
+    reading: CorpusOptions | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Tokenize a part of a corpus into shards, as ``tokenize --shard-tokens N --part I/M`` does.
+
+    vocabulary: file, folder or name as for `Tokenizer.load`. output: OUT.bin, a name for each part,
+        whose shards are OUT-000000.bin and so on and whose manifest, OUT.json, is for
+        ``merge-shards``. part: its number from 1, and how many there are. A part that is finished
+        is not done again, and one that was interrupted is continued.
+
+    Returns the manifest's path and its "count" of ids, "bytes" of text and "documents".
+
+    Raises InputError for a corpus that can't be read or cut, VocabularyError for a vocabulary that
+    can't be read, OutputError for another file in a shard's place, DeviceError for a missing
+    device.
+    """
+    name = os.fspath(output)
+    known = open_vocabulary(vocabulary)
+    special = special_options((), (), bos, eos)
+    added = {token_id(known, end) for end in (bos, eos) if end is not None}
+    how = reading or CorpusOptions()
+    whole = resolve_sources(names_of(corpus))
+    own = take_part(whole, Part(*part), how)
+    key = part_key(encoding_key(own, how, special), Part(*part), whole, own)
+    finished = finished_job(name, known, shard_tokens, layout, key)
+    if finished is None:
+        _check_part(ShardNames(name).manifest, str(Part(*part)))
+        encoder = open_encoder(known, select_backend(device), special=special)
+        with (
+            Corpus(own, how) as text,
+            ShardWriter(
+                name, known, shard_tokens, layout=layout, added=added, run=key, resume=True
+            ) as sink,
+        ):
+            encode_into(sink, encoder, text, no_progress)
+        finished = finished_job(name, known, shard_tokens, layout, key)
+    assert finished is not None
+    facts = {fact: finished[fact] for fact in ("count", "bytes", "documents")}
+    return {"manifest": ShardNames(name).manifest, **facts}
+
+
+def _check_part(manifest: str, part: str) -> None:
+    """Raise OutputError if there are the shards of another part."""
+    with suppress(InputError):
+        other = describe_manifest(manifest).get("part", part)
+        if other != part:
+            raise OutputError(
+                f"{manifest} lists part {quote(str(other))}, which part {part} would replace: give "
+                "each part an output of its own"
+            )
