@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.data.batches import document_starts
 from llmgpu.lm.model import (
     EMBEDDING,
     FINAL_NORM,
@@ -132,7 +133,8 @@ class LossGraph:
     With `gradients` (by weight name) it can also add the loss's gradients to them. The host writes
     each batch by `write_batch`, and `write_loss_params` before each step.
 
-    padded: see `TrainOptions.padded_loss`. losses: of the last run, (N,) each.
+    padded: see `TrainOptions.padded_loss`. separator: attention does not reach back beyond this id;
+    None: to the first token of the sequence. losses: of the last run, (N,) each.
     """
 
     def __init__(
@@ -143,10 +145,12 @@ class LossGraph:
         gradients: dict[str, Tensor] | None = None,
         *,
         padded: bool = False,
+        separator: int | None = None,
     ) -> None:
         """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
         self._padded = padded
+        self._separator = separator
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)
@@ -161,6 +165,7 @@ class LossGraph:
         ops.write_computed(
             (self.positions,), lambda: [np.tile(np.arange(seq, dtype=np.uint32), batch)]
         )
+        self._starts = self._ids("starts of documents")
         self._loss_params = ops.parameters("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")
         self.losses = Losses(*(ops.tensor(name, (self.rows,)) for name in names))
@@ -215,6 +220,8 @@ class LossGraph:
         ops = self.model.operations
         ops.write(self.tokens, tokens)
         ops.write(self.targets, targets)
+        if self._separator is not None:
+            ops.write(self._starts, document_starts(tokens, self._separator))
         if self._gradients is not None:
             tensors = (self.groups.order, self.groups.starts, self.groups.rows)
             ids = tokens.reshape(-1)
@@ -292,7 +299,7 @@ class LossGraph:
         return Norm(last, weight, self.final_normed, self.final_inverse_rms)
 
     def _record_attention(self, tensors: AttentionTensors) -> None:
-        self.model.operations.attention(tensors, self._shape)
+        self.model.operations.attention(tensors, self._starts, self._shape)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         for start in range(0, self.rows, self.block_rows):
@@ -344,7 +351,7 @@ class LossGraph:
         ops.linear_backward_input(residual, w.attention_out, heads.out, accumulate=False)
         if a.attention.out.is_half:
             heads = replace(heads, out=g.operand(heads.out))
-        ops.attention_backward(a.attention, heads, self._shape)
+        ops.attention_backward(a.attention, heads, self._starts, self._shape)
         rotation, norms = self.model.rotation(self.positions), a.projections
         of_queries = g.of_product(
             heads.q, rotation, norms.q_norm, (w.query_norm, d.query_norm), d.query_bias

@@ -39,6 +39,8 @@ class TrainOptions:
     evaluation_batches: the most that an evaluation takes. driver: the WebGPU driver that a GPU is
     reached by; another gives other roundings.
 
+    document_mask: attention does not reach back beyond the token between documents, if any.
+
     As in runs of earlier versions, dense_gradient: sparse_embedding makes the gradient, and takes
     the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
     that stand for no token included, the training loss has label smoothing and z-loss in it, and
@@ -75,6 +77,7 @@ class TrainOptions:
     driver: DriverName = "wgpu"
     half_weights_only: bool = False
     f16_version: int = F16_VERSION
+    document_mask: bool = True
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""

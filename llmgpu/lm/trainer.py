@@ -64,10 +64,11 @@ class Trainer:
         options: TrainOptions,
         slots: int,
         workers: Workers = ALONE,
+        separator: int | None = None,
     ) -> None:
         """Make all tensors and record the programs; the weights are still zeros.
 
-        workers: those that train the model; all take every step.
+        workers: those that train the model; all take every step. separator: see `LossGraph`.
 
         Raises:
             DeviceError: the device has too little memory, or lacks half precision.
@@ -86,6 +87,7 @@ class Trainer:
             config.seq_len,
             self.updates.gradients,
             padded=options.padded_loss,
+            separator=separator,
         )
         self._skipped: set[int] = set()  # of the last `slots` steps
         self._unfinished: int | None = None  # a step whose overflow has not been looked for

@@ -156,8 +156,9 @@ def test_a_run_of_an_earlier_version_stays_as_it_was(
     llmgpu: Run, corpus: Path, vocab: Path, device_name: str, asked: tuple[str, ...]
 ) -> None:
     """Such runs have a softmax over padded rows, which their checkpoints hold, too."""
-    # Within the warm-up, the learning rate does not depend on the number of steps.
-    common = ("--device", device_name, "--warmup-steps", "50", *asked)
+    # A learning rate that does not depend on the number of steps.
+    constant = ("--lr", "6e-4", "--min-lr", "6e-4", "--warmup-steps", "0")
+    common = ("--device", device_name, *constant, *asked)
     assert llmgpu(*TRAIN, *common, "--steps", "1").returncode == 0
     folder = corpus.parent
     make_former(folder / "run" / "step-00000001")

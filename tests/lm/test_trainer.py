@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,46 @@ def test_gradients_are_those_of_the_float64_model(
     for name, gradient in gradients.items():
         found = operations.read(gradient).reshape(1, -1)
         assert_close(found, expected[name].reshape(1, -1), tolerance)
+
+
+@pytest.mark.parametrize("config", [KINDS[0], KINDS[2]], ids=["grouped", "one head"])
+def test_documents_are_trained_on_as_if_each_were_alone(
+    operations: Operations, config: ModelConfig
+) -> None:
+    """Against the float64 model on each document by itself, from position 0."""
+    separator = 3
+    tokens, targets = random_batch(config, 6, 4)
+    tokens[:, ::4] = np.where(tokens[:, ::4] % 2, separator, tokens[:, ::4])
+    model = Model(operations, config)
+    model.initialise(5)
+    model.load({name: 3 * values for name, values in read_weights(model).items()}.__getitem__)
+    gradients = {name: operations.tensor(name, t.shape) for name, t in model.weights.items()}
+    graph = LossGraph(model, 6, config.seq_len, gradients, separator=separator)
+    count = int(np.count_nonzero(targets < config.vocab_size))
+    graph.write_loss_params(count, 0.0, 0.0)
+    with operations.record("gradients") as program:
+        graph.record_gradients()
+    graph.write_batch(tokens, targets)
+    run(operations, program)
+    weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
+    reference, loss = Llama(config, weights), 0.0
+    expected = {name: np.zeros_like(values) for name, values in weights.items()}
+    for row, aims in zip(tokens, targets, strict=True):
+        starts = [0, *(k for k in range(1, len(row)) if row[k] == separator), len(row)]
+        for first, last in pairwise(starts):
+            counted = np.count_nonzero(aims[first:last] < config.vocab_size)
+            if not counted:
+                continue
+            document = (row[None, first:last], aims[None, first:last])
+            alone, slopes = reference.loss_and_gradients(*document, smoothing=0.0, z_weight=0.0)
+            loss += alone * counted / count
+            for name in expected:
+                expected[name] += slopes[name] * counted / count
+    found_loss = operations.read(graph.losses.cross_entropy).sum() / count
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        found = operations.read(gradient).reshape(1, -1)
+        assert_close(found, expected[name].reshape(1, -1), 3e-5)
 
 
 def reference_trainer(operations: Operations, **changes: Any) -> Trainer:

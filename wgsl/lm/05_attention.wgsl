@@ -1,6 +1,7 @@
 // attention: causal attention with grouped heads.
 //
-//   out[t] = sum over u <= t of p[t, u] v[u],  p[t, u] = exp(scale q[t] . k[u] - log_sum_exp[t])
+//   out[t] = sum over starts[t] <= u <= t of p[t, u] v[u],
+//   p[t, u] = exp(scale q[t] . k[u] - log_sum_exp[t])
 //
 // Head h of H uses head h / (H / K) of the K heads of keys and values; scale = 1 / sqrt(D). Scores
 // are never stored: with m the largest score so far, sums of exp(score - m) are kept, and rescaled
@@ -12,6 +13,7 @@
 // binding 3  v            read        (N, K * D)
 // binding 4  out          read_write  (N, H * D)
 // binding 5  log_sum_exp  read_write  (N, H)
+// binding 6  starts       read        (N,) first position that a row sees; ascends in a sequence
 // dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 //!include lm/attention_tiles.wgsl
 
@@ -25,6 +27,7 @@ struct RowNumbers {
 
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
+@group(0) @binding(6) var<storage, read> starts: array<u32>;
 
 @compute @workgroup_size(THREADS)
 fn attention(
@@ -61,11 +64,16 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     var largest = RowNumbers(vec4<f32>(LOWEST), vec4<f32>(LOWEST));
     var sum = RowNumbers();
     let end = min(query.row + BLOCK_ROWS, params.seq);
-    for (var first = 0u; first < end; first += BLOCK_ROWS) {
+    let least_start = starts[query.sequence + query.row];
+    let largest_start = starts[query.sequence + end - 1u];
+    // Rows may see nothing of their first blocks. What they sum up there is finite, and multiplied by
+    // 0 at the first score that they see.
+    let begin = least_start / BLOCK_ROWS * BLOCK_ROWS;
+    for (var first = begin; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
         var p = scores_of(Q, query, K, key, local_index);
-        if (first + BLOCK_ROWS > query.row) {
-            p = hide_later(p, query, key, local_index);
+        if (first + BLOCK_ROWS > query.row || first < largest_start) {
+            p = hide_others(p, query, key, local_index);
         }
         let before = largest;
         largest = max_of_lanes(before, p, local_index);
@@ -91,20 +99,29 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     }
 }
 
-fn hide_later(scores: Block, query: Corner, key: Corner, local_index: u32) -> Block {
+fn hide_others(scores: Block, query: Corner, key: Corner, local_index: u32) -> Block {
     let keys = lane_rows(key.row, local_index);
     let rows = upper_rows(query.row, local_index);
-    return Block(hide_half(scores.upper, keys, rows), hide_half(scores.lower, keys, rows + 4u));
+    return Block(
+        hide_half(scores.upper, query, keys, rows), hide_half(scores.lower, query, keys, rows + 4u)
+    );
 }
 
-fn hide_half(scores: mat4x4<f32>, keys: vec4<u32>, rows: vec4<u32>) -> mat4x4<f32> {
-    let hidden = vec4<f32>(LOWEST);
+fn hide_half(
+    scores: mat4x4<f32>, query: Corner, keys: vec4<u32>, rows: vec4<u32>
+) -> mat4x4<f32> {
     return mat4x4<f32>(
-        select(hidden, scores[0], keys <= rows.xxxx),
-        select(hidden, scores[1], keys <= rows.yyyy),
-        select(hidden, scores[2], keys <= rows.zzzz),
-        select(hidden, scores[3], keys <= rows.wwww),
+        hide_row(scores[0], query, keys, rows.x),
+        hide_row(scores[1], query, keys, rows.y),
+        hide_row(scores[2], query, keys, rows.z),
+        hide_row(scores[3], query, keys, rows.w),
     );
+}
+
+fn hide_row(scores: vec4<f32>, query: Corner, keys: vec4<u32>, row: u32) -> vec4<f32> {
+    let start = starts[query.sequence + min(row, params.seq - 1u)];
+    let seen = (keys <= vec4<u32>(row)) & (keys >= vec4<u32>(start));
+    return select(vec4<f32>(LOWEST), scores, seen);
 }
 
 // The largest score of each row: what was before, and those of all lanes of the group.

@@ -11,7 +11,7 @@
 // binding 3  v            read        (N, K * D)
 // binding 4  grad_out     read        (N, H * D)
 // binding 5  log_sum_exp  read        (N, H)
-// binding 6  delta        read        (N, H)
+// binding 6  delta        read        (N, H), then (N,) first positions that rows see
 // binding 7  grad_k       read_write  (N, K * D)
 // binding 8  grad_v       read_write  (N, K * D)
 // dispatch: one workgroup 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
@@ -51,12 +51,16 @@ fn gather_key(key: Corner, quad: u32, local_index: u32) {
         let head = key.head * group_size + member;
         for (var first = key.row; first < params.seq; first += BLOCK_ROWS) {
             let query = Corner(key.sequence, params.heads, head, first, 0u);
+            if (start_of(query, first) >= key.row + BLOCK_ROWS) {
+                break; // nor do later queries see these keys
+            }
             let columns = moved(query, 0u, quad);
             let queries = lane_rows(first, local_index);
             let logs = query_logs(query, queries);
             var p = scores_of(K, key, Q, query, local_index);
-            p.upper = key_probabilities(p.upper, logs, upper, queries);
-            p.lower = key_probabilities(p.lower, logs, lower, queries);
+            let firsts = query_starts(query, queries);
+            p.upper = key_probabilities(p.upper, logs, upper, queries, firsts);
+            p.lower = key_probabilities(p.lower, logs, lower, queries, firsts);
             from_v = add_weighted_rows(from_v, p, GRAD_OUT, columns, local_index);
             var ds = scores_of(V, key, GRAD_OUT, query, local_index);
             let deltas = query_deltas(query, queries);
@@ -70,13 +74,17 @@ fn gather_key(key: Corner, quad: u32, local_index: u32) {
 
 // Rows are own keys, columns the lane's queries.
 fn key_probabilities(
-    scores: mat4x4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
+    scores: mat4x4<f32>,
+    logs: vec4<f32>,
+    keys: vec4<u32>,
+    queries: vec4<u32>,
+    firsts: vec4<u32>,
 ) -> mat4x4<f32> {
     return mat4x4<f32>(
-        probabilities(scores[0], logs, keys.xxxx, queries),
-        probabilities(scores[1], logs, keys.yyyy, queries),
-        probabilities(scores[2], logs, keys.zzzz, queries),
-        probabilities(scores[3], logs, keys.wwww, queries),
+        probabilities(scores[0], logs, keys.xxxx, queries, firsts),
+        probabilities(scores[1], logs, keys.yyyy, queries, firsts),
+        probabilities(scores[2], logs, keys.zzzz, queries, firsts),
+        probabilities(scores[3], logs, keys.wwww, queries, firsts),
     );
 }
 

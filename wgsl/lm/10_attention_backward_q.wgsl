@@ -10,7 +10,7 @@
 // binding 3  v            read        (N, K * D)
 // binding 4  grad_out     read        (N, H * D)
 // binding 5  log_sum_exp  read        (N, H)
-// binding 6  delta        read        (N, H)
+// binding 6  delta        read        (N, H), then (N,) first positions that rows see
 // binding 7  grad_q       read_write  (N, H * D)
 // dispatch: one workgroup a block of BLOCK_ROWS queries of a head, the longest ones first
 //!include lm/attention_gradients.wgsl
@@ -45,14 +45,21 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     let lower_log = query_logs(query, lower);
     let upper_delta = query_deltas(query, upper);
     let lower_delta = query_deltas(query, lower);
+    let upper_start = query_starts(query, upper);
+    let lower_start = query_starts(query, lower);
     let end = min(query.row + BLOCK_ROWS, params.seq);
-    for (var first = 0u; first < end; first += BLOCK_ROWS) {
+    let begin = start_of(query, query.row) / BLOCK_ROWS * BLOCK_ROWS;
+    for (var first = begin; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
         var ds = scores_of(Q, query, K, key, local_index);
         let slopes = scores_of(GRAD_OUT, query, V, key, local_index);
         let rows = lane_rows(first, local_index);
-        ds.upper = score_gradients(ds.upper, slopes.upper, rows, upper, upper_log, upper_delta);
-        ds.lower = score_gradients(ds.lower, slopes.lower, rows, lower, lower_log, lower_delta);
+        ds.upper = score_gradients(
+            ds.upper, slopes.upper, rows, upper, upper_start, upper_log, upper_delta
+        );
+        ds.lower = score_gradients(
+            ds.lower, slopes.lower, rows, lower, lower_start, lower_log, lower_delta
+        );
         result = add_weighted_rows(result, ds, K, key, local_index);
         if (HEAD_QUADS > LANES) {
             wide = add_weighted_rows(wide, ds, K, moved(key, 0u, LANES), local_index);
@@ -70,14 +77,19 @@ fn score_gradients(
     slopes: mat4x4<f32>,
     keys: vec4<u32>,
     rows: vec4<u32>,
+    firsts: vec4<u32>,
     logs: vec4<f32>,
     deltas: vec4<f32>,
 ) -> mat4x4<f32> {
     return mat4x4<f32>(
-        probabilities(scores[0], logs.xxxx, keys, rows.xxxx) * (slopes[0] - deltas.x),
-        probabilities(scores[1], logs.yyyy, keys, rows.yyyy) * (slopes[1] - deltas.y),
-        probabilities(scores[2], logs.zzzz, keys, rows.zzzz) * (slopes[2] - deltas.z),
-        probabilities(scores[3], logs.wwww, keys, rows.wwww) * (slopes[3] - deltas.w),
+        probabilities(scores[0], logs.xxxx, keys, rows.xxxx, firsts.xxxx)
+            * (slopes[0] - deltas.x),
+        probabilities(scores[1], logs.yyyy, keys, rows.yyyy, firsts.yyyy)
+            * (slopes[1] - deltas.y),
+        probabilities(scores[2], logs.zzzz, keys, rows.zzzz, firsts.zzzz)
+            * (slopes[2] - deltas.z),
+        probabilities(scores[3], logs.wwww, keys, rows.wwww, firsts.wwww)
+            * (slopes[3] - deltas.w),
     );
 }
 

@@ -1,9 +1,11 @@
-// attention_delta: the sums of out * grad_out over each head, for the gradients of attention.
+// attention_delta: the sums of out * grad_out over each head, for the gradients of attention; and the
+// first key that each row sees, where their kernels find it.
 //
 // binding 0  out       read        (N, H * D)
 // binding 1  grad_out  read        (N, H * D)
-// binding 2  delta     read_write  (N, H)
-// binding 3  dims      uniform     elements of delta
+// binding 2  delta     read_write  (N, H), then (N,) starts as numbers
+// binding 3  starts    read        (N,)
+// binding 4  dims      uniform     heads of all rows, 0, N
 // dispatch: one thread a head of a row
 //!include lm/elements.wgsl
 
@@ -12,7 +14,8 @@ override HEAD_QUADS: u32 = 16u; // head width / 4
 @group(0) @binding(0) var<storage, read> out: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> grad_out: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> delta: array<f32>;
-@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+@group(0) @binding(3) var<storage, read> starts: array<u32>;
+@group(0) @binding(4) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn attention_delta(
@@ -27,5 +30,8 @@ fn attention_delta(
             sum += dot(out[i * HEAD_QUADS + quad], grad_out[i * HEAD_QUADS + quad]);
         }
         delta[i] = sum;
+        if (i < dims.z) {
+            delta[dims.x + i] = f32(starts[i]);
+        }
     }
 }

@@ -2,15 +2,17 @@
 //
 // binding 0  out       read        (N, H * D), half precision, 8 an element
 // binding 1  grad_out  read        (N, H * D), half precision, 8 an element
-// binding 2  delta     read_write  (N, H)
-// binding 3  dims      uniform     elements of delta, D / 8
+// binding 2  delta     read_write  (N, H), then (N,) starts as numbers
+// binding 3  starts    read        (N,)
+// binding 4  dims      uniform     heads of all rows, D / 8, N
 // dispatch: one thread a head of a row
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> out: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> grad_out: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> delta: array<f32>;
-@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+@group(0) @binding(3) var<storage, read> starts: array<u32>;
+@group(0) @binding(4) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn attention_delta_half(
@@ -29,5 +31,8 @@ fn attention_delta_half(
             }
         }
         delta[i] = sum;
+        if (i < dims.z) {
+            delta[dims.x + i] = f32(starts[i]);
+        }
     }
 }

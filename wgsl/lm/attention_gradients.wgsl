@@ -1,6 +1,6 @@
 // What the kernels of attention's gradients share: what they read, and probabilities recomputed.
 //
-//   p[t, u]   = exp(scale q[t] . k[u] - log_sum_exp[t])           for u <= t
+//   p[t, u]   = exp(scale q[t] . k[u] - log_sum_exp[t])           for starts[t] <= u <= t
 //   ds[t, u]  = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
 //
 // Probabilities are recomputed from what the forward pass left; every sum has a fixed order.
@@ -39,11 +39,29 @@ fn query_deltas(query: Corner, rows: vec4<u32>) -> vec4<f32> {
     return select(vec4<f32>(), values, rows < vec4<u32>(params.seq));
 }
 
-// exp(scale * score - log_sum_exp), 0 for keys after their query and queries beyond the sequence.
+// The first key that a row of a sequence sees. `delta` has them after its own numbers, since a kernel
+// may not be able to bind one more tensor.
+fn start_of(query: Corner, row: u32) -> u32 {
+    return u32(delta[params.starts + query.sequence + min(row, params.seq - 1u)]);
+}
+
+fn query_starts(query: Corner, rows: vec4<u32>) -> vec4<u32> {
+    return vec4<u32>(
+        start_of(query, rows.x), start_of(query, rows.y), start_of(query, rows.z),
+        start_of(query, rows.w),
+    );
+}
+
+// exp(scale * score - log_sum_exp), 0 for keys that their query does not see and queries beyond the
+// sequence.
 fn probabilities(
-    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
+    scores: vec4<f32>,
+    logs: vec4<f32>,
+    keys: vec4<u32>,
+    queries: vec4<u32>,
+    firsts: vec4<u32>,
 ) -> vec4<f32> {
-    let seen = (keys <= queries) & (queries < vec4<u32>(params.seq));
+    let seen = (keys <= queries) & (keys >= firsts) & (queries < vec4<u32>(params.seq));
     let p = exp2(params.log2_scale * (scores - logs));
     return select(vec4<f32>(), p, seen);
 }

@@ -7,6 +7,7 @@ struct AttentionParams {
     workgroups: u32,
     scale: f32, // 1 / sqrt(D)
     log2_scale: f32, // the same for exponents of 2
+    starts: u32, // where `delta` has the first key that each row sees
 }
 
 @group(0) @binding(0) var<uniform> params: AttentionParams;

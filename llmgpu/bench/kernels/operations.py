@@ -237,6 +237,9 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         rotation = Rotation(t["cosines"], t["sines"], t["positions"], config.head_dim)
         ops.rotary(t["x"], rotation, t.get("out"))
 
+    def starts() -> dict[str, Array]:
+        return {"starts": np.zeros(s.rows, np.uint32)}
+
     operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
     yield s.case("rotary", f"*x:NC {tables}", operations, angles, sizes=sizes, record=rotate)
     if config.head_dim % 8 == 0:
@@ -244,22 +247,26 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         yield s.case("rotary", operands, operations, angles, sizes=sizes, record=rotate, **HALVES)
     yield s.case(
         "attention",
-        "q:NC k:NK v:NK +out:NC +log_sum_exp:NH",
+        "q:NC k:NK v:NK +out:NC +log_sum_exp:NH starts",
         pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS),  # two products
+        starts,
         sizes=sizes,
-        record=lambda ops, t: ops.attention(AttentionTensors(**t), shape),
+        record=lambda ops, t: ops.attention(
+            AttentionTensors(t["q"], t["k"], t["v"], t["out"], t["log_sum_exp"]), t["starts"], shape
+        ),
     )
     # `out` and `log_sum_exp` are what the backward pass was given: any numbers make the same work,
     # if probabilities stay below one.
     yield s.case(
         "attention_backward",
-        "q:NC k:NK v:NK out:NC log_sum_exp grad_out:NC +grad_q:NC +grad_k:NK +grad_v:NK",
+        "q:NC k:NK v:NK out:NC log_sum_exp grad_out:NC +grad_q:NC +grad_k:NK +grad_v:NK starts",
         pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS),  # five products
-        lambda: {"log_sum_exp": np.full(s.shape("NH"), 12, np.float32)},
+        lambda: {"log_sum_exp": np.full(s.shape("NH"), 12, np.float32), **starts()},
         sizes=sizes,
         record=lambda ops, t: ops.attention_backward(
             AttentionTensors(t["q"], t["k"], t["v"], t["out"], t["log_sum_exp"]),
             AttentionGradients(t["grad_q"], t["grad_k"], t["grad_v"], t["grad_out"]),
+            t["starts"],
             shape,
         ),
     )

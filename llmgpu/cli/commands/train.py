@@ -106,7 +106,13 @@ def _training_options(command: Decorated) -> Decorated:
         is_flag=True,
         help="Update only the embedding rows of tokens in the batch (needs --untied).",
     )
-    return add_options(command, [*options_of(TrainOptions, table, _DERIVED), sparse])
+    mask = click.option(
+        "--document-mask/--no-document-mask",
+        default=TrainOptions.document_mask,
+        show_default=True,
+        help="Attention does not reach back beyond the token between documents.",
+    )
+    return add_options(command, [*options_of(TrainOptions, table, _DERIVED), sparse, mask])
 
 
 def _interval_options(command: Decorated) -> Decorated:

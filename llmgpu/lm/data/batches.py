@@ -118,6 +118,17 @@ class Batches:
         return tokens, targets
 
 
+def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.uint32]:
+    """Return where in its sequence the document of each token begins: uint32 (B, T).
+
+    A document begins with the separator before it, which is read to predict its first token. Before
+    the first separator of a sequence it is the rest of a document.
+    """
+    positions = np.arange(tokens.shape[1], dtype=np.uint32)
+    begins = np.where(tokens == separator, positions, np.uint32(0))
+    return np.maximum.accumulate(begins, axis=1)
+
+
 def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     """Return how many bytes of text each id stands for: uint32 (size,).
 

@@ -50,15 +50,18 @@ class NumpyAttention(NumpyRecorder):
     """Attention on arrays, a block of queries at a time."""
 
     @recorded
-    def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
+    def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         work = shape.batch * shape.heads * shape.seq**2
-        self.over_rows(shape.batch, work, partial(self._attention, t, shape))
+        self.over_rows(shape.batch, work, partial(self._attention, t, starts, shape))
 
-    def _attention(self, t: AttentionTensors, shape: AttentionShape, batch: slice) -> None:
+    def _attention(
+        self, t: AttentionTensors, starts: Tensor, shape: AttentionShape, batch: slice
+    ) -> None:
+        firsts = _by_sequence(starts, shape)[batch]
         queries, target, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
         keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
         for rows in _blocks(shape):
-            scores = _scores(queries, keys, rows, shape)
+            scores = _scores(queries, keys, rows, firsts, shape)
             # Softmax, shifted by the largest score so that no exponential overflows.
             largest = scores.max(-1, keepdims=True)
             scores -= largest
@@ -70,14 +73,21 @@ class NumpyAttention(NumpyRecorder):
 
     @recorded
     def attention_backward(
-        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
+        self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
         work = shape.batch * shape.heads * shape.seq**2
-        self.over_rows(shape.batch, work, partial(self._attention_backward, t, grad, shape))
+        compute = partial(self._attention_backward, t, grad, starts, shape)
+        self.over_rows(shape.batch, work, compute)
 
     def _attention_backward(
-        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape, batch: slice
+        self,
+        t: AttentionTensors,
+        grad: AttentionGradients,
+        starts: Tensor,
+        shape: AttentionShape,
+        batch: slice,
     ) -> None:
+        firsts = _by_sequence(starts, shape)[batch]
         queries, outs, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
         grads, target_q = (_by_head(x, shape)[batch] for x in (grad.out, grad.q))
         keys, values, target_k, target_v = (
@@ -88,7 +98,7 @@ class NumpyAttention(NumpyRecorder):
         for rows in _blocks(shape):
             seen = np.s_[..., : rows.stop, :]
             # Recompute the probabilities of the block, then the gradients of its scores.
-            p = _scores(queries, keys, rows, shape)
+            p = _scores(queries, keys, rows, firsts, shape)
             p -= sums[..., rows, :]
             np.exp(p, out=p)
             grad_out = grads[..., rows, :]
@@ -130,13 +140,14 @@ class GpuAttention(GpuRecorder):
     def attends_in_half(self, head_dim: int) -> bool:
         return attention_units(self.device, head_dim, gradients=True) is not None
 
-    def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
+    def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         _check_width(shape)
+        tensors = {**vars(t), "starts": starts}
         if t.q.is_half:
             units = self._units(shape, gradients=False)
             groups = shape.batch * shape.heads * -(-shape.seq // units.tile.rows)
             params = _params(shape, shape.seq, groups)
-            self.dispatch_generated(attention_source(units), groups, params=params, **vars(t))
+            self.dispatch_generated(attention_source(units), groups, params=params, **tensors)
             return
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
         self.dispatch(
@@ -144,14 +155,14 @@ class GpuAttention(GpuRecorder):
             groups,
             tile_constants(shape.head_dim, self.device.limits),
             params=_params(shape, shape.seq, groups),
-            **vars(t),
+            **tensors,
         )
 
     def attention_backward(
-        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
+        self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
         _check_width(shape)
-        delta = self._delta(t.out, grad.out, shape)
+        delta = self._delta(t.out, grad.out, starts, shape)
         if t.q.is_half:
             self._backward_of_halves(t, grad, delta, shape)
             return
@@ -199,27 +210,33 @@ class GpuAttention(GpuRecorder):
             inputs = _inputs(t, grad, delta)
             self.dispatch_generated(text, groups, params=params, **inputs, **outputs)
 
-    def _delta(self, out: Tensor, grad_out: Tensor, shape: AttentionShape) -> Tensor:
-        """Compute the sums over a head of out * grad_out, (N, H)."""
-        delta = self.scratch("attention delta", (out.shape[0], shape.heads))
+    def _delta(
+        self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape
+    ) -> Tensor:
+        """Compute the sums over a head of out * grad_out, (N, H), followed by the starts (N,)."""
+        rows = out.shape[0]
+        count = rows * shape.heads
+        delta = self.scratch("attention delta", (count + rows,))
         if out.is_half:
             self.dispatch(
                 "lm/10_attention_delta_half.wgsl",
-                workgroups(delta.size),
+                workgroups(count),
                 out=out,
                 grad_out=grad_out,
                 delta=delta,
-                dims=dims(delta.size, shape.head_dim // HALVES),
+                starts=starts,
+                dims=dims(count, shape.head_dim // HALVES, rows),
             )
             return delta
         self.dispatch(
             "lm/10_attention_delta.wgsl",
-            workgroups(delta.size),
+            workgroups(count),
             {"HEAD_QUADS": shape.head_dim // 4},
             out=out,
             grad_out=grad_out,
             delta=delta,
-            dims=dims(delta.size),
+            starts=starts,
+            dims=dims(count, 0, rows),
         )
         return delta
 
@@ -266,7 +283,8 @@ def _check_width(shape: AttentionShape) -> None:
 
 def _params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
     scales = (shape.scale, shape.scale * np.log2(np.e))
-    return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales)], PARAMS)
+    starts = shape.batch * shape.seq * shape.heads  # in `delta`, after its own numbers
+    return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)
 
 
 def _by_head(x: Tensor, shape: AttentionShape) -> FloatArray:
@@ -281,6 +299,11 @@ def _by_kv_head(x: Tensor, shape: AttentionShape) -> FloatArray:
     return array.transpose(0, 2, 3, 1, 4)
 
 
+def _by_sequence(starts: Tensor, shape: AttentionShape) -> NDArray[np.uint32]:
+    array: NDArray[np.uint32] = starts.array.reshape(shape.batch, shape.seq)
+    return array
+
+
 def _blocks(shape: AttentionShape) -> Iterator[slice]:
     """Yield slices of queries, few enough that their scores fit into memory."""
     rows = max(1, BLOCK_SCORES // max(1, shape.batch * shape.heads * shape.seq))
@@ -289,15 +312,25 @@ def _blocks(shape: AttentionShape) -> Iterator[slice]:
 
 
 def _scores(
-    queries: FloatArray, keys: FloatArray, rows: slice, shape: AttentionShape
+    queries: FloatArray,
+    keys: FloatArray,
+    rows: slice,
+    firsts: NDArray[np.uint32],
+    shape: AttentionShape,
 ) -> FloatArray:
-    """Return scaled scores of a block of queries and all keys to its end, -inf for later keys."""
+    """Return scaled scores of a block of queries and all keys to its end.
+
+    They are -inf for keys after a query, and before the one that `firsts` (B, T) has for it.
+    """
     seen = keys[..., : rows.stop, :].swapaxes(-1, -2)
     scores: FloatArray = queries[..., rows, :] @ seen
     scores *= np.float32(shape.scale)
     # Causal: a query sees no key after its own position.
-    later = np.arange(rows.stop) > np.arange(rows.start, rows.stop)[:, None]
-    np.copyto(scores, -np.inf, where=later)
+    positions = np.arange(rows.stop)
+    np.copyto(scores, -np.inf, where=positions > positions[rows, None])
+    if firsts[:, rows].any():
+        earlier = positions < firsts[:, rows, None]
+        np.copyto(scores, -np.inf, where=earlier[:, None, None])
     return scores
 
 

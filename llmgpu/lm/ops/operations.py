@@ -373,9 +373,11 @@ class Operations(ABC):
         return False
 
     @abstractmethod
-    def attention(self, t: AttentionTensors, shape: AttentionShape) -> None:
+    def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         """Write `out`, and `log_sum_exp` for the backward pass.
 
+        starts: uint32 (N,), the first position of its sequence that a row attends to, up to its
+            own; none is less than that of the row before in the sequence.
         The other tensors are all float32, or all float16 where `attends_in_half`.
 
         Raises:
@@ -384,7 +386,7 @@ class Operations(ABC):
 
     @abstractmethod
     def attention_backward(
-        self, t: AttentionTensors, grad: AttentionGradients, shape: AttentionShape
+        self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
         """Write the gradients of q, k and v, float32, from what `attention` read and wrote.
 

@@ -81,7 +81,7 @@ class SubgroupAttention:
         tiles = 2 * tile.step * (2 * self.head_dim + 16)
         scores = tile.rows * (4 * tile.step + 16)
         weights = tile.rows * (2 * tile.step + 16)
-        return tiles + count * (scores + weights) + 8 * tile.step
+        return tiles + count * (scores + weights) + 12 * tile.step
 
     @property
     def down(self) -> range:
@@ -191,7 +191,7 @@ QUERY_PLACE = (
     "    let sequence = group % columns / params.heads * params.seq;",
     "    let own_first = (blocks - 1u - group / columns) * ROWS;",
 )
-KEYS = ("0u", "min(own_first + ROWS, params.seq)")
+KEYS = ("begin", "min(own_first + ROWS, params.seq)")
 QUERIES = ("own_first", "params.seq")  # those that see a block of keys
 
 
@@ -239,8 +239,9 @@ def walk(
     bounds: tuple[str, str],
     step: Iterable[str],
     numbers: Iterable[str] = (),
+    end: Iterable[str] = (),
 ) -> Iterator[str]:
-    """Write the loop; `others`: what a step loads, besides `numbers`."""
+    """Write the loop; `others`: what a step loads, besides `numbers`. `end`: may leave the loop."""
     vectors = a.tile.step * a.head_dim // HALVES
     loads = range(-(-vectors // a.threads))
     # A thread's vectors, and the condition under which there is one.
@@ -259,6 +260,7 @@ def walk(
     yield from (f"    var {variable} = vec4<u32>();" for _, _, variable, _ in pieces)
     yield from load(bounds[0])
     yield f"    for (var first = {bounds[0]}; first < {bounds[1]}; first += STEP) {{"
+    yield from end
     for side, _, variable, n in pieces:
         place = f"({side * a.tile.step}u + {n} / VECTORS) * STRIDE + {n} % VECTORS"
         inside = guard.format(n)

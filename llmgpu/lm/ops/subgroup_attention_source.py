@@ -47,7 +47,7 @@ SLACK = "8.0"  # weights are at most 2^8, far from the largest half-precision nu
 def attention_source(a: SubgroupAttention) -> str:
     """Return the text of the forward pass.
 
-    Bindings: params, q, k, v and out (8 halves an element), log_sum_exp.
+    Bindings: params, q, k, v and out (8 halves an element), log_sum_exp, starts.
     """
     return text_of(
         declarations(a, ("q", "k", "v"), scores=1, weights=1),
@@ -55,6 +55,7 @@ def attention_source(a: SubgroupAttention) -> str:
         entry_point(a, "attention", QUERY_PLACE),
         own_matrices(a, ("q",)),
         (f"    var largest = {LOWEST};", "    var sum = 0.0;", "    atomicStore(&grown, 0u);"),
+        _FORWARD_STARTS,
         sum_variables(a, ("out",), a.head_dim),
         walk(a, ("k", "v"), KEYS, _forward_step(a)),
         _store_out(a),
@@ -116,7 +117,7 @@ def attention_backward_kv_source(a: SubgroupAttention) -> str:
         sum_variables(a, ("grad_k", "grad_v"), width),
         ("    for (var member = 0u; member < group_size; member++) {",),
         ("    let other_head = head * group_size + member;",),
-        walk(a, ("q", "grad_out"), QUERIES, step, _query_numbers(a)),
+        walk(a, ("q", "grad_out"), QUERIES, step, _query_numbers(a), _LAST_QUERY),
         ("    }",),
         _store_gradient(a, "grad_k", width),
         _store_gradient(a, "grad_v", width),
@@ -134,9 +135,10 @@ def _forward_step(a: SubgroupAttention) -> Iterator[str]:
     yield "    if (local_index < ROWS) {"
     quads = range(a.tile.step // 4)
     for c in quads:
-        keys = f"first + {4 * c}u + FOUR <= vec4<u32>(own_first + local_index)"
         score = f"scores_0[local_index * SCORE_STRIDE + {c}u]"
-        yield f"    let s{c} = select(vec4<f32>({LOWEST}), {score}, {keys});"
+        yield f"    let keys{c} = first + {4 * c}u + FOUR;"
+        seen = f"(keys{c} <= vec4<u32>(own_first + local_index)) & (keys{c} >= own_start)"
+        yield f"    let s{c} = select(vec4<f32>({LOWEST}), {score}, {seen});"
     yield "    var four = s0;"
     yield from (f"    four = max(four, s{c});" for c in quads[1:])
     yield "    let top = max(max(four.x, four.y), max(four.z, four.w));"
@@ -156,7 +158,7 @@ def _forward_step(a: SubgroupAttention) -> Iterator[str]:
     yield "    sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));"
     yield "    }"
     # The first step has no sums yet. Loading this also waits for all weights.
-    yield "    if (workgroupUniformLoad(&grown) == first + 1u && first > 0u) {"
+    yield "    if (workgroupUniformLoad(&grown) == first + 1u && first > begin) {"
     for chunk in chunks(a, a.head_dim):
         yield from through_scores(a, "out", chunk)
         yield f"    for (var c = 0u; c < {chunk[1] // 4}u && local_index < ROWS; c++) {{"
@@ -188,13 +190,22 @@ def _store_out(a: SubgroupAttention) -> Iterator[str]:
 _FORWARD_DECLARATIONS = (
     "@group(0) @binding(4) var<storage, read_write> out: array<vec4<u32>>;",
     "@group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;",
+    "@group(0) @binding(6) var<storage, read> starts: array<u32>;",
     "var<workgroup> grown: atomic<u32>;",
+)
+# A row may see nothing of its first steps: what it sums up there is finite, and multiplied by 0 at
+# the first score that it sees.
+_FORWARD_STARTS = (
+    "    let begin = starts[sequence + own_first] / STEP * STEP;",
+    "    let last_row = params.seq - 1u;",
+    "    let own_start = vec4<u32>(starts[sequence + min(own_first + local_index, last_row)]);",
 )
 
 _PROBABILITIES = """fn probabilities(
-    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>
+    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>
 ) -> vec4<f32> {
-    let seen = (keys <= queries) & (queries < vec4<u32>(params.seq));
+    let after = vec4<f32>(keys) >= firsts;
+    let seen = (keys <= queries) & after & (queries < vec4<u32>(params.seq));
     return select(vec4<f32>(), exp2(params.log2_scale * (scores - logs)), seen);
 }"""
 
@@ -214,8 +225,14 @@ _QUERY_NUMBERS = (
     "    let number = (sequence + min(row, params.seq - 1u)) * params.heads + head;",
     "    let own_log = vec4<f32>(log_sum_exp[number] / params.scale);",
     "    let own_delta = delta[number];",
+    "    let own_start = vec4<f32>(delta[params.starts + sequence + min(row, params.seq - 1u)]);",
+    "    let begin = u32(delta[params.starts + sequence + own_first]) / STEP * STEP;",
 )
-_NUMBERS = {"logs": "log_sum_exp", "deltas": "delta"}
+_NUMBERS = {"logs": "log_sum_exp", "deltas": "delta", "firsts": "delta"}
+# Later queries do not see these keys either.
+_LAST_QUERY = (
+    "    if (delta[params.starts + sequence + first] >= f32(own_first + ROWS)) { break; }",
+)
 
 
 def _query_numbers(a: SubgroupAttention) -> Iterator[str]:
@@ -223,8 +240,10 @@ def _query_numbers(a: SubgroupAttention) -> Iterator[str]:
     yield f"    if (local_index < {a.tile.step // 4}u) {{"
     yield "        let queries = min(first + 4u * local_index + FOUR, vec4<u32>(params.seq - 1u));"
     yield "        let i = (sequence + queries) * params.heads + other_head;"
+    yield "        let start = params.starts + sequence + queries;"
     for name, source in _NUMBERS.items():
-        four = ", ".join(f"{source}[i.{component}]" for component in "xyzw")
+        index = "start" if name == "firsts" else "i"
+        four = ", ".join(f"{source}[{index}.{component}]" for component in "xyzw")
         scale = " / params.scale" if name == "logs" else ""
         yield f"        {name}[local_index] = vec4<f32>({four}){scale};"
     yield "    }"
@@ -251,7 +270,7 @@ def _weights_loop(
 
 def _query_weights(a: SubgroupAttention) -> Iterator[str]:
     body = (
-        "let p = probabilities(s, own_log, at, vec4<u32>(row));",
+        "let p = probabilities(s, own_log, at, vec4<u32>(row), own_start);",
         "ds[m] = p * (slope - own_delta);",
     )
     return _weights_loop(a, body, ("ds",))
@@ -259,7 +278,7 @@ def _query_weights(a: SubgroupAttention) -> Iterator[str]:
 
 def _key_weights(a: SubgroupAttention) -> Iterator[str]:
     body = (
-        "p[m] = probabilities(s, logs[quad + m], vec4<u32>(row), at);",
+        "p[m] = probabilities(s, logs[quad + m], vec4<u32>(row), at, firsts[quad + m]);",
         "ds[m] = p[m] * (slope - deltas[quad + m]);",
     )
     return _weights_loop(a, body, ("p", "ds"))

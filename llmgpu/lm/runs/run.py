@@ -139,7 +139,8 @@ class TrainingRun:
         try:
             self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
             operations = open_operations(backend.device, fixed_products=self._fixed_products)
-            self._trainer = Trainer(operations, config, self._options, slots, workers)
+            separator = eos_id if self._options.document_mask else None
+            self._trainer = Trainer(operations, config, self._options, slots, workers, separator)
         except DeviceError as error:
             raise DeviceError(
                 f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"

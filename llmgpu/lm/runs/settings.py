@@ -21,6 +21,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "schedule": "cosine",
     "decay_steps": 0,
     "initialisation": "normal",
+    "document_mask": False,
 }
 
 MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches"})  # when a run is resumed

@@ -16,12 +16,26 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
 from llmgpu.errors import InputError
-from llmgpu.lm.data.batches import IGNORED_TARGET, ROUNDS, Batches, permute, token_bytes
+from llmgpu.lm.data.batches import (
+    IGNORED_TARGET,
+    ROUNDS,
+    Batches,
+    document_starts,
+    permute,
+    token_bytes,
+)
 from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.tokens.formats import open_writer
 from tests.lm.vocabularies import sample_vocabulary
 
 VOCABULARY = sample_vocabulary()
+
+
+def test_a_document_begins_with_the_separator_before_it() -> None:
+    tokens = np.array([[5, 0, 6, 7, 0, 0, 8], [0, 1, 2, 3, 4, 5, 0], [9] * 7], np.uint32)
+    starts = [[0, 1, 1, 1, 4, 5, 5], [0, 0, 0, 0, 0, 0, 6], [0] * 7]
+    assert document_starts(tokens, 0).tolist() == starts
+    assert document_starts(tokens, 0).dtype == np.uint32
 
 
 def source_of(folder: Path, count: int) -> TokenSource:

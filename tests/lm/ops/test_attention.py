@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from llmgpu.lm.ops.operations import (
     AttentionTensors,
     Operations,
 )
+from llmgpu.lm.ops.tensor import Tensor
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
     assert_close,
@@ -28,6 +31,7 @@ from tests.lm.ops.checking import (
 from tests.reference.lm import attention as reference
 
 Array = NDArray[np.float64]
+Starts = NDArray[np.uint32]
 # Few widths, since each is compiled separately; the blocks of the kernels are 64 tokens.
 ONE_TOKEN = [AttentionShape(1, 1, 1, 1, 12), AttentionShape(3, 1, 2, 1, 8)]
 SHAPES = [
@@ -53,20 +57,48 @@ def inputs(shape: AttentionShape) -> list[Array]:
     return [float32_values(rng, rows, count * shape.head_dim) for count in heads]
 
 
+def starts_of(shape: AttentionShape, lengths: list[int]) -> Starts:
+    """Return where the documents of each row begin; their lengths repeat along all sequences."""
+    starts = np.zeros((shape.batch, shape.seq), np.uint32)
+    sizes = cycle(lengths)
+    for sequence in starts:
+        begin = 0
+        while begin < shape.seq:
+            size = next(sizes)
+            sequence[begin : begin + size] = begin
+            begin += size
+    return starts.reshape(-1)
+
+
+def starts_tensor(operations: Operations, shape: AttentionShape, starts: Starts | None) -> Tensor:
+    if starts is None:
+        starts = starts_of(shape, [shape.seq])
+    return tensor_of(operations, "starts", starts)
+
+
 def run_forward(
-    operations: Operations, arrays: list[Array], shape: AttentionShape
+    operations: Operations,
+    arrays: list[Array],
+    shape: AttentionShape,
+    starts: Starts | None = None,
 ) -> list[NDArray[np.float32]]:
+    firsts = starts_tensor(operations, shape, starts)
     q, k, v = (tensor_of(operations, "input", array) for array in arrays[:3])
     out = poisoned(operations, "out", q.shape)
     sums = poisoned(operations, "log_sum_exp", (q.shape[0], shape.heads))
-    run(operations, lambda: operations.attention(AttentionTensors(q, k, v, out, sums), shape))
+    tensors = AttentionTensors(q, k, v, out, sums)
+    run(operations, lambda: operations.attention(tensors, firsts, shape))
     return [operations.read(out), operations.read(sums)]
 
 
 def run_both(
-    operations: Operations, arrays: list[Array], shape: AttentionShape
+    operations: Operations,
+    arrays: list[Array],
+    shape: AttentionShape,
+    starts: Starts | None = None,
 ) -> list[NDArray[np.float32]]:
     """Return the gradients of q, k and v."""
+    firsts = starts_tensor(operations, shape, starts)
     q, k, v, grad_out = (tensor_of(operations, "input", array) for array in arrays)
     out = poisoned(operations, "out", q.shape)
     sums = poisoned(operations, "log_sum_exp", (q.shape[0], shape.heads))
@@ -74,8 +106,9 @@ def run_both(
 
     def record() -> None:
         tensors = AttentionTensors(q, k, v, out, sums)
-        operations.attention(tensors, shape)
-        operations.attention_backward(tensors, AttentionGradients(*grads, grad_out), shape)
+        operations.attention(tensors, firsts, shape)
+        gradients = AttentionGradients(*grads, grad_out)
+        operations.attention_backward(tensors, gradients, firsts, shape)
 
     run(operations, record)
     return [operations.read(grad) for grad in grads]
@@ -102,6 +135,46 @@ def test_attention_backward(operations: Operations, shape: AttentionShape) -> No
     ):
         # The sums of a row of few keys cancel: its gradients are far smaller than their terms.
         assert_close_in_tensor(actual, expected)
+
+
+DOCUMENTS = [
+    (AttentionShape(2, 7, 2, 2, 8), [3, 1, 3, 7]),
+    (AttentionShape(1, 33, 4, 2, 12), [1, 9]),
+    (AttentionShape(2, 200, 2, 1, 8), [64, 5, 130, 1, 63]),
+    (AttentionShape(1, 200, 4, 2, 72), [100, 20, 80]),
+    (AttentionShape(1, 131, 1, 1, 128), [129, 2]),
+]
+
+
+@pytest.mark.parametrize(("shape", "lengths"), DOCUMENTS, ids=str)
+def test_attention_does_not_cross_documents(
+    operations: Operations, shape: AttentionShape, lengths: list[int]
+) -> None:
+    arrays, starts = inputs(shape), starts_of(shape, lengths)
+    forward = run_forward(operations, arrays, shape, starts)
+    for actual, expected in zip(
+        forward, reference.attention(*arrays[:3], shape, starts), strict=True
+    ):
+        assert_close(actual, expected)
+    for actual, expected in zip(
+        run_both(operations, arrays, shape, starts),
+        reference.attention_backward(*arrays, shape, starts),
+        strict=True,
+    ):
+        assert_close_in_tensor(actual, expected)
+
+
+def test_a_document_is_the_same_wherever_it_is(operations: Operations) -> None:
+    """What other documents hold, infinite numbers apart, changes no bit."""
+    shape = AttentionShape(1, 192, 2, 1, 8)
+    arrays, starts = inputs(shape), starts_of(shape, [70, 60, 62])
+    once = run_forward(operations, arrays, shape, starts)
+    for array in arrays[:3]:
+        array[:70] *= 1e4
+        array[130:] = 7.0
+    again = run_forward(operations, arrays, shape, starts)
+    for first, second in zip(once, again, strict=True):
+        assert first[70:130].tobytes() == second[70:130].tobytes()
 
 
 def assert_close_in_tensor(

@@ -18,6 +18,7 @@ from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_q_source,
     attention_source,
 )
+from tests.lm.ops.test_attention import starts_of
 from tests.reference.lm import attention as reference
 from tests.reference.lm.subgroup_matrices import by_first_lanes
 
@@ -36,10 +37,18 @@ class Case:
     """Inputs rounded to half precision, and what float64 makes of them."""
 
     @np.errstate(under="ignore")
-    def __init__(self, device: Device, shape: AttentionShape, *, growing: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        shape: AttentionShape,
+        *,
+        growing: bool = False,
+        lengths: list[int] | None = None,
+    ) -> None:
         self.device, self.shape = device, shape
         rng = np.random.default_rng(shape.seq)
         rows = shape.batch * shape.seq
+        self.starts = starts_of(shape, lengths or [shape.seq])
         heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
         halves = [
             rng.standard_normal((rows, count * shape.head_dim)).astype(np.float16)
@@ -60,7 +69,9 @@ class Case:
     ) -> list[NDArray[Any]]:
         shape, device = self.shape, self.device
         scales = (shape.scale, shape.scale * np.log2(np.e))
-        params = np.array([(shape.seq, shape.heads, shape.kv_heads, groups, *scales)], PARAMS)
+        sizes = (shape.seq, shape.heads, shape.kv_heads, groups)
+        starts = shape.batch * shape.seq * shape.heads
+        params = np.array([(*sizes, *scales, starts)], PARAMS)
         buffers = {"params": device.create_uniform("params", PARAMS.itemsize)}
         device.write(buffers["params"], params)
         buffers |= {name: device.upload(name, array) for name, array in inputs.items()}
@@ -84,24 +95,25 @@ class Case:
     @np.errstate(under="ignore")
     def check_forward(self, a: SubgroupAttention) -> None:
         shape = self.shape
-        expected, sums = reference.attention(self.q, self.k, self.v, shape)
+        expected, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         outputs = {"out": expected.astype(np.float16), "log_sum_exp": sums.astype(np.float32)}
         groups = shape.batch * shape.heads * -(-shape.seq // a.tile.rows)
-        out, found = self.run(a, attention_source, groups, outputs)
+        out, found = self.run(a, attention_source, groups, outputs, starts=self.starts)
         assert_near(out, expected)
         np.testing.assert_allclose(found, sums, rtol=1e-5, atol=1e-4)
 
     @np.errstate(under="ignore")
     def check_gradients(self, a: SubgroupAttention) -> None:
         shape = self.shape
-        out, sums = reference.attention(self.q, self.k, self.v, shape)
+        out, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         terms = (out * self.grad_out).reshape(len(out), shape.heads, -1)
         inputs = {
             "log_sum_exp": sums.astype(np.float32),
-            "delta": terms.sum(-1).astype(np.float32),
+            "delta": np.append(terms.sum(-1), self.starts).astype(np.float32),
         }
         blocks = shape.batch * -(-shape.seq // a.tile.rows)
-        gradients = reference.attention_backward(self.q, self.k, self.v, self.grad_out, shape)
+        inputs_of = (self.q, self.k, self.v, self.grad_out)
+        gradients = reference.attention_backward(*inputs_of, shape, self.starts)
         likes = [gradient.astype(np.float32) for gradient in gradients]
         found = self.run(
             a,
@@ -147,6 +159,15 @@ def test_attention_by_first_lanes(
     case.check_gradients(a)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [[40, 1, 29], [17, 3, 90]], ids=str)
+@pytest.mark.parametrize("growing", [False, True])
+def test_documents_by_first_lanes(device: Device, lengths: list[int], growing: bool) -> None:
+    case = Case(device, AttentionShape(2, 70, 2, 1, 16), growing=growing, lengths=lengths)
+    case.check_forward(small(16))
+    case.check_gradients(small(16))
+
+
 def test_the_largest_score_grows(device: Device) -> None:
     case = Case(device, AttentionShape(1, 70, 1, 1, 24), growing=True)
     case.check_forward(small(24))
@@ -171,14 +192,15 @@ HARDWARE = [
 ]
 
 
+@pytest.mark.parametrize("lengths", [None, [90, 1, 30, 64]], ids=str)
 @pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("shape", HARDWARE, ids=str)
 def test_matrix_units_attend_as_float64_does(
-    dawn_device: Device, shape: AttentionShape, growing: bool
+    dawn_device: Device, shape: AttentionShape, growing: bool, lengths: list[int] | None
 ) -> None:
     if attention_units(dawn_device, shape.head_dim, gradients=True) is None:
         pytest.skip("Dawn's adapter has no matrix units")
-    case = Case(dawn_device, shape, growing=growing)
+    case = Case(dawn_device, shape, growing=growing, lengths=lengths)
     for gradients in (False, True):
         a = attention_units(dawn_device, shape.head_dim, gradients=gradients)
         assert a is not None

@@ -71,6 +71,7 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
         dense_gradient=True,
         half_weights_only=True,
         f16_version=1,
+        document_mask=False,
     )
     assert not resume(begun, steps=900).options.padded_loss
 

@@ -8,24 +8,33 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.operations import AttentionShape
 
 Array = NDArray[np.float64]
+Starts = NDArray[np.uint32]
 
 
-def attention(q: Array, k: Array, v: Array, shape: AttentionShape) -> tuple[Array, Array]:
-    """Return out (N, H * D) and log_sum_exp (N, H)."""
+def attention(
+    q: Array, k: Array, v: Array, shape: AttentionShape, starts: Starts | None = None
+) -> tuple[Array, Array]:
+    """Return out (N, H * D) and log_sum_exp (N, H); starts: the first key that each row sees."""
     out, sums = np.zeros_like(q), np.zeros((len(q), shape.heads))
     for rows, head, own, shared in _heads(shape):
-        p, sums[rows, head] = _probabilities(q[rows, own], k[rows, shared])
+        seen = _seen(starts, rows)
+        p, sums[rows, head] = _probabilities(q[rows, own], k[rows, shared], seen)
         out[rows, own] = p @ v[rows, shared]
     return out, sums
 
 
 def attention_backward(
-    q: Array, k: Array, v: Array, grad_out: Array, shape: AttentionShape
+    q: Array,
+    k: Array,
+    v: Array,
+    grad_out: Array,
+    shape: AttentionShape,
+    starts: Starts | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return (grad_q, grad_k, grad_v)."""
     grad_q, grad_k, grad_v = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for rows, _, own, shared in _heads(shape):
-        p, _ = _probabilities(q[rows, own], k[rows, shared])
+        p, _ = _probabilities(q[rows, own], k[rows, shared], _seen(starts, rows))
         grad_p = grad_out[rows, own] @ v[rows, shared].T
         grad_scores = p * (grad_p - (grad_p * p).sum(1, keepdims=True)) / np.sqrt(shape.head_dim)
         grad_q[rows, own] = grad_scores @ k[rows, shared]
@@ -63,9 +72,19 @@ def _heads(shape: AttentionShape) -> list[tuple[slice, int, slice, slice]]:
     ]
 
 
-def _probabilities(q: Array, k: Array) -> tuple[Array, Array]:
+def _seen(starts: Starts | None, rows: slice) -> NDArray[np.bool_]:
+    """Return which keys (columns) the rows of a sequence see, one by one."""
+    count = rows.stop - rows.start
+    seen = np.zeros((count, count), bool)
+    for row in range(count):
+        first = 0 if starts is None else int(starts[rows.start + row])
+        seen[row, first : row + 1] = True
+    return seen
+
+
+def _probabilities(q: Array, k: Array, seen: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return the probabilities (T, T) of one head and their log_sum_exp (T,)."""
-    scores = np.where(np.tri(len(q), dtype=bool), q @ k.T / np.sqrt(q.shape[1]), -np.inf)
+    scores = np.where(seen, q @ k.T / np.sqrt(q.shape[1]), -np.inf)
     largest = scores.max(1, keepdims=True)
     p = np.exp(scores - largest)
     total = p.sum(1, keepdims=True)
