@@ -16,9 +16,13 @@ RULES: dict[str, list[str]] = {
         r"\b_?(?:MOST|MAX)_(?:STEPS|TABLE_\w+|BATCH)\b.* \| \d+: (?:> -> >=|>= -> >|.*\d -> \d+)$",
     ],
     "llmgpu/cpu/blocks.c": [
-        r"end - p < 64 \? \(int\)\(end - p\) : 64\); \| \d+: < -> <=",  # equal numbers
+        # Equal numbers; 64 kept bits of 64, which is bit 0, where a pre-token begins anyway.
+        r"end - p < 64 \? \(int\)\(end - p\) : 64\); \| (?:\d+: < -> <=|40: 64 -> 65)",
+        r"^starts \|= (?:after - p|closed) < 64 \? .* \| \d+: < -> <=",
     ],
     "llmgpu/cpu/encode.c": [
+        r"^if \(more < 0\) \| \d+: 0 -> 1$",  # no text is without ids
+        r"padded_room, length \+ TEXT_PADDING, 1\) != 0\) \| \d+: 1 -> 2$",  # room to spare
         # Time alone: whether words are kept.
         r"^shared_insert\(",
         r"length <= LONGEST_INLINE && batch\.count < BATCH\)",
@@ -30,16 +34,18 @@ RULES: dict[str, list[str]] = {
         r"eighths >= LAST_CUT",
         # Without stages, windows that go together gave the ids of whole words, too: 245,100 words
         # of random vocabularies, none of them other. That is no proof, so the code has stages.
-        r"^if \(right == NO_ID\) \| \d+: == -> !=",
+        r"^if \((?:left|right) == NO_ID\) \| \d+: == -> !=",
         r"^made\[pair->result\] = ",
         r"^if \(scratch->stages == STAGES\) \{",
         r"^return id >= rank && has_parts\(.*: && -> \|\|$",
-        # From an earlier token on: the same answer, later.
+        # From an earlier token on, or up to a later one: the same answer, later.
+        r"after->tokens\[1\]\.begin : after->size\); \| 63: 1 -> 2$",
         r"^last = window\.first \+ window\.tokens\[cut - 1\]\.begin; .*-> ;$",
     ],
     "llmgpu/cpu/matching.c": [
         # Bytes that are kept together although no token needs it, and a look at the padding.
         r"^for \(int64_t k = 1; k < length; k\+\+\) \{ \| \d+: < -> <=",
+        r"slots < 1 << 28 \? ",  # of more tokens than there are ids
         # A slot that is free has no result, either.
         r"^while \(table\[4 \* \(size_t\)at \+ 2\] != empty\) \| \d+: 2 -> 3$",
     ],
@@ -47,11 +53,16 @@ RULES: dict[str, list[str]] = {
         r"^room \+= room / 8 > POOL_SPARE",  # time alone: how much more room
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
     ],
+    "llmgpu/cpu/pairs.c": [
+        # The place after the last holds the candidate that is moved, which ends the loop as well.
+        r"^if \(child \+ 1 < trainer->heap_used && \| \d+: < -> <=",
+    ],
     "llmgpu/cpu/trainer.c": [
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
     ],
     "llmgpu/cpu/shared_words.c": [
+        r"^bytes = \(bytes \+ 7\) & ~INT64_C\(7\); .*-> ;$",  # processors here read anywhere
         # Time alone: when a table grows, and when a chunk or the memory is full.
         r"2 \* known > shared_table\(words\)->mask\) \| \d+: (?:2 -> 3|> -> >=)",
         r"4 \* known > 3 \* table->mask .*\| \d+: (?:4 -> 5|> -> >=)",
@@ -62,12 +73,22 @@ RULES: dict[str, list[str]] = {
         r"^madvise\(",  # advice
         r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: \+ -> -",  # in either direction
     ],
+    "llmgpu/bpe/encoding/long_words.py": [
+        # Time alone: the sizes of windows and memories, and how often a cut is tried.
+        r"^(?:WINDOW|_LEAST_TOKENS|_CUTS|_REMEMBERED_WORDS) = ",
+        # From an earlier token on, or up to a later one: the same answer, later.
+        r"^if self\._go_together\(word, first \+ int\(begins\[cut - 1\]\).*: 1 -> 2$",
+        r"^end = border \+ int\(begins\[1\]\) if .*: min -> max$",
+        r"made\[pairs\.\w+\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
+        r"list\(range\(1, end \+ 1\)\) \| 62: 1 -> 2$",  # room to spare
+    ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
         r"^closed = final or bool",  # the end of the text ends the last document anyway
     ],
     "llmgpu/bpe/encoding/special_search.py": [
         r"len\(text\) > len\(rest\) and .*: len\(text\) > len\(rest\) -> ",  # waits once more
+        r"^branches = .*depth \+ 1\).*: 1 -> 2$",  # time alone: which texts are one branch
     ],
     "llmgpu/bpe/interchange/tiktoken.py": [
         r"json\.dumps\(side, indent=1\).*: 1 -> 2$",  # white space
@@ -75,7 +96,17 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/words/count_host.py": [
         r"^if 4 \* self\._slices > 5 \* self\.measured\[2\]: ",  # how often an estimate is made
     ],
+    "llmgpu/bpe/words/number_words.py": [
+        r"\b_SLOT_BITS\b",  # time alone: how many keys share a slot
+    ],
+    "llmgpu/bpe/training/merge_host.py": [
+        r"^trainer = _open\(words, most - len\(words\.lengths\)\) .*: .* - .* -> ",  # room to spare
+    ],
+    "llmgpu/bpe/training/scanned_words.py": [
+        r"^self\._most_positions = ",  # time alone: when positions are dropped
+    ],
     "llmgpu/bpe/words/spilling.py": [
+        r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it
         r"^if self\._kept_bytes > self\._most_bytes // 2: .*: 2 -> 3$",  # written a little earlier
     ],
     "llmgpu/bpe/pretokens/o200k.py": [
@@ -97,8 +128,9 @@ RULES: dict[str, list[str]] = {
         r"stream\.wait\(0\): \| \d+: 0 -> 1$",  # time alone
     ],
     "llmgpu/tokens/npy.py": [
+        r"stream\.peek\(4\).*\| 30: 4 -> 5$",  # more than is looked at
         r"^shutil\.copyfileobj\(self\._numbers, stream, 1 << 20\) .*-> \d+$",  # copied at a time
     ],
 }
 for _name in ("pairs", "trainer"):  # the other parts of the trainer
-    RULES[f"llmgpu/cpu/{_name}.c"] = RULES["llmgpu/cpu/merging.c"]
+    RULES[f"llmgpu/cpu/{_name}.c"] += RULES["llmgpu/cpu/merging.c"]

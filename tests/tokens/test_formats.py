@@ -439,6 +439,10 @@ def test_whole_numbers_of_any_kind(tmp_path: Path, dtype: str) -> None:
     assert read_all(path, "npy") == [0, 1, 127]
 
 
+def test_the_largest_id(tmp_path: Path) -> None:
+    assert read_all(saved(tmp_path / "f", np.array([2**32 - 1])), "npy") == [2**32 - 1]
+
+
 @pytest.mark.parametrize(
     "array, message",
     [

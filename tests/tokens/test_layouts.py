@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -144,6 +145,16 @@ def test_megatron_reads_it(tmp_path: Path) -> None:
     theirs = datasets.IndexedDataset(str(tmp_path / "x"))
     assert [row.tolist() for row in theirs] == [[1], [2, 3], [4]]
     assert theirs.document_indices.tolist() == [0, 1, 2, 3]
+
+
+def test_as_many_ids_as_a_layout_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = replace(LAYOUTS["llmc"], max_tokens=3)
+    monkeypatch.setitem(LAYOUTS, "llmc", limited)
+    write(tmp_path / "x.bin", [slice_of([1, 2], [0]), slice_of([3], [])], "llmc")
+    assert describe_bin_file(tmp_path / "x.bin").count == 3
+    with pytest.raises(OutputError, match=r"more than 3 tokens.* layout llmc: use --shard-tokens"):
+        write(tmp_path / "y.bin", [slice_of([1, 2], [0]), slice_of([3, 4], [])], "llmc")
+    assert not (tmp_path / "y.bin").exists()
 
 
 def test_nanogpt(tmp_path: Path) -> None:

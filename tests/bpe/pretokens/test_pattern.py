@@ -79,6 +79,26 @@ def test_contractions_at_the_end_of_a_text(pattern: str, before: str) -> None:
             assert make_c_pattern(get_pattern(pattern)).ends(text).tolist() == ends, text
 
 
+# One of each kind that some pattern tells apart.
+KINDS = ["a", "Z", "\u02b0", "\u6f22", "\u0301", "9", "!", " ", "\u00a0", "\n", "'s", "/"]
+
+
+@pytest.mark.pinned_regex
+@pytest.mark.parametrize("pattern", ["gpt2", "cl100k", "o200k"])
+def test_every_short_text(pattern: str) -> None:
+    parts = (some for count in range(5) for some in product(KINDS, repeat=count))
+    documents = ["".join(some).encode() for some in parts]
+    bounds = np.cumsum([0, *map(len, documents)])
+    expected = reference.pre_token_starts(documents, pattern)
+    data = np.frombuffer(b"".join(documents), np.uint8)
+    assert start_mask(data, pattern, bounds[:-1]).tolist() == expected
+    if library() is not None:
+        c_pattern = make_c_pattern(get_pattern(pattern))
+        for document, start in zip(documents[1:], bounds[1:].tolist(), strict=False):
+            ends = [k for k in range(1, len(document)) if expected[start + k]]
+            assert c_pattern.ends(document).tolist() == [*ends, len(document)], document
+
+
 @pytest.mark.pinned_regex
 def test_slashes_after_marks_and_newlines() -> None:
     """Slashes go with newlines after others; a mark is an other only where it goes with others."""

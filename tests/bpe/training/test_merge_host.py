@@ -148,6 +148,45 @@ def test_symbols_that_no_merge_has_made_are_reached(
     assert_same(trained, expected)
 
 
+def test_words_of_long_symbols() -> None:
+    """The engine has a cell for each byte of a symbol, and those inside of one hold no symbol."""
+    rng = np.random.default_rng(1)
+    lengths = np.array([1] * 256 + [2, 3, 4, 9, 17], np.uint32)
+    symbols = rng.choice(np.array([0, 1, *range(256, 261)], np.uint32), 60_000)
+    offsets = np.arange(0, len(symbols) + 1, 6)
+    counts = np.ones(len(offsets) - 1, np.int64)
+    words = SymbolWords(symbols, offsets, counts, lengths, len(symbols))
+    expected = batched_numpy.train(words, REPEATED, merges=20)
+    assert_same(merge_host.train(words, REPEATED, merges=20), expected)
+    merges = np.column_stack([expected.pairs, np.arange(261, 281, dtype=np.uint32)])
+    expected_words = linked_words.apply_merges(words, merges)
+    assert_same_words(merge_host.apply_merges(words, merges), expected_words)
+
+
+def test_progress_of_replaying_ends_at_the_number_of_merges() -> None:
+    words = symbol_words([b"abcabc"], "class")
+    merges = np.array([[97, 98, 256], [256, 99, 257], [1, 2, 258]], np.uint32)
+    for engine in (merge_host, linked_words):
+        seen: list[tuple[str, int, int | None]] = []
+        engine.apply_merges(words, merges, lambda *call: seen.append(call))  # noqa: B023
+        assert seen[-1] == ("replaying merges", 3, 3)
+
+
+def test_more_symbols_than_can_be_numbered_are_not_replayed() -> None:
+    words = symbol_words([b"abab"], "class")
+    merges = np.array([[97, 98, 1 << 20]], np.uint32)
+    for engine in (merge_host, linked_words):
+        with pytest.raises(LlmgpuError, match="1048577 tokens"):
+            engine.apply_merges(words, merges)
+
+
+def test_a_result_for_which_there_is_no_room_is_refused() -> None:
+    trainer = merge_host._open(symbol_words([b"abab"], "class"), 1)
+    with pytest.raises(ValueError, match="a merge has a symbol that does not exist"):
+        trainer.merge(np.array([[97, 98, 257]], np.uint32))
+    trainer.merge(np.array([[97, 98, 256]], np.uint32))
+
+
 @pytest.mark.parametrize("merges", [[0, 1, 2], [97, 300, 256], [97, 98, 256, 97, 256, 256]])
 def test_a_result_of_other_bytes_is_refused(merges: list[int]) -> None:
     words = symbol_words([b"abab"], "class")

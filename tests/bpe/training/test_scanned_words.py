@@ -19,7 +19,8 @@ from llmgpu.errors import InputError
 from tests.bpe.word_lists import as_words
 from tests.conftest import examples
 
-PARTS = st.lists(st.sampled_from(b"aaabcde"), min_size=1, max_size=4).map(bytes)
+# "!" is symbol 0.
+PARTS = st.lists(st.sampled_from(b"aaab!cd"), min_size=1, max_size=4).map(bytes)
 WORDS = st.lists(st.tuples(PARTS, st.integers(1, 12)), min_size=1, max_size=4).map(
     lambda parts: b"".join(part * count for part, count in parts)
 )
@@ -75,7 +76,10 @@ def test_memory_is_a_small_multiple_of_the_words(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 9 * len(words.symbols) + (1 << 20)
+    size = len(words.symbols)
+    assert peak < 9 * size + (1 << 20)
+    estimate = scanned_words.COSTS.of(1, size) - scanned_words.COSTS.fixed
+    assert peak - (1 << 20) <= estimate - 2 * size <= 2 * peak  # without the text and the symbols
 
 
 def test_what_is_long_or_too_much_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:

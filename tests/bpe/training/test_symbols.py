@@ -7,12 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llmgpu.bpe.training.symbols import Spellings, byte_symbols, seed_symbols, translate
+from llmgpu.bpe.training.symbols import (
+    Spellings,
+    byte_symbols,
+    check_logged,
+    seed_symbols,
+    translate,
+)
 from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.words.count_host import count_words
-from llmgpu.errors import VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
 
@@ -107,3 +113,35 @@ def test_spellings() -> None:
 def test_vocabularies_that_training_cannot_go_on_from(seed: Vocabulary, message: str) -> None:
     with pytest.raises(VocabularyError, match=message):
         seed_symbols(seed, byte_ranks("hf"))
+
+
+def test_a_merge_of_what_does_not_exist_yet() -> None:
+    spellings = Spellings(BYTES, ())
+    assert spellings.results(np.array([[97, 98], [256, 99]], np.uint32)).tolist() == [256, 257]
+    with pytest.raises(InputError, match="a symbol that no merge before it makes"):
+        spellings.results(np.array([[97, 98], [259, 99]], np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "counts", "is_sound"),
+    [
+        ([[97, 98], [98, 99]], [3, 3], True),
+        ([[98, 99], [97, 98]], [3, 3], False),  # of equally frequent ones the lower comes first
+        ([[98, 99], [97, 98]], [4, 3], True),
+        ([[98, 99], [97, 256]], [3, 3], True),  # the merge before has made it
+        ([[98, 99], [97, 257]], [3, 3], False),
+        ([[97, 98], [98, 99]], [3, 4], False),
+        ([[97, 98], [98, 99]], [3, 2], False),  # less often than asked for
+        ([[97, 98]], [3], True),
+    ],
+)
+def test_a_log_is_one_that_training_can_have_made(
+    pairs: list[list[int]], counts: list[int], is_sound: bool
+) -> None:
+    seed = seed_symbols(byte_vocabulary("class", "bytes"), byte_ranks("bytes"))
+    logged = np.array(pairs, np.uint32), np.array(counts)
+    if is_sound:
+        check_logged(*logged, seed, min_frequency=3)
+    else:
+        with pytest.raises(InputError, match="merges that this training can't have made"):
+            check_logged(*logged, seed, min_frequency=3)

@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.slices import SliceReader
 from llmgpu.bpe.words import count_host
-from llmgpu.bpe.words.count_host import count_words
-from llmgpu.cpu.library import default_threads
+from llmgpu.bpe.words.count_host import (
+    ENGINE_COSTS,
+    ENGINE_THREAD_BYTES,
+    NUMPY_COSTS,
+    NUMPY_THREAD_BYTES,
+    count_words,
+)
+from llmgpu.bpe.words.spilling import WordAccumulator
+from llmgpu.cpu.library import default_threads, library
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from tests.bpe.word_lists import listed
@@ -89,6 +96,13 @@ def test_tables_that_are_full_are_moved_to_runs(memory_bytes: int) -> None:
     assert counted == sorted(counted)
 
 
+def test_a_long_word_that_comes_first_is_found_when_there_are_many() -> None:
+    text = b"abcdefghijklmnopqrstuvwxyz" + b"".join(b" %d" % k for k in range(5000))
+    text += b"\nabcdefghijklmnopqrstuvwxyz"
+    counted = listed(count_words(corpus_from_bytes(text), "gpt2", threads=1))
+    assert dict(counted) == expected([text], "gpt2") and len(counted) == len(dict(counted))
+
+
 def test_words_longer_than_a_piece() -> None:
     documents = [b"x" * 5000, b"y" * 100 + b" " + b"z" * 3000, b"x" * 5000, b" " * 4000]
     for pattern in reference.EXPRESSIONS:
@@ -131,6 +145,47 @@ def test_an_error_of_the_corpus_ends_all_threads(tmp_path: Path) -> None:
     ):
         count_words(corpus, "gpt2", threads=3, slice_bytes=1000)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_words_so_far_are_told_while_text_is_read(threads: int) -> None:
+    words = (bytes(97 + int(digit) for digit in f"{k:08d}") for k in range(20_000))
+    text = b"".join(b" " + word for word in words)  # 9 bytes each, none twice
+    told: list[tuple[int, int]] = []
+    slice_bytes = 4500
+    count_words(
+        corpus_from_bytes(text),
+        "class",
+        threads=threads,
+        slice_bytes=slice_bytes,
+        on_words=lambda *call: told.append(call),
+    )
+    assert len(told) >= 20_000 * 9 // slice_bytes - threads - 1
+    for read, (count, nbytes) in enumerate(told, threads + 1):
+        assert 0.9 * count * 9 <= nbytes <= 1.1 * count * 9
+        assert 0.9 * (read - threads) <= count / (slice_bytes / 9) <= 1.3 * read + 1
+
+
+def test_tables_never_hold_more_than_they_may() -> None:
+    rng = random.Random(3)
+    texts = [b" ".join(b"%d" % rng.randrange(1 << 40) for _ in range(3000)) for _ in range(9)]
+    words = WordAccumulator(1 << 30)
+    counter = count_host._Counter(PATTERNS["class"], words, 1 << 18)
+    for text in texts:
+        piece = SliceReader(corpus_from_bytes(text), PATTERNS["class"]).read(
+            np.empty(len(text) + 1000, np.uint8)
+        )
+        assert piece is not None
+        counter.add(piece)
+        assert counter._table.nbytes <= 1 << 18
+    assert words.size[0] > 10_000
+
+
+def test_costs_are_those_of_the_engine_that_counts() -> None:
+    expected = ENGINE_COSTS.fixed + 3 * ENGINE_THREAD_BYTES
+    if library() is None:
+        expected = NUMPY_COSTS.fixed + 3 * NUMPY_THREAD_BYTES
+    assert count_host.memory_costs(3).fixed == expected
 
 
 def test_progress_ends_at_the_total() -> None:
