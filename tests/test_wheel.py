@@ -18,6 +18,8 @@ from llmgpu.backend import list_adapters
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.slow
+
 
 def build(kind: str, folder: Path, pattern: str) -> Path:
     subprocess.run(
@@ -72,14 +74,13 @@ def test_the_source_archive_holds_what_its_tests_need(tmp_path: Path) -> None:
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "wgsl").rglob("*.wgsl")} <= names
 
 
-@pytest.mark.slow
 def test_it_runs_in_another_folder(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = tmp_path / "venv" / "lib" / version / "site-packages"
     zipfile.ZipFile(wheel).extractall(site)  # what pip does with a pure wheel, without a network
-    # The dependencies come from this environment, appended behind the new one's own packages.
+    # The dependencies come from this environment, appended after the new one's own packages.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     work = tmp_path / "work"
     work.mkdir()

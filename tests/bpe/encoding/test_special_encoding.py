@@ -99,7 +99,7 @@ def special_encoder(
     return with_special_tokens(inner, vocabulary(), options, cut)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(DOCUMENTS, UNEQUAL_CHOICES, st.integers(1, 30), st.integers(1, 2))
 def test_ids_are_those_of_tiktoken(
     documents: list[str], allowed: set[str], cut: int, threads: int
@@ -123,7 +123,7 @@ def split_ids(text: str, allowed: Collection[str]) -> list[int]:
     ]
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(DOCUMENTS, CHOICES, st.integers(1, 30), st.integers(1, 2))
 def test_the_longest_at_a_position_counts(
     documents: list[str], allowed: set[str], cut: int, threads: int
@@ -192,7 +192,7 @@ class Announcing:
         return Piece(buffer[: len(data)], np.array(starts, np.int64), closed, not self._fills)
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(st.lists(TEXTS, min_size=1, max_size=4), CHOICES, st.integers(1, 60))
 def test_documents_that_are_announced_early(
     documents: list[str], allowed: set[str], piece_bytes: int

@@ -65,6 +65,7 @@ def assert_same(left: Vocabulary, right: Vocabulary) -> None:
     assert np.array_equal(left.trie.edges, right.trie.edges)
 
 
+@pytest.mark.slow
 def test_writing_takes_no_multiple_of_a_long_token() -> None:
     """The trie of a token of 16 MB has 20 times its bytes, and is never whole."""
     merges = [(97, 97), *((number, number) for number in range(256, 279))]

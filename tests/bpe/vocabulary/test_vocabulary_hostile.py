@@ -292,6 +292,7 @@ class TestMemory:
         )
         assert_bounded(data)
 
+    @pytest.mark.slow
     def test_many_special_tokens(self) -> None:
         tokens = [f"<{i}>".encode() for i in range(100_000)]
         data = changed(

@@ -46,6 +46,7 @@ def test_the_sum_is_that_of_all_in_memory(
     assert facts.documents == expected.documents == 2 * sum(weights)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,7 @@ def test_the_gradient_in_half_precision(operations: Operations, width: int, toke
     np.testing.assert_allclose(found, expected, rtol=1.01e-3, atol=6e-8)
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_dimension_has_workgroups(operations: Operations) -> None:
     rng = np.random.default_rng(6)
     check(operations, float32_values(rng, 65_600, 2), rng.integers(0, 3, 65_600))
