@@ -168,17 +168,28 @@ class Device(OpenedAdapter):
 
     def read(self, buffer: Buffer, count: int, dtype: type[_Scalar]) -> NDArray[_Scalar]:
         """Return the first `count` elements of a buffer, after all submitted work."""
+        return self.begin_read(buffer, count, dtype)()
+
+    def begin_read(
+        self, buffer: Buffer, count: int, dtype: type[_Scalar]
+    ) -> Callable[[], NDArray[_Scalar]]:
+        """Submit the copy that `read` makes; return what waits for it, to be called once."""
         out = np.empty(count, dtype)
-        if count:
-            try:
-                download = self._idle_downloads.pop()
-            except IndexError:  # none is idle, or another thread took it
-                download = Download(self)
-            download.start(buffer, out.nbytes)
+        if not count:
+            return lambda: out
+        try:
+            download = self._idle_downloads.pop()
+        except IndexError:  # none is idle, or another thread took it
+            download = Download(self)
+        download.start(buffer, out.nbytes)
+
+        def finish() -> NDArray[_Scalar]:
             download.finish(out.view(np.uint8))
             if len(self._idle_downloads) < IDLE_DOWNLOADS and out.nbytes <= UPLOAD_PIECE:
                 self._idle_downloads.append(download)
-        return out
+            return out
+
+        return finish
 
     def _probe_subgroups(self) -> int:
         """Return the subgroup size; 0 if lanes are not numbered as the scans need them."""

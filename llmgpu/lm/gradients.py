@@ -24,12 +24,11 @@ from llmgpu.lm.model import (
     Model,
     round_operand,
 )
+from llmgpu.lm.ops.arguments import Groups, Losses
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionTensors,
-    Groups,
-    Losses,
     Norm,
     Operations,
     Rotation,

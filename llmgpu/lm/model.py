@@ -11,11 +11,12 @@ arXiv 2302.13971. Shape letters are those of `llmgpu.lm.ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig, Weight
@@ -27,7 +28,7 @@ from llmgpu.lm.ops.operations import (
     Operations,
     Rotation,
 )
-from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, Packed, Tensor, make_packed
 from llmgpu.lm.options import Initialisation
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -198,7 +199,9 @@ class Model:
 
     weights: float32, by name. half_copies: the matrices in half precision, if the model computes
     with those. working: what products read, the half-precision copy of a weight if it has one.
-    mixed: products take half-precision activations and gradients, too.
+    packed_heads, packed_inner: of each layer the working queries, keys and values in one, and gate
+    (if there is one) and up in one. mixed: products take half-precision activations and gradients,
+    too.
     """
 
     def __init__(
@@ -221,16 +224,15 @@ class Model:
         self.operations = operations
         self.config = config
         self.mixed = mixed
-        self.weights = {
-            weight.name: operations.tensor(weight.name, weight.shape) for weight in config.weights()
-        }
-        self.half_copies = {
-            weight.name: operations.tensor(f"{weight.name} in half", weight.shape, np.float16)
-            for weight in config.weights()
-            if half and weight.decays
-        }
+        self.weights, packed = make_weights(operations, config.weights(), np.float32)
+        halves = [weight for weight in config.weights() if half and weight.decays]
+        self.half_copies, packed_halves = make_weights(operations, halves, np.float16)
         self.working = {**self.weights, **self.half_copies}
         self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
+        packed |= packed_halves
+        prefixes = [f"model.layers.{k}" for k in range(config.layers)]
+        self.packed_heads = [packed[f"{prefix}.self_attn"] for prefix in prefixes]
+        self.packed_inner = [packed[f"{prefix}.mlp"] for prefix in prefixes]
         positions = config.seq_len + 1  # one more for rows that are not in use
         self._cosines = operations.tensor("cosines", (positions, config.head_dim // 2))
         self._sines = operations.tensor("sines", (positions, config.head_dim // 2))
@@ -331,6 +333,33 @@ class Model:
         """Return the sizes of attention over `batch` sequences of `seq` tokens."""
         config = self.config
         return AttentionShape(batch, seq, config.heads, config.kv_heads, config.head_dim)
+
+
+def make_weights(
+    operations: Operations, weights: Iterable[Weight], dtype: DTypeLike
+) -> tuple[dict[str, Tensor], dict[str, Packed]]:
+    """Make tensors by name; those of a layer that take the same input lie one after the other.
+
+    Returns also what these make together, by the prefix of their names: "model.layers.0.mlp".
+    """
+    suffix = " in half" if dtype == np.float16 else ""
+    tensors, packed = {}, {}
+    for (prefix, is_packed), members in groupby(weights, _pack_of):
+        group = list(members)
+        if not is_packed:
+            tensors[prefix] = operations.tensor(prefix + suffix, group[0].shape, dtype)
+            continue
+        shapes = {f"{weight.name}{suffix}": weight.shape for weight in group}
+        packed[prefix], parts = make_packed(operations, f"{prefix}{suffix}", shapes, dtype)
+        tensors |= {weight.name: part for weight, part in zip(group, parts, strict=True)}
+    return tensors, packed
+
+
+def _pack_of(weight: Weight) -> tuple[str, bool]:
+    """Return what a weight is packed under and True; its own name and False if it is alone."""
+    prefix, _, role = weight.name.removesuffix(".weight").rpartition(".")
+    is_packed = role in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    return (prefix, True) if is_packed else (weight.name, False)
 
 
 def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:

@@ -1,23 +1,27 @@
 // attention_cached: attention of new rows to a cache of keys and values, for generation.
 //
-//   out[n] = sum over u <= positions[n] of p[n, u] v[u],  p[n, u] ~ exp(scale q[n] . k[u])
+//   out[n] = sum over u <= position[n] of p[n, u] v[s + u],  p[n, u] ~ exp(scale q[n] . k[s + u])
 //
-// Heads are grouped and sums kept as in 05_attention.wgsl, a workgroup's size of keys at a time.
+// where s is the row of the cache at which the sequence of n starts. Heads are grouped and sums kept as
+// in 05_attention.wgsl, a workgroup's size of keys at a time.
 //
-// binding 0  params     uniform     sizes; seq is L
-// binding 1  q          read        (N, H * D)
-// binding 2  k          read        (L, K * D)
-// binding 3  v          read        (L, K * D)
-// binding 4  positions  read        (N,)
-// binding 5  out        read_write  (N, H * D)
+// binding 0  params  uniform     sizes; seq is L
+// binding 1  q       read        (N, H * D)
+// binding 2  cache   read        (L, 2 * K * D), keys and values
+// binding 3  places  read        (2, N), positions and starts
+// binding 4  out     read_write  (N, H * D)
 // dispatch: one workgroup a head of a row
 //!include common/reduce.wgsl
-//!include lm/attention_params.wgsl
+//!include lm/attention_sizes.wgsl
+
+override HEAD_QUADS: u32 = 16u; // head width / 4
 
 const LOWEST: f32 = -3.0e38; // the score of a thread without a key
 
-@group(0) @binding(4) var<storage, read> positions: array<u32>;
-@group(0) @binding(5) var<storage, read_write> out: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> q: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> cache: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> places: array<u32>;
+@group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 
 var<workgroup> sh_exponentials: array<f32, WORKGROUP_SIZE>;
 var<workgroup> sh_parts: array<vec4<f32>, WORKGROUP_SIZE>;
@@ -31,13 +35,18 @@ fn attention_cached(
     let group = flat_group(workgroup, workgroups);
     if (group < params.workgroups) {
         let kv_head = group % params.heads / (params.heads / params.kv_heads);
-        let keys = min(positions[group / params.heads], params.seq - 1u) + 1u;
-        attend_to_cache(group, kv_head, keys, local_index);
+        let row = group / params.heads;
+        let start = places[params.workgroups / params.heads + row];
+        let keys = min(places[row], params.seq - 1u - start) + 1u;
+        attend_to_cache(group, start * 2u * params.kv_heads + kv_head, keys, local_index);
     }
 }
 
 // One key a thread for scores; for the result one column / 4 and every `slices`-th key a thread.
-fn attend_to_cache(query: u32, kv_head: u32, keys: u32, local_index: u32) {
+// first_key: of the sequence and head, counted in heads of the cache.
+fn attend_to_cache(query: u32, first_key: u32, keys: u32, local_index: u32) {
+    let step = 2u * params.kv_heads; // from a key to the next
+    let first_value = first_key + params.kv_heads;
     let slices = WORKGROUP_SIZE / HEAD_QUADS;
     let slice = local_index / HEAD_QUADS;
     let column = local_index % HEAD_QUADS;
@@ -48,7 +57,7 @@ fn attend_to_cache(query: u32, kv_head: u32, keys: u32, local_index: u32) {
         let here = min(keys - first, WORKGROUP_SIZE);
         var score = LOWEST;
         if (local_index < here) {
-            score = cached_score(query, (first + local_index) * params.kv_heads + kv_head);
+            score = cached_score(query, first_key + (first + local_index) * step);
         }
         let before = largest;
         largest = max(largest, workgroup_max(score, local_index));
@@ -59,8 +68,8 @@ fn attend_to_cache(query: u32, kv_head: u32, keys: u32, local_index: u32) {
         sum = fma(sum, factor, weight);
         result *= factor;
         for (var key = slice; key < here && slice < slices; key += slices) {
-            let row = (first + key) * params.kv_heads + kv_head;
-            result = fma(vec4<f32>(sh_exponentials[key]), v[row * HEAD_QUADS + column], result);
+            let value = cache[(first_value + (first + key) * step) * HEAD_QUADS + column];
+            result = fma(vec4<f32>(sh_exponentials[key]), value, result);
         }
         workgroupBarrier();
     }
@@ -77,7 +86,7 @@ fn attend_to_cache(query: u32, kv_head: u32, keys: u32, local_index: u32) {
 fn cached_score(query: u32, key: u32) -> f32 {
     var score = 0.0;
     for (var quad = 0u; quad < HEAD_QUADS; quad++) {
-        score += dot(q[query * HEAD_QUADS + quad], k[key * HEAD_QUADS + quad]);
+        score += dot(q[query * HEAD_QUADS + quad], cache[key * HEAD_QUADS + quad]);
     }
     return score * params.log2_scale;
 }

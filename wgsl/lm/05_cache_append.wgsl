@@ -1,15 +1,15 @@
-// cache_append: copy new rows of keys or values to their positions in the cache.
+// cache_append: copy keys or values of new rows to their rows of the cache.
 //
-// binding 0  x          read        (N, K * D)
-// binding 1  cache      read_write  (L, K * D)
-// binding 2  positions  read        (N,)
-// binding 3  dims       uniform     elements, width
+// binding 0  x       read        (N, K * D)
+// binding 1  cache   read_write  (L, 2 * K * D), keys and values
+// binding 2  places  read        (2, N), positions and the rows of the cache where sequences start
+// binding 3  dims    uniform     N, K * D, 2 * K * D, first column
 // dispatch: one thread an element
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> cache: array<f32>;
-@group(0) @binding(2) var<storage, read> positions: array<u32>;
+@group(0) @binding(2) var<storage, read> places: array<u32>;
 @group(0) @binding(3) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -19,7 +19,9 @@ fn cache_append(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
-    if (i < dims.x) {
-        cache[positions[i / dims.y] * dims.y + i % dims.y] = x[i];
+    let row = i / dims.y;
+    if (row < dims.x) {
+        let cache_row = places[row] + places[dims.x + row];
+        cache[cache_row * dims.z + dims.w + i % dims.y] = x[i];
     }
 }

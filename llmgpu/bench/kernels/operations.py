@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
+from llmgpu.bench.kernels.generating import SCORE_OPERATIONS, generating_cases
 from llmgpu.lm.model import scaled_frequencies
+from llmgpu.lm.ops.arguments import Groups, Losses
 from llmgpu.lm.ops.backends import GpuOperations
 from llmgpu.lm.ops.embedding import copy_rows, group_tokens
 from llmgpu.lm.ops.layers import rotary_tables
@@ -21,8 +23,6 @@ from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
-    Groups,
-    Losses,
     Norm,
     Operations,
     Rotation,
@@ -30,7 +30,6 @@ from llmgpu.lm.ops.operations import (
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor
 
-SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
 # Of a case whose outputs are rounded, for matrix units: NumPy and a GPU may round to neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # of a workgroup of embed_lookup_2d
@@ -221,7 +220,7 @@ def _products(s: Sizes, outputs: str, where: str) -> Iterator[KernelCase]:
 
 
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Rotation and attention, forward and backward, and to a cache."""
+    """Rotation and attention, forward and backward."""
     config = s.config
     heads = (config.heads, config.kv_heads, config.head_dim)
     shape = AttentionShape(s.sequences, config.seq_len, *heads)
@@ -271,22 +270,6 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         ),
     )
 
-    # What generating takes of attention: a cache, and one query to all of it.
-    length, of_one = config.seq_len, AttentionShape(1, 1, *heads)
-    every = {"positions": np.arange(length, dtype=np.uint32)}
-    yield s.case("cache_append", "x:TK +cache:TK positions", 0, lambda: every, tolerance=0)
-    yield s.case(
-        "attention_cached",
-        "q:1C keys:TK values:TK positions +out:1C",
-        length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
-        lambda: {"positions": np.array([length - 1], np.uint32)},
-        sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
-        record=lambda ops, t: ops.attention_cached(
-            t["q"], (t["keys"], t["values"]), t["positions"], t["out"], of_one
-        ),
-        bytes=8 * length * config.kv_dim + 8 * config.dim,
-    )
-
 
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Activations, cross-entropy with the sum of the losses, and conversions of precision."""
@@ -322,4 +305,11 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case("cast_f16_to_f32", "x:VC:h +out:VC", 0, needs_half=True, tolerance=0)
 
 
-LAYERS = (embedding_cases, norm_cases, linear_cases, attention_cases, elementwise_cases)
+LAYERS = (
+    embedding_cases,
+    norm_cases,
+    linear_cases,
+    attention_cases,
+    generating_cases,
+    elementwise_cases,
+)

@@ -1,106 +1,94 @@
-"""Continuing a sequence of ids with a trained model, one id at a time.
+"""Continuing sequences of ids with a trained model, all of a batch by one id at a time.
 
 Keys and values of all ids so far are kept (a cache), so that a new id costs one row. A prompt goes
 through in blocks of rows. When the longest sequence of the model is reached, the cache is filled
 again from the last half of the ids, and generation continues.
+
+The likeliest ids are chosen on the device, several steps ahead of what the host has read; what is
+drawn at random is drawn on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import InputError
 from llmgpu.lm.data.token_source import check_ids
+from llmgpu.lm.generating.cached_rows import MAX_STEPS, CachedRows
 from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
-from llmgpu.lm.ops.operations import AttentionTensors, KeyValues, Norm, Program
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.tensor import AnyArray
+from llmgpu.lm.options import SamplingOptions
 
-PROMPT_ROWS = 64  # ids of a prompt that go through at a time
+PROMPT_ROWS = 64  # ids of prompts that go through at a time
+AHEAD = 2  # submissions of steps that are under way
+STEPS_SECONDS = 0.02  # aim for a submission
 
 
-class CachedRows:
-    """A forward pass over `rows` ids of one sequence, whose keys and values are kept."""
+@dataclass
+class Request:
+    """A prompt to be continued by `count` ids drawn by `sampler`, fewer if it draws `stop`."""
 
-    def __init__(self, model: Model, caches: Sequence[KeyValues], rows: int) -> None:
-        """Record the pass; `caches` are each layer's keys and values, (T + 1, K*D)."""
-        self._model = model
-        self._ops = model.operations
-        self.rows = rows
-        config = model.config
-        self._shape = model.attention_shape(1, config.seq_len)
-        self._tokens = self._ops.tensor("tokens", (rows,), np.uint32)
-        self._positions = self._ops.tensor("positions", (rows,), np.uint32)
-        x = self._ops.tensor("residual", (rows, config.dim))
-        normed = self._ops.tensor("final norm", (rows, config.dim))
-        scale = self._ops.tensor("final norm's scale", (rows,))
-        activations = LayerActivations.make(self._ops, config, rows, "layer", x)
-        self.logits = self._ops.tensor("logits", (rows, config.padded_vocab_size))
-        with self._ops.record("keys and values") as self._layers:
-            self._ops.embed_lookup(self._tokens, model.working[EMBEDDING], x)
-            for layer, cache in enumerate(caches):
-                attend = partial(self._attend, cache)
-                model.record_layer(layer, x, self._positions, activations, attend)
-        with self._ops.record("logits") as output:
-            norm = Norm(x, model.weights[FINAL_NORM], normed, scale)
-            self._ops.rms_norm(norm, config.norm_epsilon)
-            self._ops.linear(normed, model.output_weight, self.logits)
-        self._to_logits = Program("to logits", self._layers.steps + output.steps)
+    prompt: Sequence[int]
+    count: int
+    sampler: Sampler
+    stop: int | None = None
 
-    def _attend(self, cache: KeyValues, a: AttentionTensors) -> None:
-        for rows, cached in zip((a.k, a.v), cache, strict=True):
-            self._ops.cache_append(rows, cached, self._positions)
-        self._ops.attention_cached(a.q, cache, self._positions, a.out, self._shape)
 
-    def run(self, ids: Sequence[int], start: int) -> None:
-        """Take in up to `rows` ids, the first of them at position `start`."""
-        self._write(ids, start)
-        self._ops.run(self._layers)
+@dataclass
+class _Sequence:
+    """A request at work: the row of a step that it has, and its ids so far.
 
-    def _write(self, ids: Sequence[int], start: int) -> None:
-        unused = self._model.config.seq_len  # a position whose keys and values are never read
-        # Rows that are not used write to a position that no query sees.
-        tokens = np.zeros(self.rows, np.uint32)
-        positions = np.full(self.rows, unused, np.uint32)
-        tokens[: len(ids)] = ids
-        positions[: len(ids)] = np.arange(start, start + len(ids))
-        self._ops.write(self._tokens, tokens)
-        self._ops.write(self._positions, positions)
+    done: how many of the ids have keys and values in the cache. left: how many are wanted.
+    """
 
-    def logits_after(self, token: int, position: int) -> NDArray[np.float32]:
-        """Take in one id; return the logits of all tokens after it, (vocabulary size,)."""
-        self._write([token], position)
-        self._ops.run(self._to_logits)
-        # Those of the next id are recorded while the device is at work.
-        self._ops.prepare(self._to_logits)
-        logits: NDArray[np.float32] = self._ops.read(self.logits.rows(0, 1))[0]
-        return logits[: self._model.config.vocab_size]
+    number: int
+    row: int
+    request: Request
+    ids: list[int]
+    left: int
+    done: int = field(default=0)
+
+    def add(self, token: int) -> bool:
+        """Add an id; return False instead if it is the one that ends the sequence."""
+        if token == self.request.stop:
+            self.left = 0
+            return False
+        self.ids.append(token)
+        self.left -= 1
+        return True
 
 
 class Generator:
     """Continues sequences with a model."""
 
-    def __init__(self, model: Model, ids: int | None = None) -> None:
-        """Make the caches and record a pass over a block of a prompt and one over a single id.
+    def __init__(self, model: Model, ids: int | None = None, sequences: int = 1) -> None:
+        """Make the caches, and record a pass over a block of prompts and a step.
 
-        ids: how many of the model's first ids stand for tokens; all by default.
+        ids: how many of the model's first ids stand for tokens; all by default. sequences: how many
+        there are in a batch.
         """
         config = model.config
-        self._model = model
-        shape = (config.seq_len + 1, config.kv_dim)
+        self._config = config
+        self._sequences = sequences
+        shape = (sequences * config.seq_len + 1, 2 * config.kv_dim)
         caches = [
-            (
-                model.operations.tensor(f"layer {layer} keys", shape),
-                model.operations.tensor(f"layer {layer} values", shape),
-            )
+            model.operations.tensor(f"layer {layer} keys and values", shape)
             for layer in range(config.layers)
         ]
-        self._block = CachedRows(model, caches, min(PROMPT_ROWS, config.seq_len))
-        self._single = CachedRows(model, caches, 1)
+        rows = min(PROMPT_ROWS, sequences * config.seq_len)
         self._ids = config.vocab_size if ids is None else ids
+        self._step = CachedRows(model, caches, sequences, self._ids)
+        self._block = self._step
+        if rows != sequences:
+            self._block = CachedRows(model, caches, rows, self._ids)
+        self._steps = 1  # in the next submission
 
     def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
         """Yield `count` ids that follow `prompt`, each drawn by `sampler` from the model's logits.
@@ -108,28 +96,123 @@ class Generator:
         Raises:
             InputError: the prompt is empty or has an id beyond the vocabulary.
         """
-        self._check(prompt)
-        ids = list(prompt)
-        length = self._model.config.seq_len
-        done = 0  # ids whose keys and values are in the cache
-        for _ in range(count):
-            # The sequence is full: start again from its last half, whose positions change.
-            if len(ids) > length:
-                ids, done = ids[-max(1, length // 2) :], 0
-            logits = self._take_in(ids, done)
-            done = len(ids)
-            ids.append(sampler.draw(logits))
-            yield ids[-1]
+        for _, token in self.continue_all([Request(prompt, count, sampler)]):
+            if token is not None:
+                yield token
 
-    def _take_in(self, ids: list[int], done: int) -> NDArray[np.float32]:
-        """Add all of `ids` but the first `done` to the cache; return the logits after them."""
-        last = len(ids) - 1
-        # The prompt in blocks; the last id alone, because only its logits are wanted.
-        while done < last:
-            block = ids[done : min(done + self._block.rows, last)]
-            self._block.run(block, done)
-            done += len(block)
-        return self._single.logits_after(ids[last], last)[: self._ids]
+    def continue_all(self, requests: Iterable[Request]) -> Iterator[tuple[int, int | None]]:
+        """Yield (number of the request, id) as ids are made, and (number, None) after its last.
+
+        A request is taken from `requests` when there is room for it in the batch. Its ids do not
+        depend on the others: only on the size of batches, within rounding.
+
+        Raises:
+            InputError: a prompt is empty or has an id beyond the vocabulary.
+        """
+        waiting = enumerate(requests)
+        working: list[_Sequence] = []
+        while True:
+            yield from ((s.number, None) for s in working if not s.left)
+            working = [s for s in working if s.left]
+            yield from self._admit(waiting, working)
+            if not working:
+                return
+            for sequence in working:
+                self._restart_if_full(sequence)
+            self._take_in(working)
+            if all(s.request.sampler.is_greedy for s in working):
+                yield from self._likeliest(working)
+            else:
+                yield from self._drawn(working)
+
+    def _admit(
+        self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
+    ) -> Iterator[tuple[int, None]]:
+        """Add requests to those at work while there is room; yield those that want nothing."""
+        free = sorted(set(range(self._sequences)) - {s.row for s in working})
+        while free:
+            number, request = next(waiting, (None, None))
+            if number is None or request is None:
+                return
+            self._check(request.prompt)
+            if request.count < 1:
+                yield number, None
+                continue
+            row, ids = free.pop(0), list(request.prompt)
+            working.append(_Sequence(number, row, request, ids, request.count))
+
+    def _restart_if_full(self, sequence: _Sequence) -> None:
+        """Let a sequence that is too long start again from its last half: positions change."""
+        length = self._config.seq_len
+        if len(sequence.ids) > length:
+            sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
+
+    def _take_in(self, working: Sequence[_Sequence]) -> None:
+        """Add all ids but the last of each sequence to the cache, in blocks."""
+        rows: list[tuple[int, int, int]] = []
+        for s in working:
+            start, last = self._start(s), len(s.ids) - 1
+            rows += [(s.ids[place], place, start) for place in range(s.done, last)]
+            s.done = last
+        for first in range(0, len(rows), self._block.rows):
+            self._block.write(*zip(*rows[first : first + self._block.rows], strict=True))
+            self._block.run()
+
+    def _start(self, sequence: _Sequence) -> int:
+        return sequence.row * self._config.seq_len
+
+    def _write_last(self, working: Sequence[_Sequence]) -> None:
+        """Set the rows of a step to the last id of each sequence."""
+        rows = [(0, 0, self._sequences * self._config.seq_len)] * self._sequences
+        for s in working:
+            rows[s.row] = (s.ids[-1], len(s.ids) - 1, self._start(s))
+        self._step.write(*zip(*rows, strict=True))
+
+    def _drawn(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
+        """Yield the next id of each sequence, drawn from its logits."""
+        logits = self._logits(working)
+        for s in working:
+            s.done = len(s.ids)
+            token = s.request.sampler.draw(logits[s.row])
+            if s.add(token):
+                yield s.number, token
+
+    def _logits(self, working: Sequence[_Sequence]) -> NDArray[np.float32]:
+        self._write_last(working)
+        return self._step.find_logits()
+
+    def _likeliest(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
+        """Yield the likeliest ids of step after step, until a sequence ends or is full."""
+        self._write_last(working)
+        room = min(min(s.left, self._config.seq_len - len(s.ids) + 1) for s in working)
+        ahead: deque[Callable[[], AnyArray]] = deque()
+        last = time.perf_counter()
+        while True:
+            while room and len(ahead) < AHEAD:
+                steps = min(self._steps, room)
+                ahead.append(self._step.take_likeliest(steps))
+                room -= steps
+            if not ahead:
+                return
+            for ids in ahead.popleft()().tolist():
+                for s in working:
+                    # Steps that were under way when a sequence ended are for the others.
+                    if s.left:
+                        s.done = len(s.ids)
+                        if s.add(ids[s.row]):
+                            yield s.number, s.ids[-1]
+            if not all(s.left for s in working):
+                room = 0
+            now = time.perf_counter()
+            self._pace(now - last)
+            last = now
+
+    def _pace(self, took: float) -> None:
+        """Choose the steps of the next submission by the time that one took."""
+        if took > STEPS_SECONDS:
+            self._steps = max(1, self._steps // 2)
+        else:
+            self._steps = min(2 * self._steps, MAX_STEPS)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits of what follows `ids`: one for each id that stands for a token.
@@ -138,11 +221,12 @@ class Generator:
             InputError: there are no ids, more than `seq_len`, or some beyond the vocabulary.
         """
         self._check(ids)
-        if len(ids) > self._model.config.seq_len:
-            raise InputError(
-                f"{len(ids)} ids are too many; the model takes {self._model.config.seq_len}"
-            )
-        return self._take_in(list(ids), 0)
+        if len(ids) > self._config.seq_len:
+            raise InputError(f"{len(ids)} ids are too many; the model takes {self._config.seq_len}")
+        alone = [_Sequence(0, 0, Request(ids, 1, Sampler(SamplingOptions())), list(ids), 1)]
+        self._take_in(alone)
+        logits: NDArray[np.float32] = self._logits(alone)[0]
+        return logits
 
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:

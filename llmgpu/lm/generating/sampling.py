@@ -16,9 +16,14 @@ class Sampler:
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it always takes the likeliest id, the smallest of several."""
+        return self._options.temperature == 0
+
     def draw(self, logits: NDArray[np.float32]) -> int:
         """Return an id drawn from logits (V,)."""
-        if self._options.temperature == 0:
+        if self.is_greedy:
             return int(np.argmax(logits))
         ids, probabilities = self.candidates(logits)
         return int(ids[self._random.choice(len(ids), p=probabilities)])

@@ -1,4 +1,4 @@
-"""Causal attention with grouped key/value heads, and the same against a cache.
+"""Causal attention with grouped key/value heads.
 
 Scores are never stored whole: kernels keep running maxima and sums (T. Dao et al., FlashAttention,
 arXiv 2205.14135) and recompute probabilities in the backward pass; NumPy goes block by block.
@@ -19,7 +19,6 @@ from llmgpu.lm.ops.operations import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
-    KeyValues,
 )
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
 from llmgpu.lm.ops.subgroup_attention_parts import HALVES, SubgroupAttention
@@ -113,26 +112,6 @@ class NumpyAttention(NumpyRecorder):
             _add_group(target_k[seen], ds, queries[..., rows, :])
             _add_group(target_v[seen], p, grad_out)
 
-    @recorded
-    def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
-        cache.array[positions.array] = x.array
-
-    @recorded
-    def attention_cached(
-        self, q: Tensor, cache: KeyValues, positions: Tensor, out: Tensor, shape: AttentionShape
-    ) -> None:
-        cached = (-1, shape.kv_heads, shape.head_dim)
-        keys, values = (x.array.reshape(cached) for x in cache)
-        grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
-        queries, target = (x.array.reshape(grouped) for x in (q, out))
-        # Rows have different numbers of keys, so they are taken one by one.
-        for row, position in enumerate(positions.array):
-            seen = slice(0, int(position) + 1)
-            scores = queries[row] @ keys[seen].transpose(1, 2, 0) * np.float32(shape.scale)
-            p = np.exp(scores - scores.max(-1, keepdims=True))
-            p /= p.sum(-1, keepdims=True)
-            target[row] = p @ values[seen].transpose(1, 0, 2)
-
 
 class GpuAttention(GpuRecorder):
     """Attention as kernels."""
@@ -141,12 +120,12 @@ class GpuAttention(GpuRecorder):
         return attention_units(self.device, head_dim, gradients=True) is not None
 
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
-        _check_width(shape)
+        check_width(shape)
         tensors = {**vars(t), "starts": starts}
         if t.q.is_half:
             units = self._units(shape, gradients=False)
             groups = shape.batch * shape.heads * -(-shape.seq // units.tile.rows)
-            params = _params(shape, shape.seq, groups)
+            params = attention_params(shape, shape.seq, groups)
             self.dispatch_generated(attention_source(units), groups, params=params, **tensors)
             return
         groups = shape.batch * shape.heads * -(-shape.seq // BLOCK_ROWS)
@@ -154,14 +133,14 @@ class GpuAttention(GpuRecorder):
             "lm/05_attention.wgsl",
             groups,
             tile_constants(shape.head_dim, self.device.limits),
-            params=_params(shape, shape.seq, groups),
+            params=attention_params(shape, shape.seq, groups),
             **tensors,
         )
 
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
-        _check_width(shape)
+        check_width(shape)
         delta = self._delta(t.out, grad.out, starts, shape)
         if t.q.is_half:
             self._backward_of_halves(t, grad, delta, shape)
@@ -178,7 +157,7 @@ class GpuAttention(GpuRecorder):
                 f"lm/10_attention_backward_{kernel}.wgsl",
                 groups,
                 tile_constants(shape.head_dim, self.device.limits),
-                params=_params(shape, shape.seq, groups),
+                params=attention_params(shape, shape.seq, groups),
                 **inputs,
                 **outputs,
             )
@@ -206,7 +185,7 @@ class GpuAttention(GpuRecorder):
                 of_keys,
             ),
         ):
-            params = _params(shape, shape.seq, groups)
+            params = attention_params(shape, shape.seq, groups)
             inputs = _inputs(t, grad, delta)
             self.dispatch_generated(text, groups, params=params, **inputs, **outputs)
 
@@ -240,40 +219,14 @@ class GpuAttention(GpuRecorder):
         )
         return delta
 
-    def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
-        self.dispatch(
-            "lm/05_cache_append.wgsl",
-            workgroups(x.size),
-            x=x,
-            cache=cache,
-            positions=positions,
-            dims=dims(x.size, x.shape[1]),
-        )
-
-    def attention_cached(
-        self, q: Tensor, cache: KeyValues, positions: Tensor, out: Tensor, shape: AttentionShape
-    ) -> None:
-        _check_width(shape)
-        groups = q.shape[0] * shape.heads
-        self.dispatch(
-            "lm/05_attention_cached.wgsl",
-            groups,
-            {"HEAD_QUADS": shape.head_dim // 4},
-            params=_params(shape, cache[0].shape[0], groups),
-            q=q,
-            k=cache[0],
-            v=cache[1],
-            positions=positions,
-            out=out,
-        )
-
 
 def _inputs(t: AttentionTensors, grad: AttentionGradients, delta: Tensor) -> dict[str, Tensor]:
     inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out}
     return inputs | {"log_sum_exp": t.log_sum_exp, "delta": delta}
 
 
-def _check_width(shape: AttentionShape) -> None:
+def check_width(shape: AttentionShape) -> None:
+    """Raise DeviceError if the kernels don't take heads of this width."""
     if shape.head_dim % 4 or not 4 <= shape.head_dim <= MAX_HEAD_DIM:
         raise DeviceError(
             f"heads are {shape.head_dim} wide, the kernels take multiples of 4 up to "
@@ -281,7 +234,8 @@ def _check_width(shape: AttentionShape) -> None:
         )
 
 
-def _params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
+def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
+    """Return what the kernels' uniform holds; seq: T, or rows of the cache."""
     scales = (shape.scale, shape.scale * np.log2(np.e))
     starts = shape.batch * shape.seq * shape.heads  # in `delta`, after its own numbers
     return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)

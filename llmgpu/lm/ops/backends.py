@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmgpu.lm.ops.attention import GpuAttention, NumpyAttention
 from llmgpu.lm.ops.embedding import GpuEmbedding, NumpyEmbedding
+from llmgpu.lm.ops.generating import GpuGenerating, NumpyGenerating
 from llmgpu.lm.ops.layers import GpuLayers, NumpyLayers
 from llmgpu.lm.ops.linear import GpuLinear, NumpyLinear
 from llmgpu.lm.ops.loss import GpuLoss, NumpyLoss
@@ -18,12 +19,20 @@ if TYPE_CHECKING:
 
 
 class NumpyOperations(
-    NumpyAttention, NumpyEmbedding, NumpyLayers, NumpyLinear, NumpyLoss, NumpyOptimizer
+    NumpyAttention,
+    NumpyEmbedding,
+    NumpyGenerating,
+    NumpyLayers,
+    NumpyLinear,
+    NumpyLoss,
+    NumpyOptimizer,
 ):
     """All operations, in NumPy."""
 
 
-class GpuOperations(GpuAttention, GpuEmbedding, GpuLayers, GpuLinear, GpuLoss, GpuOptimizer):
+class GpuOperations(
+    GpuAttention, GpuEmbedding, GpuGenerating, GpuLayers, GpuLinear, GpuLoss, GpuOptimizer
+):
     """All operations, as kernels."""
 
 

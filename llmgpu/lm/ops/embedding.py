@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Groups
+from llmgpu.lm.ops.arguments import Groups
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Losses
+from llmgpu.lm.ops.arguments import Losses
 from llmgpu.lm.ops.recording import (
     GpuRecorder,
     NumpyRecorder,

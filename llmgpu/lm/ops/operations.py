@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.ops.arguments import Groups, HeadTensors, Losses, NewRows
+from llmgpu.lm.ops.tensor import AnyArray, Packed, Tensor
 from llmgpu.lm.ops.transfers import Transfers
 from llmgpu.lm.ops.weight_state import WeightState, WeightUpdate
 
@@ -108,43 +109,6 @@ class Rotation:
     head_dim: int
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Equal tokens next to each other, as `group_tokens` returns them; all uint32.
-
-    order: (N,). starts: (N + 1,). rows: (N,).
-    """
-
-    order: Tensor
-    starts: Tensor
-    rows: Tensor
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The parts of the loss of each row, all (N,).
-
-    cross_entropy: of the target alone. smoothing: what label smoothing adds. z_loss: what the
-    penalty on the log-sum-exp adds.
-    """
-
-    cross_entropy: Tensor
-    smoothing: Tensor
-    z_loss: Tensor
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """All parts, in the order in which they are summed up."""
-        return self.cross_entropy, self.smoothing, self.z_loss
-
-    def rows(self, start: int, stop: int) -> Losses:
-        """Return rows start to stop - 1 of all parts; see `Tensor.rows`."""
-        return Losses(*(part.rows(start, stop) for part in self.parts))
-
-
-KeyValues = tuple[Tensor, Tensor]  # caches of keys and of values, each (L, K * D)
-
-
 class Operations(ABC):
     """Tensors, programs, and the operations that programs are made of.
 
@@ -210,10 +174,6 @@ class Operations(ABC):
             self.write(tensor, array)
 
     @abstractmethod
-    def read(self, tensor: Tensor) -> AnyArray:
-        """Return a copy of a tensor, after everything that was run."""
-
-    @abstractmethod
     def open_transfers(self, numbers: int) -> Transfers:
         """Return what moves up to `numbers` numbers at a time while programs run."""
 
@@ -226,6 +186,14 @@ class Operations(ABC):
         if key not in self._scratch:
             self._scratch[key] = self.tensor(f"{role} scratch", shape)
         return self._scratch[key]
+
+    @abstractmethod
+    def begin_read(self, tensor: Tensor) -> Callable[[], AnyArray]:
+        """Start a copy of a tensor, after everything that was run; return what waits for it."""
+
+    def read(self, tensor: Tensor) -> AnyArray:
+        """Return a copy of a tensor, after everything that was run."""
+        return self.begin_read(tensor)()
 
     # Programs
 
@@ -397,22 +365,6 @@ class Operations(ABC):
         """
 
     @abstractmethod
-    def cache_append(self, x: Tensor, cache: Tensor, positions: Tensor) -> None:
-        """Copy the rows of x (N, K * D) to rows positions uint32 (N,) of cache (L, K * D)."""
-
-    @abstractmethod
-    def attention_cached(
-        self, q: Tensor, cache: KeyValues, positions: Tensor, out: Tensor, shape: AttentionShape
-    ) -> None:
-        """Write out (N, H * D): row n of q attends to cache rows 0 .. positions[n].
-
-        Only the heads of `shape` count.
-
-        Raises:
-            DeviceError: the kernels don't take heads of this width.
-        """
-
-    @abstractmethod
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
         """Out = gate * sigmoid(gate) * up; all (N, F)."""
 
@@ -429,6 +381,45 @@ class Operations(ABC):
     @abstractmethod
     def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
         """Write the gradient of x; all (N, F)."""
+
+    # Generating
+
+    @abstractmethod
+    def heads_to_cache(
+        self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors
+    ) -> None:
+        """Write queries, and keys and values to their rows of the cache, from a norm's input.
+
+        weight: those of queries, keys and values. rotation: its positions are `NewRows.places`.
+        norm: out and inverse_rms are undefined afterwards.
+        """
+
+    @abstractmethod
+    def cache_append(self, x: Tensor, cache: Tensor, places: Tensor, column: int) -> None:
+        """Copy rows x (N, K * D) to columns from `column` on of their rows of the cache."""
+
+    @abstractmethod
+    def attention_cached(
+        self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
+    ) -> None:
+        """Write out (N, H * D): a query attends to the rows of its sequence up to its own.
+
+        Only the heads of `shape` count. DeviceError if the kernels don't take such heads.
+        """
+
+    @abstractmethod
+    def feed_forward(self, norm: Norm, epsilon: float, weight: Packed, out: Tensor) -> None:
+        """Out (N, F) = swiglu(gate, up), or gelu(up) where `weight` has no gate, of a norm."""
+
+    @abstractmethod
+    def take_likeliest(
+        self, logits: Tensor, count: int, rows: NewRows, chosen: Tensor, step: int
+    ) -> None:
+        """Make the likeliest of the first `count` ids the row's token, at its next position.
+
+        That is the smallest of those with the largest logit. They are also written to row `step` of
+        chosen, uint32 (steps, N).
+        """
 
     # Loss and updates
 

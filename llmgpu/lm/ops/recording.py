@@ -66,8 +66,9 @@ class NumpyRecorder(Operations):
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         tensor.array[...] = np.asarray(array, tensor.dtype).reshape(tensor.shape)
 
-    def read(self, tensor: Tensor) -> AnyArray:
-        return tensor.array.copy()
+    def begin_read(self, tensor: Tensor) -> Callable[[], AnyArray]:
+        copied = tensor.array.copy()
+        return lambda: copied
 
     def open_transfers(self, numbers: int) -> Transfers:
         return NumpyTransfers()
@@ -150,9 +151,9 @@ class GpuRecorder(Operations):
         values = np.asarray(array, tensor.dtype).reshape(tensor.shape)
         self.device.write(tensor.buffer, values)
 
-    def read(self, tensor: Tensor) -> AnyArray:
-        values: AnyArray = self.device.read(tensor.buffer, tensor.size, tensor.dtype.type)
-        return values.reshape(tensor.shape)
+    def begin_read(self, tensor: Tensor) -> Callable[[], AnyArray]:
+        finish = self.device.begin_read(tensor.buffer, tensor.size, tensor.dtype.type)
+        return lambda: finish().reshape(tensor.shape)
 
     def open_transfers(self, numbers: int) -> Transfers:
         return GpuTransfers(self.device, numbers)

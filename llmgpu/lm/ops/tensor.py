@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 AnyArray: TypeAlias = NDArray[Any]  # of any of the types that a tensor's elements have
 FloatArray: TypeAlias = NDArray[np.float32]
+
+PACKED_ELEMENTS = 128  # a multiple of which packed matrices start at: 256 bytes in half precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +94,17 @@ class Tensor:
         return Tensor(self.name, shape, self.dtype, view)
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Matrices of one width in one tensor (rows, C), matrix i from row starts[i] on.
+
+    Rows of zeros between them make each start where a device can bind it.
+    """
+
+    tensor: Tensor
+    starts: tuple[int, ...]
+
+
 class TensorMaker(Protocol):
     """Anything that makes tensors, as all `Operations` do."""
 
@@ -99,3 +113,24 @@ class TensorMaker(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         """Make a tensor of zeros."""
+
+
+def make_packed(
+    maker: TensorMaker, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
+) -> tuple[Packed, list[Tensor]]:
+    """Make matrices (rows, C) of these shapes, by name, in one tensor; return it and them.
+
+    Starts are the same for all types of elements.
+    """
+    width = next(iter(shapes.values()))[1]
+    multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
+    starts, end = [], 0
+    for rows, _ in shapes.values():
+        starts.append(-(-end // multiple) * multiple)
+        end = starts[-1] + rows
+    tensor = maker.tensor(name, (end, width), dtype)
+    parts = [
+        replace(tensor.rows(start, start + rows), name=part)
+        for start, (part, (rows, _)) in zip(starts, shapes.items(), strict=True)
+    ]
+    return Packed(tensor, tuple(starts)), parts

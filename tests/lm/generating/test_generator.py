@@ -10,7 +10,7 @@ import pytest
 
 from llmgpu.errors import InputError
 from llmgpu.lm.config import ModelConfig, RopeScaling
-from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator
+from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
@@ -100,6 +100,45 @@ def test_a_seed_repeats_what_was_drawn(operations: Operations) -> None:
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("dim", [20, 32])
+def test_a_batch_of_prompts(operations: Operations, dim: int) -> None:
+    # More prompts than the batch has room for, some longer than a block, one than the model takes.
+    config = replace(CONFIG, dim=dim, heads=dim // 4, kv_heads=dim // 4)
+    model = make_model(operations, config)
+    sizes = ((1, 9), (PROMPT_ROWS + 5, 30), (3, 0), (len(IDS) + 7, 4), (2, 12), (7, 1))
+    requests = [
+        Request([*IDS, *IDS][k : k + size], count, Sampler(GREEDY))
+        for k, (size, count) in enumerate(sizes)
+    ]
+    made: dict[int, list[int | None]] = {k: [] for k in range(len(requests))}
+    for number, token in Generator(model, 3).continue_all(iter(requests)):
+        made[number].append(token)
+    alone = Generator(model)
+    for k, request in enumerate(requests):
+        expected = alone.generate(request.prompt, request.count, Sampler(GREEDY))
+        assert made[k] == [*expected, None]
+
+
+def test_sequences_of_a_batch_are_drawn_as_alone_and_end_at_their_stop(
+    operations: Operations,
+) -> None:
+    model = make_model(operations)
+
+    def request(seed: int, stop: int | None = None) -> Request:
+        options = SamplingOptions(temperature=float(seed % 2) * 5, seed=seed)
+        return Request(IDS[seed : seed + 6], 25, Sampler(options), stop)
+
+    alone = [
+        list(Generator(model).generate(r.prompt, 25, r.sampler)) for r in map(request, range(4))
+    ]
+    stops = [made[k * 5] for k, made in enumerate(alone)]
+    requests = [request(k, stop) for k, stop in enumerate(stops)]
+    made: list[list[int | None]] = [[] for _ in requests]
+    for number, token in Generator(model, 4).continue_all(requests):
+        made[number].append(token)
+    assert made == [[*ids[: ids.index(stop)], None] for ids, stop in zip(alone, stops, strict=True)]
 
 
 @pytest.mark.parametrize("prompt", [[], [300], [-1], [1 << 40]])

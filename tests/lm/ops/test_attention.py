@@ -247,62 +247,6 @@ def test_a_sequence_does_not_see_its_neighbours(operations: Operations) -> None:
         assert first[37:74].tobytes() == second.tobytes()
 
 
-CACHED = [AttentionShape(1, 1, 1, 1, 8), AttentionShape(1, 1, 4, 2, 12)] + [
-    AttentionShape(1, 1, 3, 1, width) for width in (64, 128)
-]
-
-
-@pytest.mark.parametrize("shape", CACHED, ids=name_of)
-def test_attention_cached(operations: Operations, shape: AttentionShape) -> None:
-    rng = np.random.default_rng(1)
-    positions = np.array([0, 1, 299, 255, 256, 17], np.uint32)
-    q = float32_values(rng, len(positions), shape.heads * shape.head_dim)
-    caches = [float32_values(rng, 301, shape.kv_heads * shape.head_dim) for _ in range(2)]
-    caches[1][300] = np.nan  # a row that nobody attends to
-    queries, keys, values, at = (
-        tensor_of(operations, "input", array) for array in (q, *caches, positions)
-    )
-    out = poisoned(operations, "out", q.shape)
-    run(operations, lambda: operations.attention_cached(queries, (keys, values), at, out, shape))
-    expected = reference.attention_cached(q, *caches, positions, shape)
-    assert_close(operations.read(out), expected)
-
-
-def test_the_cache_gives_what_the_sequence_gives(operations: Operations) -> None:
-    shape = AttentionShape(1, 9, 4, 2, 16)
-    q, k, v, _ = inputs(shape)
-    expected, _ = reference.attention(q, k, v, shape)
-    caches = [poisoned(operations, "cache", (10, k.shape[1])) for _ in range(2)]
-    # First six rows at once, two of them for nothing, then one by one.
-    for rows in ([0, 1, 2, 3, -1, -1], [4], [5], [6], [7], [8]):
-        positions = tensor_of(
-            operations, "positions", np.array([9 if r < 0 else r for r in rows], np.uint32)
-        )
-        tensors = [tensor_of(operations, "rows", array[rows]) for array in (q, k, v)]
-        run_cached(operations, tensors, caches, positions, expected[rows], shape)
-
-
-def run_cached(
-    operations: Operations,
-    tensors: list[attention.Tensor],
-    caches: list[attention.Tensor],
-    positions: attention.Tensor,
-    expected: Array,
-    shape: AttentionShape,
-) -> None:
-    """Append keys and values, and check the rows that are not for nothing."""
-    out = poisoned(operations, "out", tensors[0].shape)
-
-    def record() -> None:
-        for rows, cache in zip(tensors[1:], caches, strict=True):
-            operations.cache_append(rows, cache, positions)
-        operations.attention_cached(tensors[0], (caches[0], caches[1]), positions, out, shape)
-
-    run(operations, record)
-    real = operations.read(positions) < 9
-    assert_close(operations.read(out)[real], expected[real])
-
-
 def test_numpy_goes_through_queries_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = AttentionShape(2, 37, 4, 2, 8)
     arrays = inputs(shape)

@@ -1,0 +1,273 @@
+"""What generating takes of a layer: few new rows at a time, against a cache of keys and values.
+
+On a device a few rows go through kernels that load weights once, and that do a norm, its products
+and what follows at a time, so that a token takes few dispatches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.kernel_source import struct_dtype
+from llmgpu.lm.ops.arguments import HeadTensors, NewRows
+from llmgpu.lm.ops.attention import attention_params, check_width
+from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS
+from llmgpu.lm.ops.operations import AttentionShape, Norm, Operations, Rotation
+from llmgpu.lm.ops.recording import (
+    WORKGROUP_SIZE,
+    GpuRecorder,
+    NumpyRecorder,
+    dims,
+    recorded,
+    thread_count,
+    workgroups,
+)
+from llmgpu.lm.ops.tensor import (
+    AnyArray,
+    FloatArray,
+    Packed,
+    Tensor,
+)
+
+PARTS = 64  # of a row of logits, each of which a workgroup looks through
+HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
+INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
+CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
+
+
+class Generating(Operations):
+    """What is put together from other operations, for any number of rows."""
+
+    def heads_to_cache(
+        self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors
+    ) -> None:
+        self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
+
+    def feed_forward(self, norm: Norm, epsilon: float, weight: Packed, out: Tensor) -> None:
+        products = self._products(norm, epsilon, weight)
+        if len(weight.starts) == 1:
+            self.gelu(products, out)
+        else:
+            self._packed_swiglu(products, weight, out)
+
+    def _products(self, norm: Norm, epsilon: float, weight: Packed) -> Tensor:
+        self.rms_norm(norm, epsilon)
+        shape = (norm.x.shape[0], weight.tensor.shape[0])
+        products = self.scratch("packed products", shape)
+        self.linear(norm.out, weight.tensor, products)
+        return products
+
+    def _rotate_to_cache(
+        self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
+    ) -> None:
+        """Record the rotation of products' queries and keys, and the filling of the cache."""
+        raise NotImplementedError
+
+    def _packed_swiglu(self, products: Tensor, weight: Packed, out: Tensor) -> None:
+        """Record the gate's function of products that hold gate and up side by side."""
+        raise NotImplementedError
+
+
+class NumpyGenerating(Generating, NumpyRecorder):
+    """The operations on arrays."""
+
+    @recorded
+    def _rotate_to_cache(
+        self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
+    ) -> None:
+        positions, starts = rotation.positions.array
+        kv_dim = heads.cache.shape[1] // 2
+        widths = (heads.q.shape[1], kv_dim, kv_dim)
+        query, key, value = (
+            products.array[:, start : start + width]
+            for start, width in zip(weight.starts, widths, strict=True)
+        )
+        angles = (rotation.cosines.array[positions], rotation.sines.array[positions])
+        heads.q.array[...] = _rotated(query, *angles)
+        rows = np.concatenate([_rotated(key, *angles), value], 1)
+        heads.cache.array[starts + positions] = rows
+
+    @recorded
+    def cache_append(self, x: Tensor, cache: Tensor, places: Tensor, column: int) -> None:
+        cache.array[places.array.sum(0), column : column + x.shape[1]] = x.array
+
+    @recorded
+    def attention_cached(
+        self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
+    ) -> None:
+        kept = heads.cache.array.reshape(-1, 2, shape.kv_heads, shape.head_dim)
+        grouped = (-1, shape.kv_heads, shape.group, shape.head_dim)
+        queries, target = (x.array.reshape(grouped) for x in (heads.q, out))
+        # Rows have different numbers of keys, so they are taken one by one.
+        for row, (position, start) in enumerate(places.array.T.tolist()):
+            keys, values = kept[start : start + position + 1].swapaxes(0, 1)
+            scores = queries[row] @ keys.transpose(1, 2, 0) * np.float32(shape.scale)
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            p /= p.sum(-1, keepdims=True)
+            target[row] = p @ values.transpose(1, 0, 2)
+
+    def _packed_swiglu(self, products: Tensor, weight: Packed, out: Tensor) -> None:
+        width = out.shape[1]
+        gate, up = (
+            Tensor(products.name, out.shape, products.dtype, products.array[:, k : k + width])
+            for k in weight.starts
+        )
+        self.swiglu(gate, up, out)
+
+    @recorded
+    def take_likeliest(
+        self, logits: Tensor, count: int, rows: NewRows, chosen: Tensor, step: int
+    ) -> None:
+        rows.tokens.array[...] = logits.array[:, :count].argmax(1)
+        chosen.array[step] = rows.tokens.array
+        positions, starts = rows.places.array
+        positions += starts < rows.idle
+
+
+def _rotated(x: AnyArray, cosines: AnyArray, sines: AnyArray) -> FloatArray:
+    """Return rows (N, heads * D) turned by the angles of each, (N, D / 2)."""
+    heads = x.reshape(len(x), -1, 2, cosines.shape[1])
+    left, right, cosine, sine = heads[:, :, 0], heads[:, :, 1], cosines[:, None], sines[:, None]
+    turned = np.stack([left * cosine - right * sine, right * cosine + left * sine], 2)
+    return turned.reshape(x.shape)
+
+
+class GpuGenerating(Generating, GpuRecorder):
+    """The operations as kernels."""
+
+    def heads_to_cache(
+        self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors
+    ) -> None:
+        if not _takes_few_rows(norm):
+            super().heads_to_cache(norm, epsilon, weight, rotation, heads)
+            return
+        params = _head_params(weight, rotation, heads, norm.x.shape[1] // FOUR, epsilon)
+        pairs = (heads.q.shape[1] + heads.cache.shape[1]) // 2
+        bindings = {**_places_of(rotation, heads), "params": params}
+        self._normed_rows("13_normed_heads", norm, weight, pairs, bindings)
+
+    def feed_forward(self, norm: Norm, epsilon: float, weight: Packed, out: Tensor) -> None:
+        if not _takes_few_rows(norm) or len(weight.starts) == 1:
+            super().feed_forward(norm, epsilon, weight, out)
+            return
+        params = _inner_params(weight, out, norm.x.shape[1] // FOUR, epsilon)
+        bindings: dict[str, Tensor | AnyArray] = {"out": out, "params": params}
+        self._normed_rows("13_normed_swiglu", norm, weight, out.shape[1], bindings)
+
+    def _normed_rows(
+        self,
+        kernel: str,
+        norm: Norm,
+        weight: Packed,
+        pairs: int,
+        bindings: dict[str, Tensor | AnyArray],
+    ) -> None:
+        """Dispatch a kernel that makes `pairs` pairs of products of each normalised row."""
+        rows, width = norm.x.shape
+        row_threads = thread_count(-(-width // (FOUR * LOADS)), LEAST_ROW_THREADS)
+        suffix = "_half" if weight.tensor.is_half else ""
+        self.dispatch(
+            f"lm/{kernel}{suffix}.wgsl",
+            rows * workgroups(pairs * row_threads),
+            {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": row_threads},
+            x=norm.x,
+            norm_weight=norm.weight,
+            weight=weight.tensor,
+            **bindings,
+        )
+
+    def _rotate_to_cache(
+        self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
+    ) -> None:
+        rows, width = products.shape
+        pairs = (heads.q.shape[1] + heads.cache.shape[1]) // 2
+        self.dispatch(
+            "lm/13_rotate_to_cache.wgsl",
+            workgroups(rows * pairs),
+            x=products,
+            params=_head_params(weight, rotation, heads, width, 0),
+            **_places_of(rotation, heads),
+        )
+
+    def cache_append(self, x: Tensor, cache: Tensor, places: Tensor, column: int) -> None:
+        self.dispatch(
+            "lm/05_cache_append.wgsl",
+            workgroups(x.size),
+            x=x,
+            cache=cache,
+            places=places,
+            dims=dims(*x.shape, cache.shape[1], column),
+        )
+
+    def attention_cached(
+        self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
+    ) -> None:
+        check_width(shape)
+        groups = heads.q.shape[0] * shape.heads
+        self.dispatch(
+            "lm/05_attention_cached.wgsl",
+            groups,
+            {"HEAD_QUADS": shape.head_dim // FOUR},
+            params=attention_params(shape, heads.cache.shape[0], groups),
+            q=heads.q,
+            cache=heads.cache,
+            places=places,
+            out=out,
+        )
+
+    def _packed_swiglu(self, products: Tensor, weight: Packed, out: Tensor) -> None:
+        params = _inner_params(weight, out, 0, 0)
+
+        def record(out: Tensor) -> None:
+            file = "lm/13_packed_swiglu.wgsl"
+            self.dispatch(file, workgroups(out.size), x=products, out=out, params=params)
+
+        self.through_single({"out": out}, record)
+
+    def take_likeliest(
+        self, logits: Tensor, count: int, rows: NewRows, chosen: Tensor, step: int
+    ) -> None:
+        parts = min(PARTS, workgroups(count))
+        partial = self.scratch("likeliest of parts", (logits.shape[0], 2 * parts))
+        self.dispatch(
+            "lm/13_likeliest_of_parts.wgsl",
+            logits.shape[0] * parts,
+            dims=dims(*logits.shape, count, parts),
+            logits=logits,
+            partial=partial,
+        )
+        sizes = (logits.shape[0], parts, step, rows.idle)
+        self.dispatch(
+            "lm/13_take_likeliest.wgsl",
+            logits.shape[0],
+            params=np.array([sizes], CHOICE),
+            partial=partial,
+            tokens=rows.tokens,
+            places=rows.places,
+            chosen=chosen,
+        )
+
+
+def _takes_few_rows(norm: Norm) -> bool:
+    """Whether kernels for a few rows take these; others have products with matrix kernels."""
+    return norm.x.shape[0] <= FEW_ROWS and not norm.out.is_half
+
+
+def _places_of(rotation: Rotation, heads: HeadTensors) -> dict[str, Tensor | AnyArray]:
+    tables: dict[str, Tensor | AnyArray] = {"cosines": rotation.cosines, "sines": rotation.sines}
+    return tables | {"places": rotation.positions, "q": heads.q, "cache": heads.cache}
+
+
+def _head_params(
+    weight: Packed, rotation: Rotation, heads: HeadTensors, width: int, epsilon: float
+) -> NDArray[np.void]:
+    rows, dim = heads.q.shape
+    kv_heads = heads.cache.shape[1] // 2 // rotation.head_dim
+    counts = (rows, dim // rotation.head_dim, kv_heads, rotation.head_dim // 2)
+    return np.array([(*counts, *weight.starts[1:], width, epsilon)], HEADS)
+
+
+def _inner_params(weight: Packed, out: Tensor, quads: int, epsilon: float) -> NDArray[np.void]:
+    starts = (weight.starts[1], weight.tensor.shape[0])
+    return np.array([(*out.shape, *starts, quads, epsilon)], INNER)

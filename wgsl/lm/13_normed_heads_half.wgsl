@@ -1,0 +1,41 @@
+// normed_heads_half: queries, keys and values of few rows from the residual stream: the norm, the
+// projections by weights in half precision, the rotation, and the cache.
+//
+// binding 0  params       uniform     sizes
+// binding 1  x            read        (N, C), four an element
+// binding 2  cosines      read        (positions, D/2)
+// binding 3  sines        read        (positions, D/2)
+// binding 4  places       read        (2, N), positions and the rows of the cache where sequences start
+// binding 5  q            read_write  (N, H * D), rotated
+// binding 6  cache        read_write  (L, 2 * K * D), rotated keys and values
+// binding 7  norm_weight  read        (C,), four an element
+// binding 8  weight       read        (rows, C), half precision, four an element
+// dispatch: for each row, one workgroup for WORKGROUP_SIZE / ROW_THREADS pairs of columns
+//!include lm/head_places.wgsl
+//!include lm/normed_pairs.wgsl
+
+@group(0) @binding(7) var<storage, read> norm_weight: array<vec4<f32>>;
+@group(0) @binding(8) var<storage, read> weight: array<vec2<u32>>;
+
+fn four_weights(i: u32) -> vec4<f32> {
+    return vec4<f32>(unpack2x16float(weight[i].x), unpack2x16float(weight[i].y));
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn normed_heads_half(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+) {
+    let group = flat_group(workgroup, workgroups);
+    let of_workgroup = WORKGROUP_SIZE / ROW_THREADS;
+    let groups = (pairs_of_row() + of_workgroup - 1u) / of_workgroup;
+    let row = group / groups;
+    let pair = group % groups * of_workgroup + local_index / ROW_THREADS;
+    let inside = row < params.rows && pair < pairs_of_row();
+    let sums =
+        normed_sums(row, weight_rows(pair), inside, params.width, params.epsilon, local_index);
+    if (inside && local_index % ROW_THREADS == 0u) {
+        store_pair(row, pair, sums);
+    }
+}

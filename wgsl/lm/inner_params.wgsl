@@ -1,0 +1,12 @@
+// Sizes of the inside of the gated feed-forward network, whose gate and up come from packed weights.
+
+struct InnerParams {
+    rows: u32, // N
+    width: u32, // F
+    up_start: u32, // row of the weights where up starts
+    row_width: u32, // products in a row, with those between gate and up
+    quads: u32, // C / 4
+    epsilon: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: InnerParams;
