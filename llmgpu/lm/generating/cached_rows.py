@@ -23,13 +23,14 @@ class CachedRows:
     With a mixed model, products of more rows than a few take half-precision operands.
     """
 
-    def __init__(self, model: Model, caches: Sequence[Tensor], rows: int) -> None:
+    def __init__(self, model: Model, caches: Sequence[Tensor], rows: int, ids: int) -> None:
         """Record the pass; `caches` are each layer's keys and values, (L, 2 * K * D).
 
-        The last row of a cache is that of rows that are not in use.
+        The last row of a cache is that of rows that are not in use. ids: how many of the model's
+        first ids stand for tokens.
         """
         self._model, self._ops = model, model.operations
-        self.rows = rows
+        self.rows, self._ids = rows, ids
         ops, config = model.operations, model.config
         idle = caches[0].shape[0] - 1
         self._new = NewRows(
@@ -122,7 +123,7 @@ class CachedRows:
         # The next ones are recorded while the device is at work.
         self._ops.prepare(self._to_logits)
         logits: NDArray[np.float32] = self._ops.read(self.logits)
-        return logits[:, : self._model.config.vocab_size]
+        return logits[:, : self._ids]
 
     def take_likeliest(self, steps: int) -> Callable[[], AnyArray]:
         """Start to add the rows to the cache and take the likeliest ids after them, `steps` times.
@@ -138,7 +139,6 @@ class CachedRows:
         return lambda: finish()[:steps]
 
     def _likeliest_program(self, step: int) -> Program:
-        count = self._model.config.vocab_size
         with self._ops.record("likeliest ids") as choice:
-            self._ops.take_likeliest(self.logits, count, self._new, self._chosen, step)
+            self._ops.take_likeliest(self.logits, self._ids, self._new, self._chosen, step)
         return Program("step", self._to_logits.steps + choice.steps)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,12 +33,12 @@ STEPS_SECONDS = 0.02  # aim for a submission
 
 @dataclass
 class Request:
-    """A prompt to be continued by `count` ids drawn by `sampler`, fewer if it draws `stop`."""
+    """A prompt to be continued by `count` ids drawn by `sampler`, up to one of `stops`."""
 
     prompt: Sequence[int]
     count: int
     sampler: Sampler
-    stop: int | None = None
+    stops: Set[int] = frozenset()
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Sequence:
 
     def add(self, token: int) -> bool:
         """Add an id; return False instead if it is the one that ends the sequence."""
-        if token == self.request.stop:
+        if token in self.request.stops:
             self.left = 0
             return False
         self.ids.append(token)

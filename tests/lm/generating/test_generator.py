@@ -113,7 +113,7 @@ def test_a_batch_of_prompts(operations: Operations, dim: int) -> None:
         for k, (size, count) in enumerate(sizes)
     ]
     made: dict[int, list[int | None]] = {k: [] for k in range(len(requests))}
-    for number, token in Generator(model, 3).continue_all(iter(requests)):
+    for number, token in Generator(model, sequences=3).continue_all(iter(requests)):
         made[number].append(token)
     alone = Generator(model)
     for k, request in enumerate(requests):
@@ -126,9 +126,9 @@ def test_sequences_of_a_batch_are_drawn_as_alone_and_end_at_their_stop(
 ) -> None:
     model = make_model(operations)
 
-    def request(seed: int, stop: int | None = None) -> Request:
+    def request(seed: int, *stops: int) -> Request:
         options = SamplingOptions(temperature=float(seed % 2) * 5, seed=seed)
-        return Request(IDS[seed : seed + 6], 25, Sampler(options), stop)
+        return Request(IDS[seed : seed + 6], 25, Sampler(options), frozenset(stops))
 
     alone = [
         list(Generator(model).generate(r.prompt, 25, r.sampler)) for r in map(request, range(4))
@@ -136,7 +136,7 @@ def test_sequences_of_a_batch_are_drawn_as_alone_and_end_at_their_stop(
     stops = [made[k * 5] for k, made in enumerate(alone)]
     requests = [request(k, stop) for k, stop in enumerate(stops)]
     made: list[list[int | None]] = [[] for _ in requests]
-    for number, token in Generator(model, 4).continue_all(requests):
+    for number, token in Generator(model, sequences=4).continue_all(requests):
         made[number].append(token)
     assert made == [[*ids[: ids.index(stop)], None] for ids, stop in zip(alone, stops, strict=True)]
 
