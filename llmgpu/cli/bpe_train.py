@@ -35,6 +35,7 @@ from llmgpu.cli.console import (
     print_json,
 )
 from llmgpu.cli.given import refuse_given
+from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import (
@@ -366,6 +367,7 @@ def _open_checkpoint(
         )
     checkpoint = checkpoint or Checkpoint.begin(path, run)
     try:
+        keep_options(checkpoint.folder)
         yield checkpoint
     except BaseException:
         if checkpoint.is_empty:

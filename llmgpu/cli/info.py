@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.console import Reporter, print_json, print_result
+from llmgpu.cli.given import refuse_given
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import printable, quote
@@ -31,6 +34,7 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 def info(
     file: str | None,
     tokens: bool,
+    merges: bool,
     first: int | None,
     search: str | None,
     ids: tuple[int, ...],
@@ -42,13 +46,16 @@ def info(
     debug: bool,
 ) -> None:
     """Show the adapters of this machine, or facts about a file."""
-    lists = bool(tokens or first or search or ids)
-    if texts and not report:
-        raise click.UsageError("--on needs --report PAGE")
+    lists = bool(tokens or merges or first or search or ids)
+    _check_combined(report, merges=merges)
     if file is None:
         if lists or report:
-            raise click.UsageError("--tokens, --first, --search, --id, --report need a vocabulary")
-        _show(_adapter_facts(), as_json)
+            raise click.UsageError(
+                "--tokens, --merges, --first, --search, --id, --report need a vocabulary"
+            )
+        with _silent_drivers() if quiet else nullcontext():
+            adapters = _adapter_facts()
+        _show(adapters, as_json)
         return
     facts = None if lists or report else _file_facts(file)
     if facts is None:
@@ -66,6 +73,9 @@ def info(
             if files.format is None and kind_of(file) in (None, TOKEN_FILE):
                 raise VocabularyError(f"{error}; a token file needs {side_path(file)}") from error
             raise
+        if merges:
+            _list_merges(vocabulary, first, search, as_json)
+            return
         if lists:
             _list_tokens(vocabulary, first, search, ids, as_json)
             return
@@ -73,6 +83,17 @@ def info(
         if report:
             _write_report(report, file, vocabulary, facts, texts, say)
     _show(facts, as_json)
+
+
+def _check_combined(report: str | None, *, merges: bool) -> None:
+    """Raise click.UsageError for options that have no effect with another."""
+    if report:
+        of_lists = ("tokens", "merges", "first", "search", "ids")
+        refuse_given(of_lists, "can't be combined with --report")
+    else:
+        refuse_given(("texts", "force"), "needs --report PAGE")
+    if merges:
+        refuse_given(("tokens", "ids"), "can't be combined with --merges")
 
 
 def _show(facts: dict[str, Any], as_json: bool) -> None:
@@ -229,10 +250,7 @@ def _list_tokens(
     """Print tokens, a line each."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
-    try:
-        wanted = re.compile(search or "")
-    except re.error as error:
-        raise click.UsageError(f"--search {quote(search or '')}: {error}") from error
+    wanted = _searched(search)
     special = set(vocabulary.special_tokens.values())
     shown = 0
     for token_id in ids or range(vocabulary.size):
@@ -250,6 +268,55 @@ def _list_tokens(
             print_json(facts | {"special": token_id in special}, to_stderr=False)
         else:
             print_result(f"{token_id}\t{readable(token)}")
+
+
+def _list_merges(
+    vocabulary: Vocabulary, first: int | None, search: str | None, as_json: bool
+) -> None:
+    """Print merges in their order, a line each: the token that is made, and what it is made of."""
+    from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+    from llmgpu.bpe.vocabulary.spelling import readable
+
+    merges, wanted, tokens = vocabulary.merges, _searched(search), vocabulary.tokens
+    if not len(merges):  # it has ranks
+        merges = recover_merges(ordinary_ranks(vocabulary))
+    shown = 0
+    for left, right, made in merges.tolist():
+        token = tokens[made]
+        if not wanted.search(token.decode(errors="backslashreplace")):
+            continue
+        if shown == first:
+            break
+        shown += 1
+        if as_json:
+            facts = {"id": made, "text": _text_of(token), "hex": token.hex()}
+            print_json(facts | {"left": left, "right": right}, to_stderr=False)
+        else:
+            print_result(f"{made}\t{readable(tokens[left])}\t{readable(tokens[right])}")
+
+
+def _searched(search: str | None) -> re.Pattern[str]:
+    try:
+        return re.compile(search or "")
+    except re.error as error:
+        raise click.UsageError(f"--search {quote(search or '')}: {error}") from error
+
+
+@contextmanager
+def _silent_drivers() -> Iterator[None]:
+    """Drop what is written to standard error, where drivers warn of adapters."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _text_of(token: bytes) -> str | None:

@@ -10,25 +10,43 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import click
-from click.core import ParameterSource
 
+from llmgpu.cli.given import ASKED
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
 _STARTED_IN = "started-in"  # the folder that names of files start from
-# What a run is asked to do now, and not by another run of the same.
-_NOT_KEPT = {"config", "output", "resume", "force", "as_json", "quiet", "debug"}
-_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
+
+
+@runtime_checkable
+class Spelled(Protocol):
+    """A type of parameters whose values are not what they are written as."""
+
+    def spell(self, value: Any) -> str:
+        """Return what is written for a value."""
 
 
 class ConfiguredCommand(click.Command):
-    """A command with --config, and with an --output that keeps the options of its run."""
+    """A command with --config, and with an --output that keeps the options of its run.
+
+    folder_option: the parameter that names the folder. names_files: those by whose names a run that
+    was started elsewhere finds its files. not_kept: those that are not kept.
+    """
+
+    folder_option = "output"
+    names_files = frozenset(("corpus", "vocab"))
+    not_kept = frozenset(("config", "output", "resume", "force", "as_json", "quiet", "debug"))
+
+    def takes_kept(self, asked: Mapping[str, Any]) -> bool:
+        """Whether a resumed run has the options that it was given; asked: those of now."""
+        return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take what the command line lacks from the files."""
@@ -36,21 +54,38 @@ class ConfiguredCommand(click.Command):
             asked, _, _ = self.make_parser(ctx).parse_args(list(args))
         except click.UsageError:  # is raised below
             asked = {}
+        plain = (str, bool, int, list, tuple)  # click has a value of its own for what is not given
+        asked = {name: value for name, value in asked.items() if isinstance(value, plain)}
+        asked = {name: value for name, value in asked.items() if value != ()}
         found: dict[str, Any] = {}
-        kept = Path(str(asked.get("output") or "")) / OPTIONS_NAME
-        if asked.get("resume") is True and asked.get("output") and kept.is_file():
+        folder = asked.get(self.folder_option)
+        kept = Path(str(folder or "")) / OPTIONS_NAME
+        if asked.get("resume") is True and folder and kept.is_file() and self.takes_kept(asked):
             found |= _read(self, kept)
             found_in = str(found.pop(_STARTED_IN, os.getcwd()))
-            if found_in != os.getcwd() and not {"corpus", "vocab"} <= asked.keys():
+            if found_in != os.getcwd() and not self.names_files <= asked.keys():
+                named = (param for param in self.params if param.name in self.names_files)
+                names = (max(param.opts, key=len) for param in named)
+                both = " and ".join(name if name[0] == "-" else name.upper() for name in names)
                 raise click.UsageError(
-                    f"the run was started in {found_in}: resume it there, or name --vocab and "
-                    "CORPUS",
-                    ctx,
+                    f"the run was started in {found_in}: resume it there, or name {both}", ctx
                 )
         if isinstance(asked.get("config"), str):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found
         return super().parse_args(ctx, args)
+
+
+class CheckpointedCommand(ConfiguredCommand):
+    """A command with a --checkpoint that keeps the options of its run."""
+
+    folder_option = "checkpoint"
+    names_files = frozenset(("corpus", "output"))
+    not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
+
+    def takes_kept(self, asked: Mapping[str, Any]) -> bool:
+        """Say yes if nothing else is asked: otherwise, without CORPUS, a pipe is read."""
+        return asked.keys() <= self.not_kept | {"device"}
 
 
 def keep_options(folder: Path) -> None:
@@ -60,18 +95,23 @@ def keep_options(folder: Path) -> None:
     """
     context = click.get_current_context()
     lines = [f"{_STARTED_IN} = {_toml(os.getcwd())}"]
-    for parameter in context.command.params:
+    command = context.command
+    assert isinstance(command, ConfiguredCommand)
+    for parameter in command.params:
         name = str(parameter.name)
         value = context.params.get(name)
-        if name in _NOT_KEPT or context.get_parameter_source(name) not in _GIVEN or value is None:
+        was_given = context.get_parameter_source(name) in ASKED
+        if name in command.not_kept or not was_given or value is None:
             continue
+        if isinstance(parameter.type, Spelled):
+            value = parameter.type.spell(value)
         lines.append(f"{_names(parameter)[0]} = {_toml(value)}")
     kept = [line for line in lines if not re.search("[\ud800-\udfff]", line)]
     with atomic_output(str(folder / OPTIONS_NAME)) as file:
         file.write("\n".join([*kept, ""]).encode())
 
 
-def _read(command: click.Command, path: Path) -> dict[str, Any]:
+def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
     """Return options by the names of parameters; InputError for a file that has anything else."""
     try:
         content = tomllib.loads(read_whole(path, "file of options").decode())
@@ -81,7 +121,7 @@ def _read(command: click.Command, path: Path) -> dict[str, Any]:
         raise InputError(f"can't read the options in {path}: {reason}") from error
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:
-        if parameter.name not in _NOT_KEPT - {"output", "force"}:
+        if parameter.name not in command.not_kept - {"output", "force"}:
             known |= {name: str(parameter.name) for name in _names(parameter)}
     found = {}
     for key, value in content.items():

@@ -164,6 +164,12 @@ class PatternExpression(click.ParamType[str]):
 
         return pattern_of_expression(TEXT.convert(value, param, ctx))
 
+    def spell(self, value: str) -> str:
+        """Return the expression of a pattern; see `llmgpu.cli.option_files.Spelled`."""
+        from llmgpu.bpe.pretokens.pattern import get_pattern
+
+        return get_pattern(value).expression
+
 
 def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
     """Add --pattern, which `settings` describe, and --pattern-regex; see `chosen_pattern`."""
@@ -203,8 +209,8 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         """Parse the sizes, and return them ascending."""
-        if isinstance(value, tuple):
-            return value
+        if isinstance(value, (tuple, list)):
+            return tuple(value)
         parts = str(value).split(",")
         if len(parts) > 1 and "" in map(str.strip, parts):
             shown = quote(str(value))

@@ -16,6 +16,7 @@ from typing import Any
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
+from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, kind_of
 from llmgpu.resume_key import Run
 from llmgpu.tokens.bin import describe_bin_file, index_path, read_side_file
 from llmgpu.tokens.layouts import get_layout
@@ -73,7 +74,9 @@ def describe_manifest(path: str | Path) -> dict[str, Any]:
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return what a manifest holds, and its shards; InputError as `read_manifest`."""
-    return _read(path, MANIFEST_FORMAT, "is not a list of token shards")
+    return _read(
+        path, MANIFEST_FORMAT, "is not a list of token shards, as --shard-tokens writes OUT.json"
+    )
 
 
 def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
@@ -99,7 +102,9 @@ def _read(path: str | Path, format: str, failure: str) -> tuple[dict[str, Any], 
                     "other folders one by one"
                 )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} {failure} ({error})") from error
+        kind = kind_of(str(path))
+        what = f"it is {kind}" if kind not in (None, TEXT, MANIFEST, PROGRESS) else error
+        raise InputError(f"{path} {failure} ({what})") from error
     if found != (format, VERSION):
         raise InputError(
             f"{path}: {quote(found[0])} version {quote(found[1])}, not {format} {VERSION}"

@@ -21,8 +21,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import save_counts
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import corpus_from_bytes
-from tests.cli.conftest import Run, environment, fails
+from tests.cli.conftest import Run, environment, fails, killed_before
 
+LEFT = ["options.toml", "run.json"]  # in the folder of a finished run
 OPTIONS = ("--device", "cpu", "--vocab-size", "700,6000", "--special-token", "<|end|>")
 
 
@@ -54,6 +55,27 @@ def kill_while_it_merges(folder: Path, *arguments: str) -> None:
         assert child.wait(timeout=200) == -signal.SIGKILL
 
 
+def test_resume_needs_nothing_but_the_folder(llmgpu: Run, corpus: Path) -> None:
+    """The options are those that the killed run was given, values that are read back included."""
+    options = ("--pattern-regex", r"\w+|\W+", "--special-token", '<a "b\u00e9">', "--exclude", "x*")
+    run = ("bpe-train", "corpus.txt", "--device", "cpu", "--vocab-size", "300,290", *options)
+    expected = llmgpu(*run, "-o", "w.bin", "-q")
+    assert expected.returncode == 0, expected.stderr
+    killed_before("v-290.bin", 1, corpus.parent, *run, "-o", "v.bin", "--checkpoint", "kept")
+    done = llmgpu("bpe-train", "--checkpoint", "kept", "--resume")
+    assert done.returncode == 0 and b"resuming from kept" in done.stderr, done.stderr
+    for size in (290, 300):
+        made = (corpus.parent / f"v-{size}.bin").read_bytes()
+        assert made == (corpus.parent / f"w-{size}.bin").read_bytes()
+    done = llmgpu("bpe-train", "--checkpoint", "kept", "--resume")
+    assert b"nothing is left to do: v-290.bin, v-300.bin are finished" in done.stderr
+    options_file = corpus.parent / "kept" / "options.toml"
+    moved = options_file.read_text().replace(str(corpus.parent), "/elsewhere")
+    options_file.write_text(moved)
+    done = llmgpu("bpe-train", "--checkpoint", "kept", "--resume")
+    fails(done, 2, "was started in /elsewhere: resume it there, or name CORPUS and --output")
+
+
 @pytest.mark.slow
 def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     folder = long_words.parent
@@ -66,7 +88,7 @@ def test_a_killed_run_is_resumed(llmgpu: Run, long_words: Path) -> None:
     done = llmgpu("bpe-train", *arguments, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert b"resuming from kept" in done.stderr
-    assert [path.name for path in (folder / "kept").iterdir()] == ["run.json"]
+    assert sorted(path.name for path in (folder / "kept").iterdir()) == LEFT
     assert json.loads(done.stdout)["new_merges"] == 6000 - 257
     alone = llmgpu("bpe-train", "long.txt", "-o", "w.bin", *OPTIONS, "-q")
     assert alone.returncode == 0
@@ -90,7 +112,7 @@ def test_nothing_to_resume(llmgpu: Run, corpus: Path) -> None:
     assert done.returncode == 0
     assert b"note: there is no kept to resume from: starting from scratch" in done.stderr
     assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.txt", "kept", "v.bin"]
-    assert [path.name for path in (corpus.parent / "kept").iterdir()] == ["run.json"]
+    assert sorted(path.name for path in (corpus.parent / "kept").iterdir()) == LEFT
 
 
 def test_a_finished_run_has_nothing_left_to_do(llmgpu: Run, corpus: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from llmgpu.backend import list_adapters
@@ -99,3 +100,28 @@ def test_info_of_counts_and_files_of_ids(llmgpu: Run, corpus: Path, vocab: Path)
         file.write(b"x")
     fails(llmgpu("info", "ids.bin"), 1, "they don't belong together")
     fails(llmgpu("info", "c.counts", "--tokens"), 1, "c.counts")
+
+
+def test_merges_in_their_order(llmgpu: Run, vocab: Path) -> None:
+    vocabulary = Vocabulary.load(vocab)
+    lines = llmgpu("info", "v.bin", "--merges").stdout.decode().splitlines()
+    assert [int(line.split("\t")[0]) for line in lines] == vocabulary.merges[:, 2].tolist()
+    rows = llmgpu("info", "v.bin", "--merges", "--json", "--first", "2").stdout.splitlines()
+    for row, (left, right, made) in zip(map(json.loads, rows), vocabulary.merges[:2], strict=True):
+        assert (row["left"], row["right"], row["id"]) == (left, right, made)
+        assert bytes.fromhex(row["hex"]) == vocabulary.tokens[left] + vocabulary.tokens[right]
+    assert llmgpu("export", "v.bin", "--to", "tiktoken", "-o", "v.tiktoken").returncode == 0
+    by_rank = llmgpu("info", "v.tiktoken", "--merges").stdout.decode().splitlines()
+    assert by_rank == lines
+    token = vocabulary.tokens[300].decode()
+    found = llmgpu("info", "v.bin", "--merges", "--search", f"^{re.escape(token)}$").stdout.decode()
+    assert found.startswith("300\t") and found.count("\n") == 1
+    for options in (("--report", "p.html"), ("--tokens",), ("--id", "3")):
+        fails(llmgpu("info", "v.bin", "--merges", *options), 2, "can't be combined with --")
+    fails(llmgpu("info", "--merges"), 2, "need a vocabulary")
+    fails(llmgpu("info", "v.bin", "--force"), 2, "--force needs --report PAGE")
+
+
+def test_quiet_adapters(llmgpu_process: Run) -> None:
+    done = llmgpu_process("info", "--quiet")
+    assert done.returncode == 0 and done.stderr == b"" and done.stdout

@@ -165,6 +165,7 @@ def test_a_part_by_the_environment(
         (["merge-word-counts", "a", "-o", "s", "--weight", "b=2"], 2, "no such file among COUNTS"),
         (["merge-word-counts", "a", "-o", "s", "--weight", "a=0"], 2, "write code.counts=3"),
         (["merge-shards", "text.txt", "-o", "m"], 1, "is not a list of token shards"),
+        (["merge-shards", "v.bin", "-o", "m"], 1, "OUT.json (it is a vocabulary)"),
     ],
 )
 def test_what_is_refused(

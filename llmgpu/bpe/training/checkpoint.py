@@ -7,9 +7,10 @@
   left after the last whole block is cut off.
 - Appended blocks reach the disk about once a second, so losing power costs little more than that.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
-- The folder is made by a run and belongs to it. When its results are written, only ``run.json``
-  stays, which then names them: the same run has nothing left to do while they are as it wrote them,
-  and another one begins in the folder.
+- ``options.toml`` is what the command was given, see `llmgpu.cli.option_files`.
+- The folder is made by a run and belongs to it. When its results are written, only ``run.json`` and
+  the options stay; ``run.json`` then names the results: the same run has nothing left to do while
+  they are as it wrote them, and another one begins in the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,14 +41,19 @@ FORMAT_VERSION = 1
 SYNC_SECONDS = 1.0
 
 _RUN, _COUNTS, _MERGES, _LOCK = "run.json", "counts", "merges", "lock"
-_OWN_FILES = re.compile(rf"{_RUN}|{_COUNTS}|{_MERGES}|{_LOCK}|\.({_RUN}|{_COUNTS})\.[0-9a-f]+\.tmp")
+_OPTIONS = "options.toml"
+_WHOLE = f"{_RUN}|{_COUNTS}|{_OPTIONS}"  # written at once
+_OWN_FILES = re.compile(rf"{_WHOLE}|{_MERGES}|{_LOCK}|\.({_WHOLE})\.[0-9a-f]+\.tmp")
 _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 _PAIR_BYTES, _COUNT_BYTES = 8, 8
 
 
 def checkpoint_files(folder: str | Path) -> list[Path]:
     """Return the folder of a checkpoint and the files that it may have."""
-    return [Path(folder), *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES, _LOCK))]
+    return [
+        Path(folder),
+        *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES, _LOCK, _OPTIONS)),
+    ]
 
 
 class Checkpoint:
@@ -193,7 +199,7 @@ class Checkpoint:
         self._close_log()
         with output_errors(str(self.folder)):
             self._write_run(run, outputs=[file_facts(os.path.abspath(path)) for path in outputs])
-        self._clear(keep=_RUN)
+        self._clear(keep=(_RUN, _OPTIONS))
         if self._lock is not None:
             self._lock.remove()
 
@@ -206,11 +212,11 @@ class Checkpoint:
         with suppress(OSError):
             self.folder.rmdir()
 
-    def _clear(self, keep: str = "") -> None:
+    def _clear(self, keep: Sequence[str] = ()) -> None:
         """Remove the files of a checkpoint, but for the lock and `keep`."""
         with output_errors(str(self.folder)):
             for name in os.listdir(self.folder):
-                if name not in (_LOCK, keep) and _OWN_FILES.fullmatch(name):
+                if name not in (_LOCK, *keep) and _OWN_FILES.fullmatch(name):
                     (self.folder / name).unlink()
 
     def _close_log(self) -> None:

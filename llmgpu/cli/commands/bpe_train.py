@@ -9,6 +9,7 @@ import click
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training import ENGINES
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
+from llmgpu.cli.option_files import CheckpointedCommand
 from llmgpu.cli.options import (
     TEXT,
     THREADS,
@@ -23,7 +24,7 @@ from llmgpu.cli.part_option import part_option
 from llmgpu.cli.source_options import source_options
 
 
-@click.command("bpe-train")
+@click.command("bpe-train", cls=CheckpointedCommand)
 @click.argument("corpus", nargs=-1)
 @click.option(
     "--output",
@@ -121,7 +122,11 @@ from llmgpu.cli.source_options import source_options
     metavar="FOLDER",
     help="Keep the progress of the run in this folder until it is finished, for --resume.",
 )
-@click.option("--resume", is_flag=True, help="Continue an interrupted run from its --checkpoint.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue an interrupted run from its --checkpoint, with the options that it was given.",
+)
 @part_option
 @force_option
 @source_options
@@ -136,7 +141,8 @@ def bpe_train(**options: Any) -> None:
       llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
       zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
       llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
-      llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run --resume
+      llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run
+      llmgpu bpe-train --checkpoint run --resume
       llmgpu bpe-train data --counts-only --save-counts %P.counts --part 1/2
       llmgpu bpe-train --from-counts 1-of-2.counts --from-counts 2-of-2.counts -o v.bin
     """

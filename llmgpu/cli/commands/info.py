@@ -12,7 +12,12 @@ from llmgpu.cli.options import TEXT, force_option, output_options
 @click.command()
 @click.argument("file", required=False)
 @click.option("--tokens", is_flag=True, help="List the tokens: id and text.")
-@click.option("--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens.")
+@click.option(
+    "--merges", is_flag=True, help="List the merges in their order: id, and the two parts."
+)
+@click.option(
+    "--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens or merges."
+)
 @click.option(
     "--search",
     type=TEXT,
@@ -53,6 +58,7 @@ def info(**options: Any) -> None:
       llmgpu info v.bin
       llmgpu info cl100k --tokens --search '(?i)^ ?the' --first 20
       llmgpu info v.bin --id 264 --json
+      llmgpu info v.bin --merges --first 100
       llmgpu info v.bin --report v.html --on corpus.txt
       llmgpu info corpus.bin
     """
