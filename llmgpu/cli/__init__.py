@@ -45,6 +45,7 @@ COMMANDS: Registry[click.Command] = Registry(
         "merge-word-counts": Entry(
             f"{_ROOM}.merging:merge_word_counts", "Add up files of word counts."
         ),
+        "score": Entry(f"{_ROOM}.score:score", "Score texts with a trained model."),
         "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids, and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }

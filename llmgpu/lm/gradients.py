@@ -133,7 +133,9 @@ class LossGraph:
     each batch by `write_batch`, and `write_loss_params` before each step.
 
     padded: see `TrainOptions.padded_loss`. separator: attention does not reach back beyond this id;
-    None: to the first token of the sequence. losses: of the last run, (N,) each.
+    None: to the first token of the sequence. logits_bytes: of one block of rows. losses: of the
+    last run, (N,) each. likeliest: with `find_likeliest`, the most probable id of each row, uint32
+    (N,).
     """
 
     def __init__(
@@ -145,6 +147,8 @@ class LossGraph:
         *,
         padded: bool = False,
         separator: int | None = None,
+        logits_bytes: int = LOGITS_BYTES,
+        find_likeliest: bool = False,
     ) -> None:
         """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
@@ -172,10 +176,12 @@ class LossGraph:
         half = np.float16 if model.mixed else np.float32
         self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
-        self.block_rows = logits_block_rows(ops, config, self.rows)
+        self.block_rows = logits_block_rows(ops, config, self.rows, logits_bytes)
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
         # What products take of the logits' gradient; in float32 it takes their place.
         self._logits_gradient = self.logits
+        self._finds_likeliest = find_likeliest
+        self.likeliest = self._ids("likeliest tokens") if find_likeliest else self.targets
         if gradients is not None and model.mixed:
             name = "gradient of logits"
             self._logits_gradient = ops.tensor(name, self.logits.shape, np.float16)
@@ -310,6 +316,8 @@ class LossGraph:
         logits = self.logits.rows(0, stop - start)
         gradient = self._logits_gradient.rows(0, stop - start)
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
+        if self._finds_likeliest:
+            ops.argmax(logits, self.likeliest.rows(start, stop), self.logits_of_tokens)
         ops.cross_entropy(
             logits,
             self.targets.rows(start, stop),
@@ -371,9 +379,11 @@ class LossGraph:
         ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
 
 
-def logits_block_rows(operations: Operations, config: ModelConfig, rows: int) -> int:
-    """Return how many rows' logits are held at a time."""
-    fitting = min(LOGITS_BYTES, operations.max_tensor_bytes) // (4 * config.padded_vocab_size)
+def logits_block_rows(
+    operations: Operations, config: ModelConfig, rows: int, most_bytes: int
+) -> int:
+    """Return how many rows' logits are held at a time, in up to `most_bytes` bytes."""
+    fitting = min(most_bytes, operations.max_tensor_bytes) // (4 * config.padded_vocab_size)
     if fitting >= rows:
         return rows
     return max(ROW_ALIGNMENT, fitting // ROW_ALIGNMENT * ROW_ALIGNMENT)

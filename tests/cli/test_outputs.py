@@ -40,6 +40,8 @@ INPUTS = {
     ("info", "texts"): ["v.bin --on {}"],
     ("merge-shards", "manifests"): ["{}"],
     ("merge-word-counts", "counts"): ["{} counts"],
+    ("score", "model"): [],  # nothing is written
+    ("score", "paths"): [],
     ("tokenize", "chat_template"): [
         "--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"
     ],
@@ -48,6 +50,7 @@ INPUTS = {
     ("train", "chat_template"): ["--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"],
     ("train", "config"): ["--vocab v.bin --device cpu corpus.txt --config {}"],
     ("train", "corpus"): ["--vocab v.bin --device cpu {}"],
+    ("train", "init"): [],  # a folder: see tests/cli/test_train_init.py
     ("train", "vocab"): ["--vocab {} --device cpu corpus.txt"],
 }
 

@@ -75,3 +75,10 @@ def test_a_model_that_can_not_be_used_is_one_line(llmgpu: Run, model: Path) -> N
     (model / "config.json").write_text(json.dumps(content | {"sliding_window": 4096}))
     for command in ((*TRAIN, "-o", "run"), ("generate", "model", "--prompt", "a")):
         fails(llmgpu(*command), 1, "config.json: sliding_window is 4096, which is not supported")
+
+
+def test_a_run_never_replaces_the_model_that_it_begins_with(llmgpu: Run, model: Path) -> None:
+    assert llmgpu(*TRAIN, "-o", "run", "--steps", "1", "--seq-len", "16").returncode == 0
+    again = ("train", "--init", "run", "corpus.txt", "--device", "cpu", "-o", "run", "--force")
+    fails(llmgpu(*again, "--steps", "1"), 1, "is an input")
+    fails(llmgpu(*TRAIN, "-o", "model"), 1, "model is not empty and is not a run folder")

@@ -28,7 +28,7 @@ from llmgpu.bench.timing import PartOptions, measure_limits, raise_clocks, time_
 from llmgpu.bench.tokenizers.measure import measure_tokenizer_kernels
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.config import preset
-from llmgpu.lm.gradients import logits_block_rows
+from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
@@ -203,7 +203,7 @@ def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
         return Sizes(preset("gpt2", 8192), 1, narrow), "fewer rows and ids"
     config, sequences = preset("gpt2", 50_257), 8
     rows = sequences * config.seq_len
-    bindable = logits_block_rows(open_operations(engine.backend.device), config, rows)
+    bindable = logits_block_rows(open_operations(engine.backend.device), config, rows, LOGITS_BYTES)
     if bindable < rows:
         fewer = preset("gpt2", 50_257, seq_len=max(64, bindable // sequences // 64 * 64))
         return Sizes(fewer, sequences), "fewer rows: the logits of all are more than a binding"

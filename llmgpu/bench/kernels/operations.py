@@ -298,6 +298,14 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
         (f"logits:NV {parts} +gradient:NV:h", shared | HALVES),
     ):
         yield s.case("cross_entropy", operands, 7 * rows * width, lambda: given, **more)
+    yield s.case(
+        "argmax",
+        "logits:NV *out",
+        rows * width,
+        lambda: {"out": np.zeros(rows, np.uint32)},
+        record=lambda ops, t: ops.argmax(*t.values(), width),
+        tolerance=0,
+    )
     losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
     yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)

@@ -53,6 +53,13 @@ class NumpyLoss(NumpyRecorder):
         self.over_blocks(compute, *logits.shape)
 
     @recorded
+    def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
+        def compute(rows: slice) -> None:
+            out.array[rows] = logits.array[rows, :tokens].argmax(axis=1)
+
+        self.over_blocks(compute, *logits.shape)
+
+    @recorded
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
         out_sum.array.flat[0] = losses.array.sum(dtype=np.float64)
 
@@ -89,6 +96,13 @@ class GpuLoss(GpuRecorder):
         )
         if gradient is not None and not in_fours:
             self.round_to_half(logits, gradient)
+
+    def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
+        rows, width = logits.shape
+        threads = thread_count(tokens, LEAST_THREADS)
+        sizes = dims(rows, width, tokens)
+        constants = {"WORKGROUP_SIZE": threads}
+        self.dispatch("lm/07_argmax.wgsl", rows, constants, logits=logits, out=out, dims=sizes)
 
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
         self.dispatch(

@@ -449,6 +449,13 @@ class Operations(ABC):
         """
 
     @abstractmethod
+    def argmax(self, logits: Tensor, out: Tensor, tokens: int) -> None:
+        """Write the first of the columns with the largest of the first `tokens` logits of a row.
+
+        logits: (N, V). out: uint32 (N,).
+        """
+
+    @abstractmethod
     def sum_losses(self, losses: Tensor, out_sum: Tensor) -> None:
         """Write the sum of the losses (N,) to out_sum (1,)."""
 

@@ -273,3 +273,17 @@ def test_reference_is_torch_s() -> None:
     losses, gradient = reference.cross_entropy(logits, counted, 1.0, 0.1, 0.0)
     assert losses.sum() == pytest.approx(expected.item(), rel=1e-12)
     np.testing.assert_allclose(gradient, inputs.grad.numpy(), atol=1e-14)
+
+
+@pytest.mark.parametrize(("rows", "width", "tokens"), [(1, 64, 1), (7, 128, 70), (33, 320, 263)])
+def test_argmax_is_the_first_of_the_largest(
+    operations: Operations, rows: int, width: int, tokens: int
+) -> None:
+    """Of few different numbers, and larger ones where there are no tokens."""
+    logits = np.random.default_rng(rows).integers(-9, -1, (rows, width)).astype(np.float32)
+    logits[:, tokens:] = 5
+    out = tensor_of(operations, "out", np.full(rows, 999, np.uint32))
+    tensor = tensor_of(operations, "logits", logits)
+    run(operations, lambda: operations.argmax(tensor, out, tokens))
+    expected = [row.index(max(row[:tokens])) for row in logits.tolist()]
+    np.testing.assert_array_equal(operations.read(out), expected)

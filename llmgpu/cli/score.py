@@ -1,0 +1,147 @@
+"""What ``llmgpu score`` does: the log-likelihoods of documents by a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from itertools import tee
+from typing import Any
+
+import click
+import numpy as np
+
+from llmgpu.backend import select_backend
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
+from llmgpu.cli.options import make_corpus_options, piped_input
+from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
+from llmgpu.input_files import number_of
+from llmgpu.lm.checkpoints.checkpoint import open_model
+from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.config import SHORT_CONTEXT
+from llmgpu.lm.data.batches import token_bytes
+from llmgpu.lm.data.inputs import default_separator
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.runs.records import perplexity
+from llmgpu.lm.scoring import Document, Request, Score, Scorer, bits_per_byte, read_documents
+from llmgpu.text.corpus import Corpus
+
+
+def score(
+    model: str,
+    paths: tuple[str, ...],
+    window: int | None,
+    stride: int | None,
+    per_token: bool,
+    device: str,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **reading: Any,
+) -> None:
+    """Score documents with the model in FOLDER."""
+    report = Reporter(quiet=quiet)
+    paths = named_files(paths, reading.pop("files_from")) or piped_input(report)
+    if not paths:
+        raise click.UsageError("give FILE: files, folders or globs, or - for standard input")
+    sources = resolve_texts(paths, take_selection(reading))
+    options = make_corpus_options(**reading)
+    saved = open_model(model, report.note)
+    longest = saved.config.max_positions or saved.config.seq_len
+    window = window or min(longest, SHORT_CONTEXT)
+    backend = select_backend(device, matrices=True, note=report.note)
+    config = saved.config.generating(window)
+    loaded = Model(open_operations(backend.device, fixed_products=True), config)
+    scorer = Scorer(loaded, window, stride or max(1, window // 2))
+    loaded.load(saved.weights.__getitem__)
+    report.line(
+        f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
+        f"{scorer.stride:,} apart"
+    )
+    totals = _Totals(saved)
+    begin = time.perf_counter()
+    with Corpus(sources, options) as text:
+        encoder = open_encoder(saved.vocabulary, select_backend("cpu"))
+        for document, found in _scored(scorer, read_documents(encoder, text), totals.start):
+            print_result(json.dumps(totals.add(document, found, per_token=per_token)))
+        summary = totals.summary() | {"documents": text.documents, **left_out_of(text)}
+    report.note_left_out(summary)
+    report.line(_describe(summary))
+    if as_json:
+        summary |= {
+            "seconds": round(time.perf_counter() - begin, 3),
+            "device": backend.description,
+            "model": str(saved.folder),
+            "window": window,
+            "stride": scorer.stride,
+        }
+        print_json(summary, to_stderr=True)
+
+
+def _scored(
+    scorer: Scorer, documents: Iterator[Document], start: int | None
+) -> Iterator[tuple[Document, Score]]:
+    """Yield documents with the scores of their ids, the first of which follows `start`."""
+    scored, named = tee(documents)
+    before = np.array([] if start is None else [start], np.uint32)
+    requests = (Request(np.concatenate([before, each.ids])) for each in scored)
+    yield from zip(named, scorer.scores(requests), strict=True)
+
+
+class _Totals:
+    """What is told of each document, and the sums.
+
+    start: the token that the first id of a document is scored after: that at the beginning of a
+    text, or that between documents. Without either the first id is not scored.
+    """
+
+    def __init__(self, saved: SavedModel) -> None:
+        separator = default_separator(saved.vocabulary)
+        known = (saved.bos_id, separator, saved.eos_id)
+        self.start = next((each for each in known if each is not None), None)
+        self._bytes = token_bytes(saved.vocabulary)
+        self._tokens = self._text_bytes = 0
+        self._log_likelihoods: list[float] = []
+
+    def add(self, document: Document, found: Score, *, per_token: bool) -> dict[str, Any]:
+        """Count a document; return its JSON object."""
+        count = len(found.log_likelihoods)
+        ids = document.ids[len(document.ids) - count :]
+        text_bytes = int(self._bytes[ids].sum(dtype=np.int64))
+        total = float(found.log_likelihoods.sum(dtype=np.float64))
+        self._tokens += count
+        self._text_bytes += text_bytes
+        self._log_likelihoods.append(total)
+        described = {"file": document.path, "document": document.number}
+        described |= _measures(count, text_bytes, total)
+        if per_token:
+            described["ids"] = ids.tolist()
+            described["log_likelihoods"] = [float(x) for x in found.log_likelihoods]
+        return described
+
+    def summary(self) -> dict[str, Any]:
+        """Return the same of all documents together."""
+        return _measures(self._tokens, self._text_bytes, math.fsum(self._log_likelihoods))
+
+
+def _measures(tokens: int, text_bytes: int, log_likelihood: float) -> dict[str, Any]:
+    surprise = perplexity(-log_likelihood / tokens) if tokens else math.inf
+    return {
+        "tokens": tokens,
+        "text_bytes": text_bytes,
+        "log_likelihood": log_likelihood,
+        "perplexity": surprise if surprise < math.inf else None,  # JSON has no infinity
+        "bits_per_byte": bits_per_byte(log_likelihood, text_bytes),
+    }
+
+
+def _describe(summary: dict[str, Any]) -> str:
+    text = f"{number_of(summary['documents'], 'document')}, {number_of(summary['tokens'], 'token')}"
+    if summary["perplexity"] is not None:
+        text += f": perplexity {summary['perplexity']:.2f}"
+    if summary["bits_per_byte"] is not None:
+        text += f", {summary['bits_per_byte']:.4f} bits per byte"
+    return text

@@ -1,0 +1,196 @@
+"""How likely a model finds texts: the log-likelihood of each id after those before it.
+
+A text that is longer than a window is taken in windows that overlap: each begins `stride` ids
+after the one before and scores only the ids that no window before has scored. So every id beyond
+the first window is scored after at least `window - stride` ids of context.
+
+Windows of several texts go through together, those of like lengths in one batch.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.errors import InputError, TrainingError
+from llmgpu.lm.data.batches import IGNORED_TARGET
+from llmgpu.lm.gradients import LossGraph
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.operations import Program
+from llmgpu.text.corpus import Corpus
+from llmgpu.tokens.tokenizing import encode_corpus
+
+BATCH_IDS = 1024  # that go through at a time, or those of one window if more
+SHORTEST = 16  # ids of a batch's sequences; longer ones are powers of two, or the window
+LOGITS_BYTES = 1 << 27  # of a batch, at a time
+TOGETHER = 1 << 16  # ids of texts that are put into batches together
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ids to be scored: those from `first` on, each after all before it.
+
+    ids: uint32 (n,). first: 1 or more.
+    """
+
+    ids: NDArray[np.uint32]
+    first: int = 1
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model says of the ids that a request asks for, in order.
+
+    log_likelihoods: natural logarithms of probabilities, float32. likeliest: which of the ids no
+    other id is more probable than.
+    """
+
+    log_likelihoods: NDArray[np.float32]
+    likeliest: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of a corpus: the file it is in, its number in all files, and its ids."""
+
+    path: str
+    number: int
+    ids: NDArray[np.uint32]
+
+
+def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yield windows over `count` targets: begin, end, and the first target that it scores."""
+    end = scored = min(count, window)
+    if count > 0:
+        yield 0, end, 0
+    while end < count:
+        end = min(end + stride, count)
+        yield end - window, end, scored
+        scored = end
+
+
+class Scorer:
+    """Scores ids with a model. window: the most ids of a window; stride: between windows."""
+
+    def __init__(self, model: Model, window: int, stride: int) -> None:
+        """Take a model; InputError for a window or a stride that it can't have."""
+        longest = model.config.seq_len
+        if not 1 <= window <= longest:
+            raise InputError(f"window is {window}, the model takes from 1 to {longest} tokens")
+        if not 1 <= stride <= window:
+            raise InputError(f"stride is {stride}, it must be from 1 to the window, {window}")
+        self._model, self.window, self.stride = model, window, stride
+        self._graphs: dict[int, tuple[LossGraph, Program]] = {}
+
+    def scores(self, requests: Iterable[Request]) -> Iterator[Score]:
+        """Yield the score of each request, in order; many are worked on at a time.
+
+        Raises TrainingError for a model whose logits are not finite.
+        """
+        waiting: list[Request] = []
+        size = 0
+        for request in requests:
+            waiting.append(request)
+            size += len(request.ids)
+            if size >= TOGETHER:
+                yield from self._score(waiting)
+                waiting, size = [], 0
+        yield from self._score(waiting)
+
+    def _score(self, requests: Sequence[Request]) -> list[Score]:
+        found = [
+            Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
+            for count in (max(0, len(request.ids) - request.first) for request in requests)
+        ]
+        # By the length of the batch's sequences: the request, and its window.
+        pieces: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
+        for number, request in enumerate(requests):
+            for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):
+                if end >= request.first:
+                    piece = begin, end, max(scored, request.first - 1)
+                    pieces.setdefault(self._length(end - begin), []).append((number, piece))
+        for length, alike in pieces.items():
+            size = max(1, BATCH_IDS // length)
+            for start in range(0, len(alike), size):
+                self._run(requests, found, length, alike[start : start + size])
+        return found
+
+    def _length(self, ids: int) -> int:
+        """Return the length of the sequences of the batch that a window of so many ids goes in."""
+        return min(self.window, max(SHORTEST, 1 << (ids - 1).bit_length()))
+
+    def _graph(self, length: int) -> tuple[LossGraph, Program]:
+        if length not in self._graphs:
+            operations = self._model.operations
+            size = max(1, BATCH_IDS // length)
+            graph = LossGraph(
+                self._model, size, length, logits_bytes=LOGITS_BYTES, find_likeliest=True
+            )
+            graph.write_loss_params(0, 0.0, 0.0)
+            with operations.record("losses") as program:
+                graph.record_losses()
+            self._graphs[length] = graph, program
+        return self._graphs[length]
+
+    def _run(
+        self,
+        requests: Sequence[Request],
+        found: Sequence[Score],
+        length: int,
+        pieces: Sequence[tuple[int, tuple[int, int, int]]],
+    ) -> None:
+        """Run one batch of windows and put what comes out where it belongs."""
+        graph, program = self._graph(length)
+        operations = self._model.operations
+        shape = (graph.rows // length, length)
+        tokens = np.zeros(shape, np.uint32)
+        targets = np.full(shape, IGNORED_TARGET, np.uint32)
+        for row, (number, (begin, end, scored)) in enumerate(pieces):
+            ids = requests[number].ids
+            tokens[row, : end - begin] = ids[begin:end]
+            targets[row, scored - begin : end - begin] = ids[scored + 1 : end + 1]
+        graph.write_batch(tokens, targets)
+        operations.run(program)
+        losses = operations.read(graph.losses.cross_entropy).reshape(shape)
+        if not np.isfinite(losses).all():
+            raise TrainingError("the model's logits are not finite: its weights are too large")
+        likeliest = operations.read(graph.likeliest).reshape(shape)
+        for row, (number, (begin, end, scored)) in enumerate(pieces):
+            inside = slice(scored - begin, end - begin)
+            first = requests[number].first - 1
+            place = slice(scored - first, end - first)
+            found[number].log_likelihoods[place] = -losses[row, inside]
+            found[number].likeliest[place] = likeliest[row, inside] == targets[row, inside]
+
+
+def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:
+    """Yield the documents of a corpus with their ids, each once it is complete."""
+    held: list[NDArray[np.uint32]] = []
+    begun = 0  # documents
+    for piece in encode_corpus(encoder, text):
+        borders = [0, *map(int, piece.document_starts), len(piece.ids)]
+        for index, (start, stop) in enumerate(pairwise(borders)):
+            if index and begun:
+                yield _document(text, begun - 1, held)
+                held = []
+            begun += index > 0
+            held.append(np.array(piece.ids[start:stop], np.uint32))
+    if begun:
+        yield _document(text, begun - 1, held)
+
+
+def _document(text: Corpus, number: int, parts: Sequence[NDArray[np.uint32]]) -> Document:
+    file = bisect_right(text.begun, number, key=lambda begin: begin.documents) - 1
+    return Document(text.begun[file].path, number, np.concatenate(parts))
+
+
+def bits_per_byte(log_likelihood: float, text_bytes: int) -> float | None:
+    """Return the bits that a byte of text takes; None without text."""
+    return -log_likelihood / (math.log(2) * text_bytes) if text_bytes else None

@@ -1,0 +1,71 @@
+"""``llmgpu score``: JSON lines about documents, by models of both kinds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Run, fails
+from tests.cli.test_train import TRAIN
+from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
+from tests.reference.lm.llama import Llama
+
+TEXTS = ["the and the", "", "a"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    config = kind_of_model("qwen2")
+    return write_folder(tmp_path / "model", config, weights_of(config))
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def test_documents_of_a_model_of_others(llmgpu: Run, model: Path, documents: Path) -> None:
+    """The first id comes after the end of text, 262."""
+    done = llmgpu("score", "model", "d.jsonl", "--per-token", "--json", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    summary = json.loads(done.stderr.splitlines()[-1])
+    config = kind_of_model("qwen2")
+    reference = Llama(config, weights_of(config))
+    for line, text in zip(lines, TEXTS, strict=True):
+        ids = np.array([262, *line["ids"]])
+        logits = reference.forward(ids[None])[0, :-1]
+        losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(ids) - 1), ids[1:]]
+        np.testing.assert_allclose(line["log_likelihoods"], -losses, rtol=1e-4)
+        assert line["text_bytes"] == len(text) and line["tokens"] == len(ids) - 1
+        if text:
+            bits = losses.sum() / math.log(2) / len(text)
+            assert line["bits_per_byte"] == pytest.approx(bits, rel=1e-4)
+            assert line["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-4)
+    assert lines[1]["perplexity"] is None and lines[1]["bits_per_byte"] is None
+    assert summary["tokens"] == sum(line["tokens"] for line in lines)
+    total = sum(line["log_likelihood"] for line in lines)
+    assert summary["log_likelihood"] == pytest.approx(total)
+    assert (summary["documents"], summary["window"], summary["stride"]) == (3, 64, 32)
+
+
+def test_a_run_and_a_pipe(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    """A vocabulary without special tokens: the first id is not scored."""
+    assert llmgpu(*TRAIN, "--steps", "1", "--device", "cpu").returncode == 0
+    done = llmgpu("score", "run", stdin=b"a")
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert line["tokens"] == 0
+
+
+def test_what_is_refused(llmgpu: Run, model: Path, documents: Path) -> None:
+    fails(llmgpu("score", "model", "d.jsonl", "--window", "65"), 1, "takes from 1 to 64 tokens")
+    fails(llmgpu("score", "model", "d.jsonl", "--stride", "65"), 1, "stride is 65, it must be")
+    fails(llmgpu("score", "gone", "d.jsonl"), 1, "gone: no such folder")
+    fails(llmgpu("score", "model", "gone.txt"), 1, "gone.txt")
