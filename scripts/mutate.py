@@ -104,10 +104,8 @@ TESTS = {
     "llmgpu/bpe/encoding/special_search.py": "bpe/encoding/test_special_search.py "
     "bpe/encoding/test_special_encoding.py",
     "llmgpu/bpe/words/count_host.py": "bpe/words/test_count_host.py bpe/test_engines.py",
-    "llmgpu/bpe/pretokens/gpt2.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
-    "llmgpu/bpe/pretokens/cl100k_family.py": _PRETOKENS,
-    "llmgpu/bpe/pretokens/o200k.py": _PRETOKENS,
-    "llmgpu/bpe/pretokens/runs.py": _PRETOKENS,
+    "llmgpu/bpe/pretokens/expressions.py": "bpe/pretokens/test_expressions.py " + _PRETOKENS,
+    "llmgpu/bpe/pretokens/characters.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
     "llmgpu/bpe/pretokens/slices.py": "bpe/pretokens/test_slices.py " + _PRETOKENS,
     "llmgpu/bpe/interchange/tiktoken.py": "bpe/interchange/test_tiktoken.py",
     "llmgpu/bpe/training/merge_host.py": "bpe/training/test_merge_host.py",

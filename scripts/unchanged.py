@@ -109,12 +109,6 @@ RULES: dict[str, list[str]] = {
         r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it
         r"^if self\._kept_bytes > self\._most_bytes // 2: .*: 2 -> 3$",  # written a little earlier
     ],
-    "llmgpu/bpe/pretokens/o200k.py": [
-        r"^rank -= np\.maximum\.accumulate",  # only whether it is even counts
-    ],
-    "llmgpu/bpe/pretokens/runs.py": [
-        r"& \(opened \+ 2 <= last\)",  # texts have padding after them
-    ],
     "llmgpu/bpe/pretokens/slices.py": [
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows
     ],

@@ -1,5 +1,5 @@
 // Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
-// runs is that of llmgpu/bpe/pretokens/runs.py.
+// runs is that of llmgpu/bpe/pretokens/cl100k_family.py.
 //
 // The 16 bytes before and the 16 after are known, too, or 32 where the segment ends in a run of
 // spaces that is longer. Runs that may reach further, characters beyond ASCII and ends of documents

@@ -1,15 +1,14 @@
-"""What a pattern is, and the patterns that are rules: marking a long text and finding where to cut.
+"""What a pattern is, and those that are rules on characters: marking a text and finding cuts.
 
 No pattern looks back: if a text is cut where a pre-token starts, what follows does not depend on
-what was before. So a long text is cut into blocks there, and a rule sees each block as a whole
-text. A pre-token that does not fit a block of _LONGEST_BLOCK is left to `long_pretokens`.
+what was before. So a long text is cut into blocks there, and each is matched as a whole text.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.characters import LETTERS, code_tables, decode
-from llmgpu.bpe.pretokens.long_pretokens import long_pretoken_end
+from llmgpu.bpe.pretokens.expressions import long_pretoken_end, mark_starts
 
 _BLOCK = 1 << 19  # bytes looked up at once: of fewer, threads would mostly wait for each other
 _LONGEST_BLOCK = 1 << 22
@@ -29,11 +28,6 @@ _INCOMPLETE = 3  # bytes at the end of a text that may be the beginning of a cha
 Text = NDArray[np.uint8]
 Positions = NDArray[np.int64]
 Marks = NDArray[np.bool_]
-
-# Takes text, uint8 (n,), that begins with a pre-token, positions of bytes in it that are not text
-# but stand where documents end, and the version of Unicode. Gives the starts, bool (n,), and how
-# many of these entries do not depend on what follows.
-Rule = Callable[[Text, Positions, str], tuple[Marks, int]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,9 +69,8 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RulePattern(Pattern):
-    """A pattern that is a rule on characters."""
+    """A pattern that is a rule on characters: its expression, run by the standard library."""
 
-    rule: Rule
     unicode: str = unicode_classes.DEFAULT_VERSION
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
@@ -92,7 +85,9 @@ class RulePattern(Pattern):
         while first < len(data):
             end = min(len(data), first + size)
             low, high = np.searchsorted(every_edge, (first, end))
-            marked, decided = self.rule(data[first:end], every_edge[low:high] - first, self.unicode)
+            marked, decided = mark_starts(
+                data[first:end], every_edge[low:high] - first, self.expression, self.unicode
+            )
             cut = len(marked) if end == len(data) else last_set(marked[:decided])
             mask[first : first + cut] = marked[:cut]
             if cut == 0 and size >= _LONGEST_BLOCK:
@@ -137,7 +132,7 @@ class RulePattern(Pattern):
         if closed:
             data = np.append(data, np.uint8(0))
         edges = np.array([len(data) - 1] if closed else [], np.int64)
-        marked, decided = self.rule(data, edges, self.unicode)
+        marked, decided = mark_starts(data, edges, self.expression, self.unicode)
         return last_set(marked[: len(data) - 1 if closed else decided])
 
     def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
@@ -245,9 +240,7 @@ def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:
 
     Returns int64 (m,), ascending, more than 0.
     """
-    table = _CODES[unicode]
-    codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8)
-    positions, codes = decode(data, codes.copy(), table)
+    positions, codes = decode(data, _CODES[unicode])
     complete = positions < len(data) - _INCOMPLETE
     positions, codes = positions[complete], codes[complete]
     certain = _CERTAIN_STARTS[codes[:-1], codes[1:]]

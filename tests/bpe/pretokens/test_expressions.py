@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.pretokens import blocks, long_pretokens
+from llmgpu.bpe.pretokens import blocks, expressions
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
@@ -30,8 +30,8 @@ def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, size in {"_BLOCK": 18, "_LONGEST_BLOCK": 18, "_WINDOW": 4}.items():
             patch.setattr(blocks, name, size)
-        patch.setattr(long_pretokens, "_FIRST", 5)
-        patch.setattr(long_pretokens, "_BLOCK", 8)
+        patch.setattr(expressions, "_FIRST", 5)
+        patch.setattr(expressions, "_BLOCK", 8)
         yield
 
 
@@ -75,7 +75,7 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_memory_is_a_small_multiple_of_the_length(
     name: str, character: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (blocks, long_pretokens):
+    for module in (blocks, expressions):
         monkeypatch.setattr(module, "_BLOCK", 1 << 12)
     monkeypatch.setattr(blocks, "_LONGEST_BLOCK", 1 << 14)
     text = np.frombuffer((character * 400_000).encode(), np.uint8)

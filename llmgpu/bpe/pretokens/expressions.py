@@ -1,13 +1,12 @@
-"""Where a long pre-token ends, by the expression of its pattern, with 1 byte for each character.
+"""Pre-tokens by the expression of a pattern, with 1 byte for each character.
 
-A rule marks a text as a whole, which takes more than ten times its memory. A pre-token that is
-longer than the blocks in which rules mark a text is matched by its pattern's expression instead:
-the standard library's `re` runs it on bytes, one for each character. ASCII characters are
-themselves, any other one is a byte that stands for its class.
+The standard library's `re` runs the expression on bytes: ASCII characters are themselves, any other
+one is a byte that stands for its class.
 
 The end that a match finds does not depend on what follows the text, if it is at or before the last
 run of characters that a pattern may pass over together, and further from the end than a contraction
 is long: all that a pattern looks at is the rest of such a run, and the letters of a contraction.
+The last bytes of a text may be the beginning of a character, so they don't count.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.characters import LONG_S, CodeTable, code_tables, decode
+from llmgpu.bpe.pretokens.characters import CodeTable, code_tables, decode
 
 _BLOCK = 1 << 19  # bytes decoded at once
 _FIRST = 1 << 22  # bytes looked at first; twice as many each time that they don't tell
-_LOOKAHEAD = 16  # characters; a contraction has fewer
+_LOOKAHEAD = 4  # characters; a contraction has fewer
+_INCOMPLETE = 3  # characters at the end of a text that may be the beginning of one
+_NEAR = 64  # characters in which the begin of the last run is looked for first
+_LONG_S = "\u017f"  # the only letter beyond ASCII that folds to one in a contraction
 _LONG_S_CODE = 0x8F
 
 # The bytes that stand for characters beyond ASCII; for OTHER also for bytes that are not valid.
@@ -53,7 +55,9 @@ _SETS = {  # what stands in a set for a class; an expression has Lm and Lo toget
 }
 _PARTS = re.compile(r"\\p\{\w+\}|\\.|\[\^?|.", re.DOTALL)
 _TABLES = code_tables(
-    _CODES[unicode_classes.OTHER], _CODES, {chr(byte): byte for byte in range(128)}
+    _CODES[unicode_classes.OTHER],
+    _CODES,
+    {chr(byte): byte for byte in range(128)} | {_LONG_S: _LONG_S_CODE},
 )
 
 
@@ -89,6 +93,39 @@ _NUMBERS, _SPACES = _members((r"\p{N}",)), _members((r"\s",))
 _OTHERS = bytes(byte for byte in range(256) if byte not in _LETTERS + _NUMBERS + _SPACES)
 _MARKS = _members((r"\p{M}",))
 _RUNS = (_NUMBERS, _SPACES, _LETTERS, _OTHERS + _MARKS)
+
+
+def mark_starts(
+    text: NDArray[np.uint8], edges: NDArray[np.int64], expression: str, unicode: str
+) -> tuple[NDArray[np.bool_], int]:
+    """Mark the bytes at which a pre-token starts, in a text that begins with one.
+
+    text: uint8 (n,), n > 0. edges: positions of bytes in it that are not text, but stand where
+    documents end, ascending; they are ASCII. expression, unicode: see `long_pretoken_end`.
+
+    Returns bool (n,), and how many of these entries do not depend on what follows.
+    """
+    matches, table = _compiled(expression).findall, _TABLES[unicode]
+    positions = None
+    if (text & 0x80).any():
+        positions, codes = decode(text, table)
+        characters, edges = codes.tobytes(), np.searchsorted(positions, edges)
+    else:
+        characters = text.tobytes()
+    found: list[bytes] = []
+    begin = 0
+    for edge in edges.tolist():
+        found += matches(characters, begin, edge)
+        found.append(characters[edge : edge + 1])
+        begin = edge + 1
+    found += matches(characters, begin)
+    starts = np.cumsum([0, *map(len, found)])[:-1]
+    sure = starts[starts <= max(_decided(characters), begin)]
+    if positions is not None:
+        starts = positions[starts]
+    marked = np.zeros(len(text), np.bool_)
+    marked[starts] = True
+    return marked, int(starts[len(sure) - 1]) + 1
 
 
 def long_pretoken_end(
@@ -136,20 +173,23 @@ def _characters(text: NDArray[np.uint8], table: CodeTable) -> bytes:
     """Return the bytes that stand for the characters of a text."""
     if not (text & 0x80).any():
         return text.tobytes()
-    codes = np.frombuffer(text.tobytes().translate(table.of_bytes), np.uint8).copy()
-    maybe = np.flatnonzero(text[:-1] == LONG_S[0])
-    positions, decoded = decode(text, codes, table)
-    long_s = maybe[text[maybe + 1] == LONG_S[1]]
-    decoded[np.searchsorted(positions, long_s)] = _LONG_S_CODE
-    return decoded.tobytes()
+    return decode(text, table)[1].tobytes()
 
 
-def _decided(characters: bytearray) -> int:
+def _decided(characters: bytes | bytearray) -> int:
     """Return up to where no end depends on what follows the characters."""
+    end = len(characters) - _INCOMPLETE
+    if end <= 0:
+        return 0
     # Marks may be in a run of letters as well as in one of other characters.
-    runs = [run for run in _RUNS if characters[-1] in run]
-    begin = min(len(characters.rstrip(run)) for run in runs)
-    return min(begin, len(characters) - _LOOKAHEAD)
+    runs = [run for run in _RUNS if characters[end - 1] in run]
+    size = _NEAR
+    while True:
+        low = max(end - size, 0)
+        begin = low + min(len(characters[low:end].rstrip(run)) for run in runs)
+        if begin > low or low == 0:
+            return min(begin, end - _LOOKAHEAD)
+        size *= 2
 
 
 def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], character: int) -> int:
@@ -163,6 +203,5 @@ def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], characte
     if character == block[0]:
         return block[1]
     table = _TABLES[unicode_classes.DEFAULT_VERSION]  # of any version: lengths are the same
-    codes = np.zeros(len(part), np.uint8)
-    positions, _ = decode(part, codes, table)
+    positions, _ = decode(part, table)
     return before[1] + int(positions[character - before[0]])
