@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,9 +134,10 @@ class LossGraph:
     each batch by `write_batch`, and `write_loss_params` before each step.
 
     padded: see `TrainOptions.padded_loss`. separator: attention does not reach back beyond this id;
-    None: to the first token of the sequence. logits_bytes: of one block of rows. losses: of the
-    last run, (N,) each. likeliest: with `find_likeliest`, the most probable id of each row, uint32
-    (N,).
+    None: to the first token of the sequence. recompute: the backward pass computes what is inside
+    layers again, so that only their outputs are kept. logits_bytes: of one block of rows. losses:
+    of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable id of each row,
+    uint32 (N,).
     """
 
     def __init__(
@@ -149,11 +151,13 @@ class LossGraph:
         separator: int | None = None,
         logits_bytes: int = LOGITS_BYTES,
         find_likeliest: bool = False,
+        recompute: bool = False,
     ) -> None:
         """Make the activations of all layers, or of only one if there are no gradients to find."""
         self.model = model
         self._padded = padded
         self._separator = separator
+        self._recompute = recompute
         self.rows = batch * seq
         ops, config = model.operations, model.config
         self._shape = model.attention_shape(batch, seq)
@@ -198,19 +202,16 @@ class LossGraph:
         return self.model.operations.tensor(name, (self.rows, width))
 
     def _layer_activations(self, *, keep_all: bool) -> Iterator[LayerActivations]:
-        ops, config = self.model.operations, self.model.config
-        if keep_all:
-            for layer in range(config.layers):
-                out = self._activation(f"layer {layer} residual", config.dim)
-                yield LayerActivations.make(
-                    ops, config, self.rows, f"layer {layer}", out, mixed=self.model.mixed
-                )
-            return
+        ops, config, mixed = self.model.operations, self.model.config, self.model.mixed
+        make = partial(LayerActivations.make, ops, config, self.rows, mixed=mixed)
         # A layer reads its input for the last time before it writes its output.
-        shared = LayerActivations.make(
-            ops, config, self.rows, "layer", self.embedded, mixed=self.model.mixed
-        )
-        yield from [shared] * config.layers
+        shared = None if keep_all and not self._recompute else make("layer", self.embedded)
+        for layer in range(config.layers):
+            if shared is not None and not keep_all:
+                yield shared
+                continue
+            out = self._activation(f"layer {layer} residual", config.dim)
+            yield replace(shared, out=out) if shared else make(f"layer {layer}", out)
 
     def write_batch(
         self,
@@ -282,7 +283,10 @@ class LossGraph:
             self._final_norm(), inside.normed, inside.residual, self._gradients[FINAL_NORM]
         )
         # Backwards through the layers, each of which leaves its part in the residual gradient.
+        last = model.config.layers - 1
         for layer in reversed(range(model.config.layers)):
+            if self._recompute and layer < last:  # what is inside the last layer is still there
+                self._record_layer(layer, again=True)
             self._record_ffn_backward(layer)
             self._record_attention_backward(layer)
             final(f"model.layers.{layer}.")
@@ -293,11 +297,16 @@ class LossGraph:
     def _record_forward(self) -> None:
         ops, model = self.model.operations, self.model
         ops.embed_lookup(self.tokens, model.working[EMBEDDING], self.embedded)
-        x = self.embedded
-        for layer, a in enumerate(self._activations):
-            model.record_layer(layer, x, self.positions, a, self._record_attention)
-            x = a.out
+        for layer in range(model.config.layers):
+            self._record_layer(layer)
         ops.rms_norm(self._final_norm(), model.config.norm_epsilon)
+
+    def _record_layer(self, layer: int, *, again: bool = False) -> None:
+        x, a = self._layer_input(layer), self._activations[layer]
+        self.model.record_layer(layer, x, self.positions, a, self._record_attention, again=again)
+
+    def _layer_input(self, layer: int) -> Tensor:
+        return self._activations[layer - 1].out if layer else self.embedded
 
     def _final_norm(self) -> Norm:
         last, weight = self._activations[-1].out, self.model.weights[FINAL_NORM]
@@ -374,7 +383,7 @@ class LossGraph:
         for index, (operand, weight, weight_gradient) in enumerate(triples):
             ops.linear_backward_weight(operand, a.attention_normed, weight_gradient)
             ops.linear_backward_input(operand, weight, g.normed, accumulate=index > 0)
-        x = self._activations[layer - 1].out if layer else self.embedded
+        x = self._layer_input(layer)
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
         ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
 

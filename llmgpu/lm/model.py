@@ -274,11 +274,14 @@ class Model:
         positions: Tensor,
         a: LayerActivations,
         attend: Callable[[AttentionTensors], None],
+        *,
+        again: bool = False,
     ) -> None:
         """Record a layer's forward pass from `x` (N, C) to `a.out`.
 
         positions: uint32 (N,), where in its sequence each row is.
         attend: records `out` from q, k and v.
+        again: `a.out` is there already; all else is wanted.
         """
         ops, w, heads = self.operations, self.layers[layer], a.attention
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
@@ -307,7 +310,8 @@ class Model:
         else:
             ops.linear(a.ffn_normed, w.gate, a.gate)
             ops.swiglu(a.gate, a.up, a.activated)
-        ops.linear(a.activated, w.down, a.out, residual=a.middle)
+        if not again:
+            ops.linear(a.activated, w.down, a.out, residual=a.middle)
 
     def _record_heads(
         self,

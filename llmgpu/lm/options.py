@@ -41,6 +41,9 @@ class TrainOptions:
 
     document_mask: attention does not reach back beyond the token between documents, if any.
 
+    recompute: activations inside layers are computed again in the backward pass, to the same bits,
+    and not kept.
+
     As in runs of earlier versions, dense_gradient: sparse_embedding makes the gradient, and takes
     the norm, of the whole table. padded_loss: the softmax runs over all rows of the table, those
     that stand for no token included, the training loss has label smoothing and z-loss in it, and
@@ -78,6 +81,7 @@ class TrainOptions:
     half_weights_only: bool = False
     f16_version: int = F16_VERSION
     document_mask: bool = True
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""

@@ -88,6 +88,7 @@ class Trainer:
             self.updates.gradients,
             padded=options.padded_loss,
             separator=separator,
+            recompute=options.recompute,
         )
         self._skipped: set[int] = set()  # of the last `slots` steps
         self._unfinished: int | None = None  # a step whose overflow has not been looked for

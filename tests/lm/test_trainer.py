@@ -135,6 +135,30 @@ def test_documents_are_trained_on_as_if_each_were_alone(
         assert_close(found, expected[name].reshape(1, -1), 3e-5)
 
 
+@pytest.mark.parametrize("config", [KINDS[1], KINDS[4]], ids=["gelu", "norms of heads"])
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+def test_activations_that_are_computed_again_are_the_same_bits(
+    operations: Operations, config: ModelConfig, precision: Any
+) -> None:
+    if precision == "f16" and not operations.has_half_precision:
+        pytest.skip("the device has no half precision")
+    config = replace(config, layers=3)
+    options = TrainOptions(batch_size=3, steps=2, precision=precision)
+    results, sizes = [], []
+    for recompute in (False, True):
+        before = operations.nbytes
+        chosen = replace(options, recompute=recompute)
+        trainer = Trainer(operations, config, chosen, slots=2, separator=1)
+        sizes.append(operations.nbytes - before)
+        trainer.model.initialise(1)
+        for step in range(2):
+            trainer.take_step([random_batch(config, 3, step)], 1e-3)
+        results.append(read_weights(trainer.model))
+    assert sizes[1] < sizes[0]
+    for name, values in results[0].items():
+        assert values.tobytes() == results[1][name].tobytes(), name
+
+
 def reference_trainer(operations: Operations, **changes: Any) -> Trainer:
     setup = reference_setup()
     wanted = setup.hyperparameters

@@ -112,7 +112,13 @@ def _training_options(command: Decorated) -> Decorated:
         show_default=True,
         help="Attention does not reach back beyond the token between documents.",
     )
-    return add_options(command, [*options_of(TrainOptions, table, _DERIVED), sparse, mask])
+    recompute = click.option(
+        "--recompute",
+        is_flag=True,
+        help="Compute activations again in the backward pass: less memory, more time, same result.",
+    )
+    options = [*options_of(TrainOptions, table, _DERIVED), sparse, mask, recompute]
+    return add_options(command, options)
 
 
 def _interval_options(command: Decorated) -> Decorated:

@@ -22,9 +22,11 @@ FORMER_OPTIONS: dict[str, Any] = {
     "decay_steps": 0,
     "initialisation": "normal",
     "document_mask": False,
+    "recompute": False,
 }
 
-MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches"})  # when a run is resumed
+# When a run is resumed.
+MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches", "recompute"})
 FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
 DECAY_SHARE = 5  # of all steps, the part that the decay of the schedule "wsd" takes
 
