@@ -37,7 +37,14 @@ from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord, read_log
 from llmgpu.lm.runs.run import TrainingRun
-from llmgpu.lm.runs.run_folder import OPTIONS_NAME, TOKENS_NAME, RunFolder, open_run_folder
+from llmgpu.lm.runs.run_folder import (
+    EVALUATION_TOKENS_NAME,
+    OPTIONS_NAME,
+    SAMPLES_NAME,
+    TOKENS_NAME,
+    RunFolder,
+    open_run_folder,
+)
 from llmgpu.lm.runs.settings import (
     RunSettings,
     explain_schedule,
@@ -48,7 +55,7 @@ from llmgpu.lm.runs.settings import (
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
-from llmgpu.text.sources import Sources, resolve_sources
+from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import Conversations
 from llmgpu.tokens.foreign import note_of_foreign
@@ -58,8 +65,11 @@ REPLACED = (
     "loss.svg",
     OPTIONS_NAME,
     TOKENS_NAME,
+    EVALUATION_TOKENS_NAME,
+    SAMPLES_NAME,
     "step-*",
     ".step-*",
+    "decayed-*",
 )  # what --force removes
 
 _READING = ("text_field", "encoding_errors", "doc_separators", "limit")
@@ -74,6 +84,7 @@ def train(
     resume: bool,
     force: bool,
     eos: str | None,
+    eval_corpus: str | None,
     chat: bool,
     chat_template: str | None,
     device: str,
@@ -91,7 +102,8 @@ def train(
         sources = _resolve(corpus, settings)
         device = _own_device(workers, device, corpus)
         reading = {name: settings.pop(name) for name in (*_READING, "token_dtype")}
-        intervals = Intervals(**{name: settings.pop(name) for name in _INTERVALS})
+        intervals = Intervals(**{name: settings.pop(name) or 0 for name in _INTERVALS})
+        evaluated = _resolve_evaluated(eval_corpus)
         check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
         start = find_starting_point(vocab, init, chat_template, output if resume else None, report)
         explicit = _explicit(settings)
@@ -102,6 +114,7 @@ def train(
         select = partial(select_backend, device, note=report.note)
         asked = _Asked(
             sources,
+            evaluated,
             init,
             start,
             eos,
@@ -118,7 +131,7 @@ def train(
         )
         separator = _separator(start, eos)
         backend = None if resume else asked.select_new()
-        inputs = [source.path for source in sources.files]
+        inputs = [source.path for each in (sources, evaluated) if each for source in each.files]
         inputs += [*start.inputs, *filter(None, [config, chat_template])]
         check_outputs(_written(output, force), inputs)
     with (
@@ -138,6 +151,7 @@ class _Asked:
     """What the command was given."""
 
     sources: Sources
+    evaluated: Sources | None
     init: str | None
     start: StartingPoint
     eos: str | None
@@ -196,11 +210,10 @@ def _open_run(
     options = make_corpus_options(**asked.reading)
     templates = Conversations(vocabulary) if asked.chat else nullcontext()
     with closing(report), templates as conversations:
-        source = open_tokens(
-            asked.sources,
-            vocabulary,
-            asked.start.name,
-            folder.tokens,
+        opened = partial(
+            open_tokens,
+            vocabulary=vocabulary,
+            vocabulary_name=asked.start.name,
             backend=_encoding_backend(backend, asked.device),
             reading=with_chat(options, conversations),
             separator=separator,
@@ -208,10 +221,12 @@ def _open_run(
             progress=report,
             dtype=dtype,
         )
+        source = opened(asked.sources, folder=folder.tokens)
+        evaluated = asked.evaluated and opened(asked.evaluated, folder=folder.evaluation_tokens)
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if asked.force and workers.is_first:  # not before: nothing can be wrong with the new run
-        _remove_replaced(folder, source)
+        _remove_replaced(folder, (source, evaluated))
     if checkpoint is not None and workers.is_first:
         _set_decayed_aside(folder, checkpoint, report)
     run = TrainingRun(
@@ -225,6 +240,7 @@ def _open_run(
         needed_bytes,
         eos_id=separator,
         init=asked.start.model,
+        evaluation_source=evaluated,
         workers=workers,
         **_callbacks(report, steps),
     )
@@ -240,6 +256,14 @@ def _resolve(corpus: Sequence[str], settings: dict[str, Any]) -> Sources:
     else:
         check_text_field(found)
     return found
+
+
+def _resolve_evaluated(path: str | None) -> Sources | None:
+    """Return the text to evaluate on, if there is one; UsageError if a part is held out, too."""
+    if path is None:
+        return None
+    refuse_given(("evaluation_fraction", "evaluation_parts"), "is for CORPUS; use no --eval-corpus")
+    return resolve_sources([path], Selection(may_be_tokens=True))
 
 
 def _say_failure(line: str) -> None:
@@ -325,10 +349,11 @@ def _announce(
     report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
 
 
-def _remove_replaced(folder: RunFolder, source: TokenSource) -> None:
+def _remove_replaced(folder: RunFolder, sources: Sequence[TokenSource | None]) -> None:
     """Remove what is left of the earlier run, but for tokens that the new one reads."""
-    in_use = {TOKENS_NAME} if folder.tokens in source.folders else set()
-    folder.remove([pattern for pattern in REPLACED if pattern not in in_use])
+    in_use = {path for source in sources if source is not None for path in source.folders}
+    kept = {path.name for path in (folder.tokens, folder.evaluation_tokens) if path in in_use}
+    folder.remove([pattern for pattern in REPLACED if pattern not in kept])
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:

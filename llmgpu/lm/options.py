@@ -35,7 +35,8 @@ class TrainOptions:
     clipping. precision: "f16" rounds the factors of matrix products to half precision and scales
     the loss, so that small gradients are not lost; sums, weights and moments are float32.
     optimizer: a name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids that
-    came up (not with a tied table). evaluation_fraction: of the text, held out of training.
+    came up (not with a tied table). evaluation_fraction: of the text, held out of training, from
+    up to evaluation_parts places.
     evaluation_batches: the most that an evaluation takes. driver: the WebGPU driver that a GPU is
     reached by; another gives other roundings.
 
@@ -75,6 +76,7 @@ class TrainOptions:
     sparse_embedding: bool = False
     evaluation_fraction: float = 0.01
     evaluation_batches: int = 20
+    evaluation_parts: int = 32
     padded_loss: bool = False
     dense_gradient: bool = False
     driver: DriverName = "wgpu"
@@ -92,6 +94,7 @@ class TrainOptions:
             ("steps", 1),
             ("warmup_steps", 0),
             ("decay_steps", 0),
+            ("evaluation_parts", 1),
         ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least {least}")
@@ -173,15 +176,18 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Numbers of steps between two lines of the log, evaluations and checkpoints.
+    """Numbers of steps between two lines of the log, evaluations, checkpoints and samples.
 
-    keep: how many of the newest checkpoints are kept.
+    keep: how many of the newest checkpoints are kept. sample: 0 for no samples. peak_teraflops:
+    what the device can do, for the share of it that is logged; 0 if unknown.
     """
 
     log: int = 10
     evaluation: int = 100
     save: int = 100
     keep: int = 2
+    sample: int = 0
+    peak_teraflops: float = 0.0
 
     def unread_steps(self, steps: int) -> int:
         """Return the largest number of steps whose results are read at once."""

@@ -98,6 +98,8 @@ def _training_options(command: Decorated) -> Decorated:
          "Seed of the initial weights and of the order of the text."),
         ("--eval-fraction", "evaluation_fraction", number,
          "Share of the text held out for evaluation."),
+        ("--eval-parts", "evaluation_parts", COUNT,
+         "Take what is held out from up to this many places of the text."),
         ("--eval-batches", "evaluation_batches", COUNT,
          "Evaluate on at most this many batches."),
     )  # fmt: skip
@@ -128,8 +130,20 @@ def _interval_options(command: Decorated) -> Decorated:
         ("--eval-interval", "evaluation", COUNT, "Evaluate every NUMBER steps."),
         ("--save-interval", "save", COUNT, "Save a checkpoint every NUMBER steps."),
         ("--keep", "keep", COUNT, "Keep this many of the newest checkpoints."),
+        (
+            "--sample-every",
+            "sample",
+            COUNT,
+            "Let the model write a text every NUMBER steps, to samples.jsonl, too.",
+        ),
+        (
+            "--peak-tflops",
+            "peak_teraflops",
+            click.FloatRange(min=0, min_open=True),
+            "10^12 operations a second that the device can do: logs the share in use (mfu).",
+        ),
     )
-    return add_options(command, options_of(Intervals, table))
+    return add_options(command, options_of(Intervals, table, ("sample", "peak_teraflops")))
 
 
 @click.command(cls=ConfiguredCommand)
@@ -150,6 +164,11 @@ def _interval_options(command: Decorated) -> Decorated:
     "--resume",
     is_flag=True,
     help="Resume from the newest checkpoint in --output, with the options that the run was given.",
+)
+@click.option(
+    "--eval-corpus",
+    metavar="FILE",
+    help="Evaluate on this text, or token file, instead of a part of CORPUS.",
 )
 @click.option("--force", is_flag=True, help="Replace the run in --output.")
 @click.option(

@@ -2,7 +2,8 @@
 
 - A sequence is seq_len + 1 tokens: the model reads the first seq_len and predicts the last seq_len.
   The next sequence starts with the token that this one ends with.
-- The last sequences of the row are for evaluation only.
+- Some sequences are for evaluation only: of several parts of the row, see `held_out`, or of another
+  row.
 - Each epoch cuts the rest at other borders and takes the sequences in another order: it starts at a
   random token, less than seq_len from the first. Up to seq_len tokens at the ends are left out.
 - Ids that a loss mask leaves out are read, and not predicted: their targets are ignored.
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
+from llmgpu.lm.data.held_out import Ranges, divide
 from llmgpu.lm.data.token_source import TokenSource, check_ids
 
 IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
@@ -45,12 +47,16 @@ class Batches:
         *,
         seed: int = 0,
         evaluation_fraction: float = EVALUATION_FRACTION,
+        evaluation_parts: int = 1,
+        separator: int | None = None,
+        evaluation_source: TokenSource | None = None,
     ) -> None:
         """Divide the tokens.
 
         batch_size: sequences (B). seq_len: tokens of each (T). evaluation_fraction: the part of all
         sequences that is held out, at least one; 0 for none. All are as `TrainOptions` and
-        `ModelConfig` check them.
+        `ModelConfig` check them. evaluation_parts: the most parts of the tokens that they are of.
+        separator: between documents, if any. evaluation_source: what to evaluate on instead.
 
         Raises InputError for too few tokens.
         """
@@ -58,11 +64,23 @@ class Batches:
         self._source, self._seed = source, seed
         targets = max(0, len(source) - 1)
         held_out = round(targets // seq_len * evaluation_fraction)
-        self.evaluation_sequences = max(1, held_out) if evaluation_fraction else 0
-        targets -= self.evaluation_sequences * seq_len
-        if targets < seq_len:
-            raise _too_short(source, seq_len, self.evaluation_sequences)
-        self._evaluation_start = targets
+        held_out = max(1, held_out) if evaluation_fraction and evaluation_source is None else 0
+        if targets - held_out * seq_len < seq_len:
+            raise _too_short(source, seq_len, held_out)
+        division = divide(source, seq_len, held_out, evaluation_parts, separator)
+        self._training = Ranges(source, division.training)
+        targets = len(self._training) - 1
+        self._evaluated, self._evaluation_starts = source, division.evaluation
+        if evaluation_source is not None:
+            count = (len(evaluation_source) - 1) // seq_len
+            if count < 1:
+                raise InputError(
+                    f"the text to evaluate on has {len(evaluation_source):,} tokens, one sequence "
+                    f"takes {seq_len + 1:,}: use more text"
+                )
+            self._evaluated = evaluation_source
+            self._evaluation_starts = seq_len * np.arange(count, dtype=np.int64)
+        self.evaluation_sequences = len(self._evaluation_starts)
         self.training_sequences = max(1, (targets - (seq_len - 1)) // seq_len)
         self._offsets = min(seq_len, targets - self.training_sequences * seq_len + 1)
 
@@ -77,7 +95,7 @@ class Batches:
         for epoch in np.unique(epochs).tolist():
             of_epoch = epochs == epoch
             starts[of_epoch] = self._training_starts(epoch, indices[of_epoch])
-        return self._read(starts)
+        return self._read(self._training, starts)
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the sequences held out, in order: tokens and targets, uint32 (B, T).
@@ -91,7 +109,7 @@ class Batches:
             taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
             # Evenly spread over all held-out sequences.
             chosen = taken * every // count
-            yield self._read(self._evaluation_start + chosen * self.seq_len)
+            yield self._read(self._evaluated, self._evaluation_starts[chosen])
 
     def _training_starts(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where the sequences of these indices (n,) in an epoch begin: int64 (n,)."""
@@ -102,19 +120,20 @@ class Batches:
         offset = int(random[ROUNDS]) % self._offsets
         return permute(indices, self.training_sequences, random[:ROUNDS]) * self.seq_len + offset
 
-    def _read(self, starts: NDArray[np.int64]) -> Batch:
+    def _read(self, row: Ranges | TokenSource, starts: NDArray[np.int64]) -> Batch:
         """Read the sequences that start at `starts` (n,), n <= B, and fill up with ignored ones."""
         shape = (self.batch_size, self.seq_len)
         tokens, targets = np.zeros(shape, np.uint32), np.full(shape, IGNORED_TARGET, np.uint32)
-        for row, start in enumerate(starts.tolist()):
-            ids = self._source.read(start, self.seq_len + 1)
+        has_mask = row.has_mask
+        for k, start in enumerate(starts.tolist()):
+            ids = row.read(start, self.seq_len + 1)
             try:
                 check_ids(ids, self._source.vocabulary.size)
             except InputError as error:
                 raise InputError(f"a token file was changed during the run: {error}") from error
-            tokens[row], targets[row] = ids[:-1], ids[1:]
-            if self._source.has_mask:
-                targets[row][~self._source.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
+            tokens[k], targets[k] = ids[:-1], ids[1:]
+            if has_mask:
+                targets[k][~row.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
         return tokens, targets
 
 

@@ -38,6 +38,8 @@ _OPTIONAL = frozenset(
         "bits_per_byte",
         "loss_scale",
         "skipped_steps",
+        "teraflops",
+        "mfu",
     }
 )
 
@@ -86,11 +88,12 @@ class StepRecord:
 
     step: steps done. loss: mean cross-entropy of the training since the last record, in nats a
     token. smoothing_loss, z_loss: what label smoothing and z-loss add to it; None in runs with
-    `TrainOptions.padded_loss`, whose loss they are part of. learning_rate, grad_norm: of this
-    step. tokens: trained on so far. tokens_per_second: since the last record. seconds: of training
-    so far. validation_loss, bits_per_byte: where evaluated. loss_scale: of the next step;
-    skipped_steps: since the beginning, whose gradients overflowed at their scale; both None where
-    the loss is not scaled.
+    `TrainOptions.padded_loss`, whose loss they are part of. learning_rate, grad_norm: of this step.
+    tokens: trained on so far. tokens_per_second: since the last record. teraflops: 10^12 operations
+    of the model a second, see `ModelConfig.training_operations`; mfu: their share of what the
+    device can do. seconds: of training so far. validation_loss, bits_per_byte: where evaluated.
+    loss_scale: of the next step; skipped_steps: since the beginning, whose gradients overflowed at
+    their scale; both None where the loss is not scaled.
     """
 
     step: int
@@ -106,6 +109,8 @@ class StepRecord:
     z_loss: float | None = None
     loss_scale: float | None = None
     skipped_steps: int | None = None
+    teraflops: float | None = None
+    mfu: float | None = None
 
     @property
     def perplexity(self) -> float | None:

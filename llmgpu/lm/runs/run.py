@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,9 +40,11 @@ from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
+from llmgpu.lm.runs.samples import Samples
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
+from llmgpu.processors import usable_processors
 from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
@@ -107,6 +109,7 @@ class TrainingRun:
         *,
         eos_id: int | None = None,
         init: SavedModel | None = None,
+        evaluation_source: TokenSource | None = None,
         workers: Workers = ALONE,
         on_record: Callable[[StepRecord, float], None],
         note: Callable[[str], None],
@@ -120,6 +123,7 @@ class TrainingRun:
                 be written.
         """
         self._folder, self._source, self._backend = folder, source, backend
+        self._evaluation_source = evaluation_source
         self._vocabulary, self._intervals, self._eos_id = vocabulary, intervals, eos_id
         self._workers = workers
         self._on_record, self._note = on_record, note
@@ -131,6 +135,9 @@ class TrainingRun:
             config.seq_len,
             seed=self._options.seed,
             evaluation_fraction=self._options.evaluation_fraction,
+            evaluation_parts=self._options.evaluation_parts,
+            separator=eos_id,
+            evaluation_source=evaluation_source,
         )
         self._token_bytes = token_bytes(vocabulary)
         if workers.is_first:
@@ -155,8 +162,13 @@ class TrainingRun:
             self._trainer.model.load(init.weights.__getitem__)
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
+        self._samples = None
         if workers.is_first:
             self._log = self._open_log(checkpoint, needed_bytes)
+            if intervals.sample:
+                model = self._trainer.model
+                self._samples = Samples(folder.samples, model, vocabulary, eos_id)
+                self._samples.keep_up_to(self._trainer.step)
 
     def _chosen_products(self, *, resumed: bool) -> bool:
         """Whether matrix products have the same bits with any number of threads, in NumPy."""
@@ -167,7 +179,10 @@ class TrainingRun:
     def _token_facts(self) -> dict[str, Any]:
         source = self._source
         mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
-        return {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
+        facts = {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
+        if self._evaluation_source is not None:
+            facts["evaluation_tokens_crc32"] = self._evaluation_source.checksum
+        return facts
 
     def _facts(self, needed_bytes: int) -> dict[str, Any]:
         """Return what the log starts with."""
@@ -176,6 +191,7 @@ class TrainingRun:
             "tool": f"llmgpu {__version__}",
             "device": self._backend.description,
             "fixed_products": self._fixed_products,
+            "threads": usable_processors(),
             "vocabulary": self._vocabulary.fingerprint,
             "parameters": config.parameters,
             "memory_bytes": needed_bytes,
@@ -192,10 +208,11 @@ class TrainingRun:
     def _load(self, checkpoint: Checkpoint) -> None:
         """Load a checkpoint, whose model and options are those of this run."""
         trainer, state = self._trainer, checkpoint.state
-        tokens = self._token_facts()
+        tokens = {"evaluation_tokens_crc32": None, **self._token_facts()}
         begun = read_log(self._folder.log).facts
         before = {name: begun.get(name) for name in tokens}
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
+        self._note_other_machine(begun)
         checkpoint.optimizer.require(
             {
                 tensor.name: (tensor.dtype, tensor.shape)
@@ -210,6 +227,19 @@ class TrainingRun:
                 f"{checkpoint.folder}: it has taken {state.sequence_position} sequences in "
                 f"{state.step} steps, but its options make {self._position(state.step)}"
             )
+
+    def _note_other_machine(self, begun: Mapping[str, Any]) -> None:
+        """Say what is not as it was when the log was begun, and changes bits of the results."""
+        device = begun.get("device")
+        changes = []
+        if device != self._backend.description:
+            changes.append(f"on {device}, and continues on {self._backend.description}")
+        threads = begun.get("threads")
+        free = self._backend.device is None and not self._fixed_products
+        if free and threads not in (None, usable_processors()):
+            changes.append(f"with {threads} threads, and continues with {usable_processors()}")
+        for change in changes:
+            self._note(f"the run began {change}: its last bits will differ from an unbroken run's")
 
     def _open_log(self, checkpoint: Checkpoint | None, needed_bytes: int) -> RunLog:
         """Start the log, or continue after the record of a checkpoint."""
@@ -285,6 +315,9 @@ class TrainingRun:
         # A run of the schedule "wsd" is continued to more steps from where its decay begins.
         if step % self._intervals.save == 0 or step == self._decay_start:
             self._save()
+        if self._samples is not None and (last or step % self._intervals.sample == 0):
+            self._note(f"sample of step {step}: {self._samples.take(step)}")
+            self._measured = time.perf_counter(), step
         if step == self._first_step + 1:  # its time, with all that begins, says nothing
             self._measured = self._paced = time.perf_counter(), step
 
@@ -308,13 +341,15 @@ class TrainingRun:
         now = time.perf_counter()
         (before, measured_step), self._measured = self._measured, (now, trainer.step)
         totals = self._evaluate() if evaluate else None
+        rate = self._tokens(trainer.step - measured_step) / (now - before)
         record = StepRecord(
             step=trainer.step,
             loss=_mean_loss(results),
             learning_rate=self._options.rate(trainer.step - 1),
             grad_norm=results[-1].grad_norm if results else 0.0,
             tokens=self._tokens(trainer.step),
-            tokens_per_second=self._tokens(trainer.step - measured_step) / (now - before),
+            tokens_per_second=rate,
+            **self._speeds(rate),
             seconds=self._seconds + now - self._started,
             validation_loss=totals.loss if totals else None,
             bits_per_byte=totals.bits_per_byte if totals else None,
@@ -334,6 +369,13 @@ class TrainingRun:
             write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
             self._measured = time.perf_counter(), trainer.step  # evaluating is not training
         self._last = record
+
+    def _speeds(self, tokens_per_second: float) -> dict[str, Any]:
+        """Return 10^12 operations of the model a second, and their share of the device's peak."""
+        operations = self._trainer.model.config.training_operations(1)
+        teraflops = operations * tokens_per_second / 1e12
+        peak = self._intervals.peak_teraflops
+        return {"teraflops": teraflops, **({"mfu": teraflops / peak} if peak else {})}
 
     def _penalties(self, results: Sequence[StepResult]) -> dict[str, Any]:
         """Return the means of the parts of the loss that are logged beside the cross-entropy."""

@@ -19,14 +19,18 @@ from llmgpu.locks import FileLock
 
 LOCK_NAME = "run.lock"
 TOKENS_NAME = "tokens"
+EVALUATION_TOKENS_NAME = "evaluation-tokens"
+SAMPLES_NAME = "samples.jsonl"
 OPTIONS_NAME = "options.toml"  # what the command was given
+_BEFORE_THE_LOG = {LOCK_NAME, TOKENS_NAME, EVALUATION_TOKENS_NAME, OPTIONS_NAME}
 
 
 class RunFolder(Closing):
     """A folder that this process has locked; a context manager that unlocks it.
 
     path: the folder. log: see `llmgpu.lm.runs.records`. loss_curve: the chart of the losses.
-    tokens: the folder with the tokens of texts, see `llmgpu.lm.data.inputs`.
+    tokens, evaluation_tokens: the folders with the tokens of texts, see `llmgpu.lm.data.inputs`.
+    samples: see `llmgpu.lm.runs.samples`.
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
@@ -35,6 +39,8 @@ class RunFolder(Closing):
         self.log = path / "log.jsonl"
         self.loss_curve = path / "loss.svg"
         self.tokens = path / TOKENS_NAME
+        self.evaluation_tokens = path / EVALUATION_TOKENS_NAME
+        self.samples = path / SAMPLES_NAME
         self._lock = lock
 
     def close(self) -> None:
@@ -88,7 +94,7 @@ def _check_free(folder: Path, may_have_run: bool) -> None:
     """Raise OutputError if a locked folder has a run, and must not have one."""
     with output_errors(str(folder)):
         names = set(os.listdir(folder))
-    if not may_have_run and not names <= {LOCK_NAME, TOKENS_NAME, OPTIONS_NAME}:
+    if not may_have_run and not names <= _BEFORE_THE_LOG:
         raise OutputError(
             f"{folder} already has a run: use --resume to continue it, --force to replace it, "
             "or another folder"

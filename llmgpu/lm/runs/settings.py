@@ -22,6 +22,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "decay_steps": 0,
     "initialisation": "normal",
     "document_mask": False,
+    "evaluation_parts": 1,
     "recompute": False,
 }
 

@@ -72,6 +72,7 @@ def test_options_that_a_checkpoint_lacks_are_those_of_earlier_versions() -> None
         half_weights_only=True,
         f16_version=1,
         document_mask=False,
+        evaluation_parts=1,
     )
     assert not resume(begun, steps=900).options.padded_loss
 
