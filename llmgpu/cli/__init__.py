@@ -46,6 +46,7 @@ COMMANDS: Registry[click.Command] = Registry(
             f"{_ROOM}.merging:merge_word_counts", "Add up files of word counts."
         ),
         "score": Entry(f"{_ROOM}.score:score", "Score texts with a trained model."),
+        "run": Entry(f"{_ROOM}.run:run", "Run a command in parts on a Ray cluster."),
         "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids, and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }

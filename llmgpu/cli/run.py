@@ -1,0 +1,273 @@
+"""What ``llmgpu run`` does: a command in parts on the workers of a Ray cluster.
+
+Each part is the command that somebody would run by hand with ``--part``, in a process of Ray's; and
+so is what puts the parts together, in this one. A part whose worker is lost is started again, and
+its command finds what is finished.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from llmgpu.cli.bpe_train import READING_OPTIONS
+from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.parts import PLACEHOLDER
+from llmgpu.cli.source_options import SOURCE_OPTIONS
+from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.input_files import number_of, quote
+from llmgpu.text.parts import Part
+
+PARTS_OF_WORKER = 4  # so that the last ones to finish are small
+_RETRIES = 3  # of a part whose worker is lost
+_REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
+_COUNTING = (*READING_OPTIONS, *SOURCE_OPTIONS, "corpus")  # what training on counts has no use for
+_SHOWN = ("as_json", "quiet")
+_TRAINING = ("output", "sizes", "counts_output", "counts_only", "checkpoint", "resume")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command in parts.
+
+    part: the arguments of the command for one part, but for its device. output: the file of a part,
+    with the part's placeholder in its name. merge: the arguments of what puts those of all parts
+    together. last: those of what remains to be done then.
+    """
+
+    device: str
+    part: Callable[[Part], list[str]]
+    output: str
+    merge: Callable[[Sequence[str]], list[str]]
+    last: list[str]
+
+    def output_of(self, part: Part) -> str:
+        """Return the file of a part that is put together with the others."""
+        return self.output.replace(PLACEHOLDER, part.file_name)
+
+
+def run(
+    command: tuple[str, ...],
+    ray: str,
+    parts: int | None,
+    cpus: int,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+) -> None:
+    """Run a command in parts on a Ray cluster, and put the parts together."""
+    report = Reporter(quiet=quiet)
+    job = make_job(command, cpus)
+    with _open_ray(ray) as engine:
+        slots = int(engine.cluster_resources().get("CPU", 0)) // cpus
+        if not slots:
+            raise InputError(f"no machine of the Ray cluster has {cpus} processors: use --cpus 1")
+        numbers = range(1, (parts or PARTS_OF_WORKER * slots) + 1)
+        all_parts = [Part(number, len(numbers)) for number in numbers]
+        report.line(f"{number_of(len(all_parts), 'part')} for {number_of(slots, 'worker')} of Ray")
+        summaries = _carry_out(engine, job, all_parts, cpus, report)
+    outputs = [job.output_of(part) for part in all_parts]
+    merged = _call([*job.merge(outputs), "--quiet", "--json"])
+    report.line(f"{merged['output']}: {number_of(len(all_parts), 'part')} put together")
+    if job.last:
+        merged = _call([*job.last, "--json", *(["--quiet"] if quiet else [])])
+    if as_json:
+        print_json({**merged, "parts": summaries}, to_stderr=False)
+
+
+def make_job(command: Sequence[str], cpus: int) -> Job:
+    """Return what a command is in parts; UsageError for one that can't be cut."""
+    from llmgpu.cli import COMMANDS
+
+    name, *arguments = command
+    if name not in ("tokenize", "bpe-train"):
+        raise click.UsageError(f"{quote(name)} can't be run in parts: use tokenize or bpe-train")
+    found = COMMANDS[name]
+    with found.make_context(f"llmgpu {name}", [*arguments]) as context:  # refuses what is wrong
+        values, given = dict(context.params), _Given(found, context, arguments)
+    for option in _REFUSED:
+        if option in given.options and values.get(option):
+            raise click.UsageError(f"{given.flag(option)} can't be combined with llmgpu run")
+    names = values["files" if name == "tokenize" else "corpus"]
+    if STANDARD_OUTPUT in names or not (names or values.get("files_from")):
+        raise click.UsageError("llmgpu run needs files that all machines have, not a pipe")
+    threads = [] if "threads" in given.options else ["--threads", str(cpus)]
+    if name == "tokenize":
+        return _tokenizing(given, values, threads)
+    return _training(given, values, threads)
+
+
+class _Given:
+    """The options that a command was given, as they were written."""
+
+    def __init__(
+        self, command: click.Command, context: click.Context, arguments: list[str]
+    ) -> None:
+        self._command = command
+        self.options, self.rest, _ = command.make_parser(context).parse_args([*arguments])
+        for parameter in command.params:
+            if isinstance(parameter, click.Argument):
+                self.rest = [*self.options.pop(str(parameter.name), ()), *self.rest]
+
+    def flag(self, name: str) -> str:
+        """Return how an option is written."""
+        return max(self._option(name).opts, key=len)
+
+    def without(self, *names: str) -> list[str]:
+        """Return the arguments but for those options; "corpus" stands for the files."""
+        written = []
+        for name, value in self.options.items():
+            option = self._option(name)
+            if name in names:
+                continue
+            if option.is_flag:
+                flags = option.opts if value == option.flag_value else option.secondary_opts
+                written.append(flags[0])
+                continue
+            for each in value if option.multiple else [value]:
+                written += [option.opts[0], *(each if option.nargs > 1 else [each])]
+        return [*written, *([] if "corpus" in names else ["--", *self.rest])]
+
+    def _option(self, name: str) -> click.Option:
+        return next(
+            each
+            for each in self._command.params
+            if isinstance(each, click.Option) and each.name == name
+        )
+
+
+def _tokenizing(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
+    output = values["output"]
+    if output == STANDARD_OUTPUT or not values["shard_tokens"]:
+        raise click.UsageError("tokenize in parts needs -o OUT.bin and --shard-tokens N")
+    stem, suffix = os.path.splitext(output)
+    own = given.without("output", "resume", *_SHOWN, "device")
+
+    def part(number: Part) -> list[str]:
+        target = f"{stem}-{PLACEHOLDER}{suffix}"
+        return ["tokenize", "-o", target, "--part", str(number), "--resume", *threads, *own]
+
+    forced = ["--force"] if values["force"] else []
+    return Job(
+        values["device"],
+        part,
+        f"{stem}-{PLACEHOLDER}.json",
+        lambda outputs: ["merge-shards", *outputs, "-o", f"{stem}.json", *forced],
+        [],
+    )
+
+
+def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
+    stem = os.path.splitext(values["output"])[0]
+    if values["output"] == STANDARD_OUTPUT:
+        raise click.UsageError("bpe-train in parts needs -o FILE, whose name its counts have")
+    counts = values["counts_output"] or f"{stem}.counts"
+    of_part = f"-{PLACEHOLDER}".join(os.path.splitext(counts))
+    own = given.without(*_TRAINING, *_SHOWN, "device")
+
+    def part(number: Part) -> list[str]:
+        target = ["--counts-only", "--save-counts", of_part, "--part", str(number)]
+        return ["bpe-train", *target, *threads, *own]
+
+    last = given.without(*_COUNTING, *_SHOWN, "counts_output", "counts_only")
+    forced = ["--force"] if values["force"] else []
+    return Job(
+        values["device"],
+        part,
+        of_part,
+        lambda outputs: ["merge-word-counts", *outputs, "-o", counts, *forced],
+        [] if values["counts_only"] else ["bpe-train", "--from-counts", counts, *last],
+    )
+
+
+@contextmanager
+def _open_ray(address: str) -> Iterator[Any]:
+    """Connect to a cluster, or start one on this machine that nothing else reaches."""
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise InputError(
+            f"llmgpu run needs the package ray: pip install 'llmgpu[ray]' ({error})"
+        ) from error
+    local = re.fullmatch(r"local:([1-9][0-9]{0,3})", address)
+    options: dict[str, Any] = {"address": address}
+    if local:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        options = {"address": "local", "num_cpus": int(local[1]), "include_dashboard": False}
+        options["_node_ip_address"] = "127.0.0.1"
+    elif address.startswith("local"):
+        raise click.UsageError(f"{quote(address)} is not a Ray cluster: use local:2, for one")
+    try:
+        ray.init(**options, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(f"can't connect to Ray at {address}: {error}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _carry_out(
+    ray: Any, job: Job, parts: Sequence[Part], cpus: int, report: Reporter
+) -> list[dict[str, Any]]:
+    """Run all parts; return their summaries. LlmgpuError for the first that fails."""
+    on_gpus = job.device in ("auto", "gpu") and ray.cluster_resources().get("GPU", 0) >= 1
+    resources: dict[str, Any] = {"num_cpus": cpus, **({"num_gpus": 1} if on_gpus else {})}
+    task = ray.remote(**resources, max_retries=_RETRIES)(_do_part)
+    device = None if on_gpus else job.device
+    running = {task.remote(os.getcwd(), job.part(part), device): part for part in parts}
+    summaries: dict[Part, dict[str, Any]] = {}
+    while running:
+        (done,), _ = ray.wait([*running], num_returns=1)
+        part = running.pop(done)
+        try:
+            summary, error = ray.get(done)
+        except ray.exceptions.RayError as lost:
+            summary, error = {}, f"its worker was lost: {' '.join(str(lost).split())}"
+        if error:
+            for other in running:
+                ray.cancel(other, force=True)
+            raise LlmgpuError(f"part {part}: {error}")
+        summaries[part] = summary
+        amount = f"{summary['text_bytes']:,} bytes in {number_of(summary['documents'], 'document')}"
+        report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts are done")
+    return [summaries[part] for part in parts]
+
+
+def _do_part(
+    folder: str, arguments: list[str], device: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Run a command in a worker of Ray; return its summary, and its error if it failed.
+
+    device: None for the GPU that Ray gives this worker.
+    """
+    if device is None:
+        device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
+    try:
+        os.chdir(folder)
+        command, *others = arguments
+        return _call([command, "--device", device, "--quiet", "--json", *others]), None
+    except (LlmgpuError, OSError, click.ClickException) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        return {}, said
+
+
+def _call(arguments: list[str]) -> dict[str, Any]:
+    """Run a command in this process; return its summary."""
+    from llmgpu.cli import cli
+
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        cli.main(arguments, standalone_mode=False)
+    summary: dict[str, Any] = json.loads(printed.getvalue().splitlines()[-1])
+    return summary
