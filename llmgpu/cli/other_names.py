@@ -18,7 +18,6 @@ COMMAND_NAMES = {
     "help": "--help",
     "inspect": "info",
     "pretrain": "train",
-    "run": "generate",
     "sample": "generate",
     "train-bpe": "bpe-train",
     "train-tokenizer": "bpe-train",

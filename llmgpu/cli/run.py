@@ -117,7 +117,8 @@ class _Given:
         self.options, self.rest, _ = command.make_parser(context).parse_args([*arguments])
         for parameter in command.params:
             if isinstance(parameter, click.Argument):
-                self.rest = [*self.options.pop(str(parameter.name), ()), *self.rest]
+                named = self.options.pop(str(parameter.name), None)
+                self.rest = [*(named if isinstance(named, (list, tuple)) else ()), *self.rest]
 
     def flag(self, name: str) -> str:
         """Return how an option is written."""

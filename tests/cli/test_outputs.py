@@ -99,7 +99,7 @@ OUTPUTS = {
 }
 
 NEITHER = {"special_tokens", "doc_separators", "text_field", "device", "devices", "prompt"}
-NEITHER |= {"search", "allowed_special", "disallow_special", "bos", "eos"}
+NEITHER |= {"search", "allowed_special", "disallow_special", "bos", "eos", "ray", "command"}
 
 
 def text_parameters() -> set[tuple[str, str]]:

@@ -129,7 +129,7 @@ def test_commands_of_parts() -> None:
     assert job.merge(["a", "b"]) == ["merge-word-counts", "a", "b", "-o", "out/v.counts"]
     assert " ".join(job.last) == (
         "bpe-train --from-counts out/v.counts --vocab-size 280 --special-token <s> --device cpu "
-        "-o out/v.bin --tie bytes"
+        "--output out/v.bin --tie bytes"
     )
     only = make_job([*TRAIN, "--counts-only", "--save-counts", "c.parquet"], 1)
     assert only.last == [] and only.output_of(Part(1, 9)) == "c-1-of-9.parquet"
