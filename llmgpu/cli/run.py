@@ -132,8 +132,7 @@ class _Given:
             if name in names:
                 continue
             if option.is_flag:
-                flags = option.opts if value == option.flag_value else option.secondary_opts
-                written.append(flags[0])
+                written.append((option.opts if value else option.secondary_opts)[0])
                 continue
             for each in value if option.multiple else [value]:
                 written += [option.opts[0], *(each if option.nargs > 1 else [each])]
