@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.linalg
@@ -33,9 +33,16 @@ LEAST_ELEMENTS = 1 << 15  # the same of work on rows
 T = TypeVar("T")
 
 
+class _OpenBlas(NamedTuple):
+    """Functions of NumPy's OpenBLAS: its number of threads, and whose processors' kernels run."""
+
+    get_threads: Callable[[], int]
+    set_threads: Callable[[int], None]
+    processor: Callable[[], bytes]
+
+
 @cache
-def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """Return the functions of NumPy's OpenBLAS that get and set its number of threads, if any."""
+def _openblas() -> _OpenBlas | None:
     # Looking up a name in an extension finds those of the libraries it was linked with, except on
     # Windows.
     extension = Path(sys.modules["numpy.linalg._umath_linalg"].__file__ or "")
@@ -46,10 +53,14 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
         except OSError:
             continue
         for prefix, suffix in product(("scipy_", ""), ("64_", "")):
-            names = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
-            get, change = (getattr(library, name, None) for name in names)
-            if get is not None and change is not None:
-                return get, change
+            verbs = ("get_num_threads", "set_num_threads", "get_corename")
+            functions = [
+                getattr(library, f"{prefix}openblas_{verb}{suffix}", None) for verb in verbs
+            ]
+            if None not in functions:
+                found = _OpenBlas(*functions)  # type: ignore[arg-type]
+                found.processor.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+                return found
     return None
 
 
@@ -58,13 +69,28 @@ def has_fixed_products() -> bool:
     return _openblas() is not None
 
 
+def describe_products(*, fixed: bool) -> str:
+    """Name what the bits of products in NumPy depend on: the library, and with which kernels.
+
+    fixed: by `FixedProducts`; without, the number of threads counts, too.
+    """
+    library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    described, blas = f"{library.get('name')} {library.get('version')}", _openblas()
+    if blas is not None:
+        described += f" for {blas.processor().decode()}"
+    if fixed and blas is not None:
+        return described
+    threads = usable_processors() if blas is None else blas.get_threads()
+    return f"{described}, threads: {threads}"
+
+
 class FixedProducts:
     """Products by threads of its own, as many as OpenBLAS would use; the same bits with any."""
 
     def __init__(self, threads: int | None = None) -> None:
         """Start without threads; None: as OPENBLAS_NUM_THREADS and the processors allow."""
         blas = _openblas()
-        allowed = 1 if blas is None else min(blas[0](), usable_processors())
+        allowed = 1 if blas is None else min(blas.get_threads(), usable_processors())
         self._threads = threads or allowed
         self._pool = ThreadPoolExecutor(self._threads, "products")
 
@@ -75,13 +101,12 @@ class FixedProducts:
         if blas is None:
             yield
             return
-        get, change = blas
-        before = get()
-        change(1)
+        before = blas.get_threads()
+        blas.set_threads(1)
         try:
             yield
         finally:
-            change(before)
+            blas.set_threads(before)
 
     def multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
         """Write left @ right, (M, K) and (K, N), to out (M, N)."""

@@ -34,7 +34,7 @@ from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.products import has_fixed_products
+from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER
@@ -176,6 +176,24 @@ class TrainingRun:
             return bool(read_log(self._folder.log).facts.get("fixed_products", False))
         return self._backend.device is None and has_fixed_products()
 
+    def _arithmetic(self) -> dict[str, str]:
+        """Return what the run's bits depend on beside its options."""
+        if self._backend.device is not None:
+            return {"device": self._backend.description}
+        products = describe_products(fixed=self._fixed_products)
+        return {"device": self._backend.description, "products": products}
+
+    def _note_other_bits(self) -> None:
+        """Say so where a resumed run will not have the bits of an uninterrupted one."""
+        begun = read_log(self._folder.log).facts
+        for name, now in self._arithmetic().items():
+            before = begun.get(name, now if self._fixed_products else "not recorded")
+            if before != now:
+                self._note(
+                    f"from here on the bits may not be those of an uninterrupted run: its {name} "
+                    f"was {before}, and is {now} now"
+                )
+
     def _token_facts(self) -> dict[str, Any]:
         source = self._source
         mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
@@ -189,7 +207,7 @@ class TrainingRun:
         config = self._trainer.model.config
         return {
             "tool": f"llmgpu {__version__}",
-            "device": self._backend.description,
+            **self._arithmetic(),
             "fixed_products": self._fixed_products,
             "threads": usable_processors(),
             "vocabulary": self._vocabulary.fingerprint,
@@ -245,6 +263,7 @@ class TrainingRun:
         """Start the log, or continue after the record of a checkpoint."""
         if checkpoint is None:
             return RunLog.begin(self._folder.log, self._facts(needed_bytes))
+        self._note_other_bits()
         state = checkpoint.state
         log = RunLog.resume(self._folder.log, state.step)
         records = read_log(self._folder.log).records

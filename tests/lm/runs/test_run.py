@@ -12,7 +12,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
 from llmgpu.lm.ops.backends import NumpyOperations
-from llmgpu.lm.ops.products import has_fixed_products
+from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import training_memory
 from llmgpu.lm.runs.records import StepRecord
@@ -108,6 +108,30 @@ def test_a_summary_is_json_for_any_losses(tmp_path: Path) -> None:
 def log_facts(folder: RunFolder) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(folder.log.read_text().splitlines()[0])
     return facts
+
+
+def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
+    """What computed a run is in its log; earlier versions left the threads of a library out."""
+    with open_run_folder(tmp_path / "run") as folder:
+        prepared(folder, [], steps=2).run()
+        checkpoint, facts = load_checkpoint(folder.path), log_facts(folder)
+        rest = folder.log.read_text().splitlines(keepends=True)[1:]
+        now = describe_products(fixed=has_fixed_products())
+        other = "mkl 1, threads: 8"
+        assert facts["products"] == now
+        for changes, said in (
+            ({}, []),
+            ({"products": other}, [f"products was {other}, and is {now} now"]),
+            ({"device": "a GPU"}, ["device was a GPU, and is "]),
+            ({"products": None, "fixed_products": False}, ["products was not recorded, and is "]),
+        ):
+            changed = {name: fact for name, fact in (facts | changes).items() if fact is not None}
+            folder.log.write_text("".join([json.dumps(changed) + "\n", *rest]))
+            heard: list[Any] = []
+            with prepared(folder, heard, checkpoint, steps=4)._log:
+                assert len(heard) == len(said)
+            for note, expected in zip(heard, said, strict=True):
+                assert expected in note and "may not be those of an uninterrupted run" in note
 
 
 def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Path) -> None:
