@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +24,6 @@ from llmgpu.cli.console import (
     left_out_of,
     print_json,
     print_result,
-    token_style,
 )
 from llmgpu.cli.decoding import decode_files, files_of_ids, read_for
 from llmgpu.cli.given import refuse_given
@@ -37,33 +35,31 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
+from llmgpu.cli.token_output import TokenOutput, check_files, open_sinks
 from llmgpu.files import STANDARD_OUTPUT, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
-from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
-from llmgpu.text.parts import Part
+from llmgpu.text.parts import Part, split_by_position
 from llmgpu.text.sources import Sources
+from llmgpu.tokens.chunks import Chunks
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
 from llmgpu.tokens.formats import (
     SHOWN,
     check_ending,
     format_by_name,
-    open_writer,
-    outputs,
 )
-from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
-from llmgpu.tokens.shown import ShownTokens
+from llmgpu.tokens.shards import finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.splitting import (
     FirstTokens,
     ShuffledSink,
     SplitSink,
     check_shares,
+    owners_by_file,
     spans_without,
-    split_name,
 )
 from llmgpu.tokens.tokenizing import (
     GPU_FROM,
@@ -80,33 +76,12 @@ _OF_TEXT = (
 _OF_ENCODING = (
     *("count", "line_documents", "chat", "chat_template", "max_tokens", "part", "threads"),
     *("allowed_special", "disallow_special", "bos", "eos"),
-    *("split", "seed", "shuffle", "shard_tokens", "resume"),
+    *("split", "split_by", "seed", "shuffle", "shard_tokens", "resume", "chunk_tokens", "overlap"),
 )
 _OF_OUTPUT = (
     *("output", "format_name", "layout", "shard_tokens", "split", "seed", "shuffle"),
-    *("resume", "force"),
+    *("split_by", "resume", "force"),
 )
-
-
-@dataclass(frozen=True)
-class _Output:
-    """Where ids go, by the options of the same names."""
-
-    name: str
-    format: str
-    layout: str
-    shard_tokens: int | None
-    resume: bool
-    force: bool
-    split: dict[str, float]
-    seed: int
-    shuffle: bool
-    masked: bool
-
-    @property
-    def names(self) -> list[str]:
-        """The file of the first part, and those of the others."""
-        return [self.name, *(split_name(self.name, part) for part in self.split)]
 
 
 @dataclass(frozen=True)
@@ -118,6 +93,8 @@ class _Text:
     special: SpecialOptions
     threads: int | None
     max_tokens: int | None
+    chunk: tuple[int, int] | None
+    splits: list[int] | None
 
 
 def tokenize(
@@ -149,6 +126,9 @@ def tokenize(
     eos: str | None,
     chat: bool,
     chat_template: str | None,
+    split_by: str,
+    chunk_tokens: int | None,
+    overlap: int,
     token_dtype: str | None,
     **reading: Any,
 ) -> None:
@@ -160,10 +140,13 @@ def tokenize(
     by_name = "ids" if decode else format_by_name(output)
     shape = (format_name or by_name, layout, shard_tokens)
     masked = chat and shape[0] == "bin" and not writes_directly(output)
-    target = _Output(output, *shape, resume, force, dict(split), seed, shuffle, masked)
+    target = TokenOutput(
+        output, *shape, resume, force, dict(split), seed, shuffle, masked, split_by
+    )
     _check_output(target)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
     check_chat(chat, chat_template, special, shuffle)
+    chunk = _chunk(chunk_tokens, overlap)
     files = named_files(files, reading.pop("files_from"))
     selection = take_selection(reading)
     sources = files or _input(report)
@@ -173,11 +156,11 @@ def tokenize(
     if not count:
         read = [*sources, *read_for(ids)] if decode else [source.path for source in found.files]
         named = filter(None, [chat_template])
-        _check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
+        check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
         if not (decode or format_name):
             check_ending(output)
     options = make_corpus_options(line_documents=line_documents, **reading)
-    found = job.take(found, options)
+    found, firsts = _take(found, options, target, job)
     growth = Growth()  # before a device is opened, which takes memory, too
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
@@ -187,13 +170,33 @@ def tokenize(
     else:
         with Conversations(vocabulary) if chat else nullcontext() as conversations:
             options = with_chat(options, conversations)
-            text = _Text(found, options, CHAT_TOKENS if chat else special, threads, max_tokens)
+            marks = CHAT_TOKENS if chat else special
+            text = _Text(found, options, marks, threads, max_tokens, chunk, firsts)
             written = None if count else target
             summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
     if as_json:
         print_json(summary, to_stderr=output == "-" and not count)
     elif count:
         print_result(summary["tokens"])
+
+
+def _chunk(tokens: int | None, overlap: int) -> tuple[int, int] | None:
+    """Return the length of chunks and their overlap; UsageError for numbers that don't fit."""
+    if tokens is None:
+        refuse_given(("overlap",), "needs --chunk-tokens N")
+        return None
+    if overlap >= tokens:
+        raise click.UsageError(f"an overlap of {overlap} has to be below --chunk-tokens {tokens}")
+    return tokens, overlap
+
+
+def _take(
+    sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
+) -> tuple[Sources, list[int] | None]:
+    """Return what is read, and which of the files begin the splits by position, if there are."""
+    if output.split_by == "position":
+        return split_by_position(sources, output.split, options)
+    return job.take(sources, options), None
 
 
 def _input(report: Reporter) -> tuple[str, ...]:
@@ -214,7 +217,7 @@ def _check_unused(*, decode: bool, count: bool) -> None:
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
 
 
-def _check_output(output: _Output) -> None:
+def _check_output(output: TokenOutput) -> None:
     """Raise click.UsageError for options that can't be combined."""
     if output.layout != "raw" and output.format != "bin":
         raise click.UsageError("--layout needs --format bin")
@@ -222,6 +225,11 @@ def _check_output(output: _Output) -> None:
         raise click.UsageError("--resume needs --shard-tokens N")
     if output.split and output.name == STANDARD_OUTPUT:
         raise click.UsageError("--split needs -o FILE")
+    if not output.split:
+        refuse_given(("split_by",), "needs --split NAME=SHARE")
+    if output.split_by == "position":
+        why = "can't be combined with --split-by position, which keeps the order"
+        refuse_given(("shuffle", "seed", "part", "max_tokens", "chunk_tokens"), why)
     if not (output.split or output.shuffle):
         refuse_given(("seed",), "is for --split and --shuffle")
     if output.format == SHOWN and (output.split or output.shuffle or output.shard_tokens):
@@ -235,24 +243,7 @@ def _check_output(output: _Output) -> None:
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
 
 
-def _check_files(
-    output: _Output, read: Sequence[str], decode: bool, others: Sequence[Output]
-) -> None:
-    """Raise OutputError if writing would destroy what is read, or a file of another kind."""
-    if decode or output.format == SHOWN:
-        written = [Output(output.name, TEXT)]
-    elif output.shard_tokens is not None:
-        written = [file for name in output.names for file in ShardNames(name).outputs()]
-    else:
-        names, layout = output.names, output.layout
-        masked = output.masked
-        written = [
-            file for name in names for file in outputs(name, output.format, layout, masked=masked)
-        ]
-    check_outputs([*written, *others], read, force=output.force)
-
-
-def _key(source: _Text, output: _Output, job: PartJob) -> Run:
+def _key(source: _Text, output: TokenOutput, job: PartJob) -> Run:
     """Return the resume key of ids; none of those that can't be resumed."""
     if not output.shard_tokens and not job.is_recorded:
         return {}
@@ -263,11 +254,13 @@ def _key(source: _Text, output: _Output, job: PartJob) -> Run:
         **({"max tokens": source.max_tokens} if source.max_tokens else {}),
         **({"split": output.split, "seed": output.seed} if output.split else {}),
         **({"order": output.seed} if output.shuffle else {}),
+        **({"split by": output.split_by} if output.split_by != "documents" else {}),
+        **({"chunks": source.chunk} if source.chunk else {}),
     }
     return job.key(source.files, key)
 
 
-def _output_key(output: _Output, vocabulary: Vocabulary, key: Run) -> Run:
+def _output_key(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> Run:
     """Return the key of ids with all that the output depends on."""
     facts = {name: getattr(output, name) for name in ("format", "layout", "shard_tokens", "split")}
     return {
@@ -278,7 +271,7 @@ def _output_key(output: _Output, vocabulary: Vocabulary, key: Run) -> Run:
     }
 
 
-def _finished(output: _Output, vocabulary: Vocabulary, key: Run) -> dict[str, Any] | None:
+def _finished(output: TokenOutput, vocabulary: Vocabulary, key: Run) -> dict[str, Any] | None:
     """Return the sums of all shards if none is left to write."""
     assert output.shard_tokens is not None
     job = vocabulary, output.shard_tokens, output.layout, key
@@ -289,76 +282,11 @@ def _finished(output: _Output, vocabulary: Vocabulary, key: Run) -> dict[str, An
     return {name: sum(manifest[fact] for manifest in manifests) for name, fact in sums.items()}
 
 
-def _open_sinks(
-    output: _Output, vocabulary: Vocabulary, added: Collection[int], key: Run, report: Reporter
-) -> TokenSink:
-    """Open what ids go to; added: ids that stand for no text. key: resume key of the ids."""
-    if output.format == SHOWN:
-        return ShownTokens(output.name, vocabulary, token_style(output.name))
-    with ExitStack() as opened:  # aborts the first if the second can't be opened
-        sinks = []
-        for name in output.names:
-            sinks.append(_open_sink(name, output, vocabulary, added, key, report))
-            opened.callback(sinks[-1].abort)
-        opened.pop_all()
-    spans = spans_without(vocabulary, added)
-    shares = [*output.split.values()]
-    sink = SplitSink(sinks, shares, output.seed, spans) if output.split else sinks[0]
-    if not output.shuffle:
-        return sink
-    folder = None if output.name == STANDARD_OUTPUT else os.path.dirname(output.name) or os.curdir
-    try:
-        return ShuffledSink(sink, output.seed, spans, folder)
-    except BaseException:
-        sink.abort()
-        raise
-
-
-def _open_sink(
-    name: str,
-    output: _Output,
-    vocabulary: Vocabulary,
-    added: Collection[int],
-    key: Run,
-    report: Reporter,
-) -> TokenSink:
-    if output.shard_tokens is None:
-        return open_writer(
-            name,
-            output.format,
-            vocabulary_size=vocabulary.size,
-            fingerprint=vocabulary.fingerprint,
-            match_facts=vocabulary.match_facts,
-            layout=output.layout,
-            masked=output.masked,
-            force=output.force,
-        )
-    shards = ShardWriter(
-        name,
-        vocabulary,
-        output.shard_tokens,
-        layout=output.layout,
-        added=added,
-        masked=output.masked,
-        run=key,
-        resume=output.resume,
-        force=output.force,
-    )
-    if output.resume:
-        progress = ShardNames(name).progress
-        report.line(
-            f"resuming from {progress}: {number_of(shards.kept, 'shard')} finished"
-            if shards.kept
-            else f"note: no finished shard in {progress} to resume from: starting from scratch"
-        )
-    return shards
-
-
 def _tokenize(
     source: _Text,
     vocabulary: Vocabulary,
     selected: Callable[[], Backend],
-    output: _Output | None,
+    output: TokenOutput | None,
     job: PartJob,
     report: Reporter,
     growth: Growth,
@@ -384,6 +312,8 @@ def _tokenize(
                 f"format {output.format} has no place for what the assistant wrote: use --format "
                 "bin and a file to keep it"
             )
+    if source.chunk:
+        encoder = Chunks(encoder, *source.chunk, spans_without(vocabulary, added))
     if most:
         encoder = FirstTokens(encoder, most, spans_without(vocabulary, added))
 
@@ -391,10 +321,13 @@ def _tokenize(
         report.line(f"nothing is left to do: all shards of {output.name} are finished")
         return finished | {"fingerprint": vocabulary.fingerprint}
     with Corpus(source.files, source.options) as text:
-        opened = partial(_open_sinks, output, vocabulary, added, key, report) if output else None
+        owners = owners_by_file(text, source.splits) if source.splits else None
+        opened = (
+            partial(open_sinks, output, vocabulary, added, key, report, owners) if output else None
+        )
         summary = _encode(text, encoder, opened, report, growth)
     summary |= {"fingerprint": vocabulary.fingerprint, "device": backend.description}
-    if masking and not most:
+    if masking and encoder is masking:
         summary["assistant_tokens"] = masking.counted
     if backend.shares:
         summary["text_bytes_by_device"] = backend.shares
@@ -441,7 +374,7 @@ def _encode(
     finally:
         report.close()
     seconds = time.perf_counter() - start
-    taken = encoder if isinstance(encoder, FirstTokens) else text
+    taken = encoder if isinstance(encoder, (FirstTokens, Chunks)) else text
     return {
         "tokens": tokens,
         "text_bytes": taken.text_bytes,
@@ -471,4 +404,7 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
         tokens = number_of(part["tokens"], "token")
         report.line(f"{name}: {tokens} in {number_of(part['documents'], 'document')}")
         if not part["documents"]:
-            report.note(f"no document fell to {name}: give a larger share, or --line-documents")
+            report.note(
+                f"no document fell to {name}: give a larger share, make documents of lines "
+                "(--line-documents), or cut the text where it is (--split-by position)"
+            )

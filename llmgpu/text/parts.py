@@ -7,6 +7,7 @@
 - Where documents need not stay whole, as in counting words, a text is cut inside of them: where
   `CutText` says.
 - Where a file is cut depends on its bytes alone, so parts that are read elsewhere agree.
+- A corpus may also be cut in ranges of other shares, one after the other (`split_by_position`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 from llmgpu.errors import InputError
@@ -104,17 +106,67 @@ def take_part(
     return sources._replace(files=[*_files_of(sources, part, options, cut_text)])
 
 
-def _files_of(
-    sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None
-) -> Iterator[Source]:
+def split_by_position(
+    sources: Sources, shares: Mapping[str, float], options: CorpusOptions
+) -> tuple[Sources, list[int]]:
+    """Return sources cut into ranges, the last ones by their shares, and where these begin.
+
+    A file that is text is cut before the first line that begins in the next range, and what follows
+    is a document of its own.
+
+    Returns the files of all ranges, and the index in them of the first file of each of `shares`.
+
+    Raises InputError for a pipe, a limit, separators, or if a range gets no text.
+    """
+    if options.limit is not None or options.separators:
+        raise InputError("a text with a limit or separators can't be split by position")
+    total = _require_files(sources, "a split by position")
+    rest = 1 - sum(shares.values())
+    edges = [0.0, *accumulate([rest, *shares.values()])]
+    bounds = [round(total * edge) for edge in edges[:-1]] + [total]
+    files: list[Source] = []
+    firsts = []
+    for name, (low, high) in zip(["", *shares], pairwise(bounds), strict=True):
+        found = [*_files_between(sources, low, high, high == total, options, _next_line)]
+        if not found:
+            what = f"the split {name}" if name else "what is left"
+            raise InputError(
+                f"{what} gets no text: a file is cut between lines, a compressed one not at all; "
+                "give another share"
+            )
+        firsts.append(len(files))
+        files += [replace(source, continues=False) for source in found]
+    return sources._replace(files=files), firsts[1:]
+
+
+def _require_files(sources: Sources, what: str) -> int:
+    """Return the bytes of all sources; InputError if one is not a file."""
     total = sources.total_bytes
     pipes = (source.path for source in sources.files if source.length is None)
     for path in [*pipes, *(source.path for source in sources.files)]:
         if total is None or path == STANDARD_INPUT:
-            raise InputError(f"--part needs files, not {path}: it can't be cut")
+            raise InputError(f"{what} needs files, not {path}: it can't be cut")
     assert total is not None
-    low, high = part.range_of(total)
-    is_last = part.number == part.count
+    return total
+
+
+def _files_of(
+    sources: Sources, part: Part, options: CorpusOptions, cut_text: CutText | None
+) -> Iterator[Source]:
+    low, high = part.range_of(_require_files(sources, "--part"))
+    yield from _files_between(sources, low, high, part.number == part.count, options, cut_text)
+
+
+def _files_between(
+    sources: Sources,
+    low: int,
+    high: int,
+    is_last: bool,
+    options: CorpusOptions,
+    cut_text: CutText | None,
+) -> Iterator[Source]:
+    """Yield what begins in a range of the bytes of all files; is_last: no range follows."""
+    total = sources.total_bytes
     begin = 0
     for source in sources.files:
         size = source.length or 0

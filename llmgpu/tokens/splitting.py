@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, new_ids
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.text.corpus import TextSource
+from llmgpu.text.corpus import Corpus, TextSource
 from llmgpu.tokens.sinks import TokenSink
 
 _PIECE_IDS = 1 << 20
@@ -62,29 +62,55 @@ def split_name(output: str, split: str) -> str:
     return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
 
 
+# Returns the number of the sink that each document goes to, int64 (n,), given the numbers of the
+# documents, uint64 (n,).
+Owners = Callable[[NDArray[np.uint64]], NDArray[np.int64]]
+
+
+def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
+    """Give each sink but the first a share of the documents, drawn by a seed, and it the rest.
+
+    shares: of the sinks after the first, above 0; less than 1 in all. seed: 0 or more.
+    """
+    edges = np.cumsum(shares)
+
+    def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+        drawn = np.searchsorted(edges, uniform(seed, numbers), side="right") + 1
+        drawn[drawn > len(edges)] = 0
+        return drawn
+
+    return owners
+
+
+def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
+    """Give each sink but the first the documents from one of the files of a corpus on.
+
+    firsts: indices of these files, ascending.
+    """
+
+    def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+        begun = [text.begun[first].documents for first in firsts if first < len(text.begun)]
+        return np.searchsorted(np.array(begun, np.uint64), numbers, side="right")
+
+    return owners
+
+
 class SplitSink(TokenSink):
     """Divides documents among several sinks.
 
-    Which one a document goes to is drawn by the seed and the number of the document alone: it does
-    not depend on slices or devices.
+    Which one a document goes to depends on its number alone, not on slices or devices.
     """
 
     def __init__(
         self,
         sinks: Sequence[TokenSink],
-        shares: Sequence[float],
-        seed: int,
+        owners: Owners,
         spans: NDArray[np.int64],
     ) -> None:
-        """Give each sink but the first a share of the documents, and the first the rest.
-
-        shares: of the sinks after the first, above 0; less than 1 in all. seed: 0 or more.
-        spans: bytes of text of each id.
-        """
+        """Give documents to the sinks that `owners` says. spans: bytes of text of each id."""
         super().__init__()
         self.sinks = sinks
-        self._edges = np.cumsum(shares)
-        self._seed = seed
+        self._owners = owners
         self._spans = spans
         self._open = 0  # the sink of the document that the next ids belong to
 
@@ -92,8 +118,7 @@ class SplitSink(TokenSink):
         """Write the next ids, see `TokenSink.write`."""
         starts, size = piece.document_starts, len(piece.ids)
         numbers = np.arange(self.documents, self.documents + len(starts), dtype=np.uint64)
-        drawn = np.searchsorted(self._edges, uniform(self._seed, numbers), side="right") + 1
-        drawn[drawn > len(self._edges)] = 0
+        drawn = self._owners(numbers)
         owners = np.concatenate([[self._open], drawn])
         of_id = np.repeat(owners, np.diff(np.concatenate([[0], starts, [size]])))
         self._open = int(owners[-1])

@@ -146,3 +146,43 @@ def test_documents_in_another_order(llmgpu: Run, corpus: Path, vocab: Path) -> N
     ]
     fails(llmgpu(*ENCODE, "--shuffle", "--count"), 2, "--shuffle can't be combined")
     assert not list(corpus.parent.glob("tmp*"))
+
+
+def test_a_split_by_position_is_that_of_nanogpt(
+    llmgpu: Run, corpus: Path, vocab: Path, corpus_text: bytes
+) -> None:
+    """Both files are what tokenizing the two parts of the text gives."""
+    nano = (*ENCODE, "-o", "train.bin", "--split", "val=10%", "--split-by", "position")
+    done = llmgpu(*nano, "--layout", "nanogpt", "--json")
+    assert done.returncode == 0, done.stderr
+    cut = corpus_text.index(b"\n", round(len(corpus_text) * 0.9) - 1) + 1
+    tokenizer = Tokenizer.load(vocab, "cpu")
+    for name, text in (("train.bin", corpus_text[:cut]), ("val.bin", corpus_text[cut:])):
+        ids = np.fromfile(corpus.parent / name, np.uint16)
+        assert ids.tolist() == tokenizer.encode(text).tolist() and len(ids)
+    shards = (*nano, "--shard-tokens", "300")
+    assert llmgpu(*shards, "--force").returncode == 0
+    done = llmgpu(*shards, "--resume")
+    assert b"all shards of train.bin are finished" in done.stderr, done.stderr
+    fails(llmgpu(*shards, "--resume", "--limit", "9"), 1, "can't be split by position")
+    for options in (("--shuffle",), ("--seed", "2"), ("--max-tokens", "9"), ("--part", "1/2")):
+        fails(llmgpu(*nano, *options), 2, "which keeps the order")
+    fails(llmgpu(*ENCODE, "--split-by", "position"), 2, "--split-by needs --split")
+
+
+def test_one_document_falls_to_one_file(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    done = llmgpu(*ENCODE, "-o", "t.bin", "--split", "val=0.1")
+    assert b"no document fell to t-val.bin" in done.stderr and b"--split-by position" in done.stderr
+
+
+def test_chunks(llmgpu: Run, corpus: Path, vocab: Path, corpus_text: bytes) -> None:
+    chunked = (*ENCODE, "--chunk-tokens", "100", "--overlap", "20", "--eos", "0")
+    done = llmgpu(*chunked, "-o", "c.jsonl", "--json")
+    ids = [*Tokenizer.load(vocab, "cpu").encode(corpus_text).tolist(), 0]
+    lines = (corpus.parent / "c.jsonl").read_text().splitlines()
+    chunks = [json.loads(line)["ids"] for line in lines]
+    assert chunks == [ids[begin : begin + 100] for begin in range(0, len(ids) - 20, 80)]
+    assert json.loads(done.stdout)["documents"] == len(chunks)
+    assert json.loads(done.stdout)["tokens"] == sum(map(len, chunks))
+    fails(llmgpu(*ENCODE, "--overlap", "3"), 2, "--overlap needs --chunk-tokens N")
+    fails(llmgpu(*ENCODE, "--overlap", "3", "--chunk-tokens", "3"), 2, "has to be below")

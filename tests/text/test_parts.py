@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.parts import CutText, Part, part_from_environment, take_part
+from llmgpu.text.parts import CutText, Part, part_from_environment, split_by_position, take_part
 from llmgpu.text.sources import resolve_sources
 from tests.text.reading import read_documents, write
 
@@ -187,3 +187,42 @@ def test_parts_of_the_environment(environment: dict[str, str], part: str) -> Non
 def test_environments_that_name_no_part(environment: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         part_from_environment(environment)
+
+
+def test_a_split_by_position(tmp_path: Path) -> None:
+    """Ranges of bytes, each from the first line that begins in it; together they are the text."""
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    (tmp_path / "a.txt").write_bytes(lines)
+    (tmp_path / "b.txt").write_bytes(b"the end")
+    (tmp_path / "c.jsonl").write_bytes(b'{"text": "x"}\n' * 20)
+    names = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.jsonl")]
+    sources = resolve_sources(names)
+    options = CorpusOptions()
+    found, firsts = split_by_position(sources, {"test": 0.5, "val": 0.25}, options)
+    assert len(firsts) == 2 and 0 < firsts[0] < firsts[1] < len(found.files)
+    texts = [text_of(Corpus(found._replace(files=[file]), options)) for file in found.files]
+    assert b"".join(texts) == lines + b"the end" + b"x" * 20
+    begins = [found.files[first].begin for first in firsts]
+    assert lines[begins[0] - 1 : begins[0]] == b"\n"
+    assert not any(file.continues for file in found.files)
+    documents = documents_of([Corpus(found, options)], 99)
+    assert len(documents) == 2 + 20 + 1
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "message"),
+    [
+        ({"val": 0.1}, CorpusOptions(limit=9), "limit or separators"),
+        ({"val": 0.1}, CorpusOptions(separators=(b"x",)), "limit or separators"),
+        ({"val": 0.0001}, CorpusOptions(), "the split val gets no text"),
+        ({"val": 0.9999}, CorpusOptions(), "what is left gets no text"),
+    ],
+)
+def test_a_split_by_position_that_can_not_be(
+    tmp_path: Path, shares: dict[str, float], options: CorpusOptions, message: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\n")
+    with pytest.raises(InputError, match=message):
+        split_by_position(resolve_sources([str(tmp_path / "a.txt")]), shares, options)
+    with pytest.raises(InputError, match="needs files, not -"):
+        split_by_position(resolve_sources(["-"]), {"val": 0.1}, CorpusOptions())

@@ -22,6 +22,7 @@ from llmgpu.tokens.splitting import (
     ShuffledSink,
     SplitSink,
     check_shares,
+    drawn_owners,
     spans_without,
     split_name,
     uniform,
@@ -95,7 +96,7 @@ def test_documents_go_where_their_number_says(slice_bytes: int) -> None:
         expected[part].append(ids)
     sinks = [Kept(), Kept(), Kept()]
     encoder = open_encoder(vocabulary(), NUMPY, slice_bytes)
-    with SplitSink(sinks, [0.2, 0.1], 7, spans_without(vocabulary(), ())) as split:
+    with SplitSink(sinks, drawn_owners([0.2, 0.1], 7), spans_without(vocabulary(), ())) as split:
         encode_into(split, encoder, corpus_from_bytes(documents), no_progress)
     assert [sink.found for sink in sinks] == expected
     assert [sink.ended for sink in sinks] == ["closed"] * 3
@@ -105,11 +106,14 @@ def test_documents_go_where_their_number_says(slice_bytes: int) -> None:
 
 def test_a_sink_that_fails_takes_those_after_it_along() -> None:
     sinks = [Kept(), Kept(fails=True), Kept()]
-    split = SplitSink(sinks, [0.1, 0.1], 0, np.ones(300, np.int64))
+    split = SplitSink(sinks, drawn_owners([0.1, 0.1], 0), np.ones(300, np.int64))
     with pytest.raises(OutputError), split:
         pass
     assert [sink.ended for sink in sinks] == ["closed", "", "aborted"]
-    with pytest.raises(KeyError), SplitSink(sinks, [0.1, 0.1], 0, np.ones(300, np.int64)):
+    with (
+        pytest.raises(KeyError),
+        SplitSink(sinks, drawn_owners([0.1, 0.1], 0), np.ones(300, np.int64)),
+    ):
         raise KeyError
     assert [sink.ended for sink in sinks] == ["aborted"] * 3
 

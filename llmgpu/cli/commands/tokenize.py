@@ -85,6 +85,28 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     "val=0.01, 1% of them into OUT-val.bin (val.bin beside train.bin). Repeatable.",
 )
 @click.option(
+    "--split-by",
+    type=click.Choice(["documents", "position"]),
+    default="documents",
+    show_default=True,
+    help="Draw the documents of --split, or cut the text: with val=0.1, its last tenth, from the "
+    "first line there on. For a text in one file.",
+)
+@click.option(
+    "--chunk-tokens",
+    type=TokenCount(),
+    metavar="N",
+    help="Cut documents into chunks of N tokens, which are documents of their own then.",
+)
+@click.option(
+    "--overlap",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Begin each chunk with the last K tokens of the one before.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     metavar="N",
@@ -126,6 +148,8 @@ def tokenize(**options: Any) -> None:
       llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
       llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
       llmgpu tokenize --vocab v.bin docs.jsonl -o train.bin --split val=0.01
+      llmgpu tokenize --vocab v.bin input.txt -o train.bin --split val=0.1 --split-by position
+      llmgpu tokenize --vocab v.bin docs -o chunks.jsonl --chunk-tokens 512 --overlap 64
       llmgpu tokenize --vocab v.bin data -o o-%P.bin --shard-tokens 100M --part 3/8
       echo 'Hello world' | llmgpu tokenize --vocab v.bin --format tokens
       echo 'a line' | llmgpu tokenize --vocab v.bin
