@@ -8,7 +8,7 @@ installed and lists them, or else wgpu.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ class Backend:
     description: one line for messages.
     joining: waits for the device that helps the CPU from when it is open; returns the backend of
         the CPU alone where there is none. None if nothing joins.
+    others: the same for further devices, which join, too.
     join_from: bytes of text from which it is worth joining, if that is not known to be so already.
     shares: bytes of text worked on, by the description of who did, where a device may join.
     """
@@ -37,6 +38,7 @@ class Backend:
     device: Device | None
     description: str
     joining: Callable[[], Backend] | None = None
+    others: tuple[Callable[[], Backend], ...] = ()
     join_from: int = 0
     shares: dict[str, int] = field(default_factory=dict, compare=False)
 
@@ -52,6 +54,7 @@ class Backend:
 
 
 NUMPY = Backend(None, "the CPU")
+ALL = "all"
 
 
 def select_backend(
@@ -73,6 +76,8 @@ def select_backend(
     """
     if wanted == "cpu":
         return NUMPY
+    if wanted == ALL:
+        raise DeviceError("all devices together only tokenize and count tokens: choose one")
     from llmgpu.gpu import chosen_driver, has_dawn
 
     chosen = chosen_driver()
@@ -123,10 +128,13 @@ def start_selecting(
 
     text_bytes: how much text there is, None if that isn't known. least: bytes of text from which
         ``auto`` opens an adapter; the CPU is done with less before one is open.
-    joins: with ``auto``, select the CPU at once, which the device joins when it is open.
+    joins: with ``auto``, select the CPU at once, which the device joins when it is open. So do all
+        hardware adapters with ``all``, or all software adapters where there are none.
 
     Returns what waits for the backend, and raises what `select_backend` raises.
     """
+    if wanted == ALL and joins:
+        return _start_all(list_adapters())
     is_small = text_bytes is not None and text_bytes < least
     if wanted == "cpu" or (wanted == "auto" and is_small):
         return lambda: NUMPY
@@ -142,6 +150,25 @@ def start_selecting(
     if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
     return selecting.result
+
+
+def _start_all(adapters: Sequence[AdapterInfo]) -> Callable[[], Backend]:
+    """Open adapters of the best kind there is, in a thread each; they join the CPU."""
+    from llmgpu.gpu import Device
+
+    chosen = [info for info in adapters if info.is_software == adapters[0].is_software]
+    if not chosen:
+        return lambda: NUMPY
+
+    def open_adapter(adapter: AdapterInfo) -> Backend:
+        return Backend(Device(adapter), str(adapter))
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    threads = ThreadPoolExecutor(len(chosen), thread_name_prefix="llmgpu-open")
+    first, *others = [threads.submit(open_adapter, info).result for info in chosen]
+    threads.shutdown(wait=False)
+    return lambda: Backend(None, NUMPY.description, joining=first, others=tuple(others))
 
 
 def list_adapters() -> list[AdapterInfo]:

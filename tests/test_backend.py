@@ -73,3 +73,8 @@ def test_the_size_in_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch
     assert gpu_from(100) == 100
     monkeypatch.setenv("LLMGPU_GPU_FROM", "2MB")
     assert gpu_from(100) == 2_000_000
+
+
+def test_all_devices_are_not_one() -> None:
+    with pytest.raises(DeviceError, match="all devices together only tokenize and count tokens"):
+        start_selecting("all")()

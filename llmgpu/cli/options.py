@@ -322,7 +322,8 @@ def device_option(command: Decorated) -> Decorated:
         metavar="auto|cpu|gpu|NAME[:N]",
         help="Compute on the CPU (cpu), on the best adapter (gpu), on the adapter whose "
         "name contains NAME, or on the fastest of these for the work (auto). gpu:1 and NAME:1 are "
-        "the second such adapter. Also LLMGPU_DEVICE.",
+        "the second such adapter; all are the CPU and every GPU together (tokenize, count). Also "
+        "LLMGPU_DEVICE.",
     )(command)
 
 

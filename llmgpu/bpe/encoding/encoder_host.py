@@ -106,16 +106,16 @@ class _Memory:
 class Task:
     """The work on one slice: its ids, or the error in their place, once they are there.
 
-    is_elsewhere: no thread of `Workers` encodes the slice.
+    device: number of the helper that encodes the slice, from 1; 0: a thread of `Workers`.
     memory: which the ids are in, if it is to be used again.
     allocate: of a slice that is encoded elsewhere, for ids that are written where they are used; it
         is known once the ids of all earlier slices are used.
     number: of the slice, from 0.
     """
 
-    def __init__(self, memory: _Memory | None = None) -> None:
+    def __init__(self, memory: _Memory | None = None, device: int = 0) -> None:
         self.encoded: Future[EncodedSlice] = Future()
-        self.is_elsewhere = memory is None
+        self.device = device
         self.memory = memory
         self.allocate: Future[Allocate] = Future()
         self.number = 0
@@ -149,20 +149,20 @@ class Workers:
         self._ended = False
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
-        self._helper: Callable[[], None] | None = None
-        self._helper_from = self._read_bytes = 0
+        self._helpers: list[Callable[[], None]] = []
+        self._helpers_from = self._read_bytes = 0
         self._collected = collected
         self._placing = threading.Lock()
         self._unplaced: dict[int, tuple[Task, EncodedSlice]] = {}
         self._placed = 0  # slices
         self._place = 0 if collected is None else len(collected)
 
-    def expect_help(self, helper: Callable[[], None], nbytes: int) -> None:
-        """Call `helper` in a thread of its own when `nbytes` of text were read.
+    def expect_help(self, helpers: Sequence[Callable[[], None]], nbytes: int) -> None:
+        """Call `helpers` in a thread each when `nbytes` of text were read.
 
-        It takes slices with `read`.
+        They take slices with `read`.
         """
-        self._helper, self._helper_from = helper, nbytes
+        self._helpers, self._helpers_from = list(helpers), nbytes
 
     def _start_thread(self) -> None:
         self._idle.put(_Memory(self._slice_bytes))
@@ -171,8 +171,8 @@ class Workers:
         thread.start()
         self._threads.append(thread)  # only now: an interrupt may come in between
 
-    def results(self, allocate: Allocate) -> Iterator[tuple[EncodedSlice, bool]]:
-        """Yield the ids of all slices in order, and whether they were encoded elsewhere.
+    def results(self, allocate: Allocate) -> Iterator[tuple[EncodedSlice, int]]:
+        """Yield the ids of all slices in order, and the `Task.device` that encoded them.
 
         A thread is started when there is a slice for the one before.
 
@@ -186,9 +186,9 @@ class Workers:
             task.allocate.set_result(allocate)
             encoded = task.encoded.result()
             if task.memory is None:
-                yield encoded, task.is_elsewhere
+                yield encoded, task.device
             else:
-                yield _settled(encoded, allocate), task.is_elsewhere
+                yield _settled(encoded, allocate), task.device
                 self._idle.put(task.memory)
 
     def stop(self) -> None:
@@ -278,15 +278,15 @@ class Workers:
             self._try_to_start_more()
         except (MemoryError, RuntimeError):  # RuntimeError: the system has no thread
             self._most_threads = len(self._threads)
-            self._helper = None
+            self._helpers.clear()
 
     def _try_to_start_more(self) -> None:
         if len(self._threads) < self._most_threads:
             self._start_thread()
-        if self._helper is not None and self._read_bytes >= self._helper_from:
+        while self._helpers and self._read_bytes >= self._helpers_from:
             # Not a daemon: the process may not end while it is in a driver.
-            threading.Thread(target=self._helper, name="llmgpu-help").start()
-            self._helper = None
+            threading.Thread(target=self._helpers[0], name="llmgpu-help").start()
+            del self._helpers[0]
 
 
 def _settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:

@@ -1,8 +1,8 @@
-"""Encoding on the host and on a device together: both take slices from one text.
+"""Encoding on the host and on devices together: all take slices from one text.
 
-The host's threads start at once; the device joins them when it is open, if there is text left. The
-ids are taken in the order of the text, so they don't depend on who encoded what. A device that
-fails gives its slices back to the host.
+The host's threads start at once; a device joins them when it is open, if there is text left. Each
+has a word table of its own. The ids are taken in the order of the text, so they don't depend on who
+encoded what. A device that fails gives its slices back to the host.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import closing
 from dataclasses import replace
@@ -41,26 +41,26 @@ class DeviceSlices(Protocol):
 
 # Opens a device for encoding; None where there is none. It is called in a thread.
 OpenDevice = Callable[[], DeviceSlices | None]
-# Takes how many bytes of text were encoded, and whether on the device.
-OnShare = Callable[[int, bool], None]
+# Takes how many bytes of text were encoded, and on which device, from 1; 0 is the host.
+OnShare = Callable[[int, int], None]
 
 
 class SharedEncoder:
-    """Encodes texts on the host and on a device, with one vocabulary, one text at a time."""
+    """Encodes texts on the host and on devices, with one vocabulary, one text at a time."""
 
     def __init__(
         self,
         host: HostEncoder,
-        open_device: OpenDevice,
+        open_devices: Sequence[OpenDevice],
         on_share: OnShare,
         join_from: int = 0,
     ) -> None:
-        """Encode with the threads of `host` and with what `open_device` returns.
+        """Encode with the threads of `host` and with what `open_devices` return.
 
-        join_from: bytes of a text that are read before the device is opened.
+        join_from: bytes of a text that are read before the devices are opened.
         """
         self._host = host
-        self._open_device, self._on_share = open_device, on_share
+        self._open_devices, self._on_share = open_devices, on_share
         self._join_from = join_from
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -68,19 +68,24 @@ class SharedEncoder:
         host = self._host
         reader = SliceReader(source, host.pattern)
         workers = Workers(reader, host.slices, host.slice_bytes, host.threads)
-        share = _DeviceShare(workers)
-        workers.expect_help(partial(self._work_on_device, share), self._join_from)
+        shares = [_DeviceShare(workers, number + 1) for number in range(len(self._open_devices))]
+        helpers = [
+            partial(self._work_on_device, share, open_device)
+            for share, open_device in zip(shares, self._open_devices, strict=True)
+        ]
+        workers.expect_help(helpers, self._join_from)
         try:
-            for encoded, on_device in workers.results(allocate):
-                self._on_share(encoded.text_bytes, on_device)
+            for encoded, device in workers.results(allocate):
+                self._on_share(encoded.text_bytes, device)
                 yield encoded
         finally:
             workers.stop()
-            share.cancel()
+            for share in shares:
+                share.cancel()
 
-    def _work_on_device(self, share: _DeviceShare) -> None:
+    def _work_on_device(self, share: _DeviceShare, open_device: OpenDevice) -> None:
         try:
-            device = None if share.is_closed else self._open_device()
+            device = None if share.is_closed else open_device()
             if device is None:
                 return
             with closing(device.encode_slices(share, share.allocate)) as slices:
@@ -106,14 +111,14 @@ class SharedEncoder:
 
 
 class _DeviceShare:
-    """The slices that the device takes, kept until it has encoded them.
+    """The slices that a device takes, kept until it has encoded them.
 
     is_closed: the device gets no more of them.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        """Take slices from those of `workers`."""
-        self._workers = workers
+    def __init__(self, workers: Workers, number: int) -> None:
+        """Take slices from those of `workers`; number: of the device, from 1."""
+        self._workers, self._number = workers, number
         self._kept: deque[tuple[Task, Slice]] = deque()
         self._spare: list[NDArray[np.uint8]] = []  # memory of slices that are done
         self._lock = threading.Lock()
@@ -127,7 +132,7 @@ class _DeviceShare:
         with self._lock:
             memory = self._memory(len(buffer))
             while not self.is_closed:
-                task = Task()
+                task = Task(device=self._number)
                 piece = self._workers.read(memory, task)
                 if piece is None:
                     break

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from llmgpu.backend import Backend
@@ -94,22 +95,22 @@ def open_host_encoder(
 def _open_shared_encoder(
     vocabulary: Vocabulary, backend: Backend, slice_bytes: int | None, threads: int | None
 ) -> SharedEncoder:
-    """Return an encoder on the host that the device which joins `backend` helps."""
+    """Return an encoder on the host that the devices which join `backend` help."""
     assert backend.joining is not None
-    joined = cache(backend.joining)
+    joined = [cache(joining) for joining in (backend.joining, *backend.others)]
 
-    @cache
-    def open_device() -> GpuEncoder | None:
-        device = joined().device
+    def open_device(joining: Callable[[], Backend]) -> GpuEncoder | None:
+        device = joining().device
         if device is None:
             return None
         from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
         return GpuEncoder(device, vocabulary)
 
-    def on_share(text_bytes: int, on_device: bool) -> None:
-        name = joined().description if on_device else backend.description
+    def on_share(text_bytes: int, device: int) -> None:
+        name = joined[device - 1]().description if device else backend.description
         backend.shares[name] = backend.shares.get(name, 0) + text_bytes
 
     host = open_host_encoder(vocabulary, slice_bytes, threads)
-    return SharedEncoder(host, open_device, on_share, join_from=backend.join_from)
+    devices = [cache(partial(open_device, joining)) for joining in joined]
+    return SharedEncoder(host, devices, on_share, join_from=backend.join_from)

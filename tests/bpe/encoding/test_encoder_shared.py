@@ -6,7 +6,9 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Generator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -93,7 +95,7 @@ def shared(
         encoder = GpuEncoder(device, vocabulary, 4096)
         return DelayedDevice(encoder, Delays(seed + 100, 0.01), fail_after)
 
-    return SharedEncoder(host, open_device, shares), shares
+    return SharedEncoder(host, [open_device], shares), shares
 
 
 def documents(seed: int) -> list[bytes]:
@@ -111,6 +113,31 @@ def test_ids_do_not_depend_on_who_encodes_what(device: Device, seed: int) -> Non
     assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
     assert min(shares.text_bytes.values()) > 0
     assert sum(shares.text_bytes.values()) == sum(map(len, texts))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_several_devices_take_slices_of_one_text(
+    device: Device, portable_device: Device, seed: int
+) -> None:
+    """Each has a word table of its own; one of them fails in the middle."""
+    texts = documents(seed)
+    vocabulary = train(texts[0])
+    host = open_host_encoder(vocabulary, 2048, threads=1)
+    host.slices = DelayedHost(host, Delays(seed, 0.02))
+    shares: Counter[int] = Counter()
+
+    def open_device(number: int) -> DeviceSlices:
+        encoder = GpuEncoder((device, portable_device)[number - 1], vocabulary, 2048)
+        fails = 4 if seed == number == 2 else None
+        return DelayedDevice(encoder, Delays(seed + number, 0.01), fails)
+
+    def on_share(text_bytes: int, number: int) -> None:
+        shares[number] += text_bytes
+
+    opens = [partial(open_device, number) for number in (1, 2)]
+    ids = encode(SharedEncoder(host, opens, on_share), texts)
+    assert ids == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert sorted(shares) == [0, 1, 2] and shares.total() == sum(map(len, texts))
 
 
 def test_ids_are_put_where_the_caller_says(device: Device) -> None:
@@ -148,7 +175,7 @@ def test_a_device_that_does_not_open_leaves_all_to_the_host(
     def refuse() -> DeviceSlices:
         raise DeviceError("no such device")
 
-    assert encode(SharedEncoder(host, refuse, Shares()), texts) == encode(host, texts)
+    assert encode(SharedEncoder(host, [refuse], Shares()), texts) == encode(host, texts)
     assert caplog.messages == ["no such device; the CPU does the rest"]
 
 
@@ -193,6 +220,6 @@ def test_a_device_is_opened_once_there_is_text_enough(
         return GpuEncoder(device, vocabulary, 4096)
 
     host = open_host_encoder(vocabulary, 2048, threads=2)
-    encoder = SharedEncoder(host, open_device, Shares(), join_from)
+    encoder = SharedEncoder(host, [open_device], Shares(), join_from)
     assert encode(encoder, texts) == encode(host, texts)
     assert len(opens) == opened
