@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 import llmgpu
 from llmgpu import Tokenizer, count_words, merge_counts, tokenize_part
+from llmgpu.bpe.words.counts_file import load_counts, save_counts
+from llmgpu.bpe.words.distinct_words import WordCounts, words_of
 from llmgpu.cli import cli
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text.corpus import CorpusOptions
@@ -143,3 +145,23 @@ def test_a_part_does_not_replace_another(corpus: str) -> None:
     own(part=(1, 3))
     with pytest.raises(OutputError, match=r"t.json lists part '1/3', which part 2/3 would replace"):
         own(part=(2, 3))
+
+
+def test_counts_beyond_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 32 bits, the sums of the first word would be those of the rarest."""
+    monkeypatch.chdir(tmp_path)
+    half = (1 << 31) + 1
+    words = words_of({b"ab": half, b"cd": 1000, b"ef": (1 << 40) + 7, b"ef cd": 2})
+    save_counts("c.counts", WordCounts(words, 3, "class"))
+    merge_counts(["c.counts", "c.counts"], "two.counts", weights=[1, 1])
+    merge_counts(["c.counts"], "two.parquet", weights=[2])
+    for name in ("two.counts", "two.parquet"):
+        read = load_counts(name, "class")
+        assert {read.words.spell(k): int(n) for k, n in enumerate(read.words.counts)} == {
+            b"ab": 2 * half,
+            b"cd": 2000,
+            b"ef": (1 << 41) + 14,
+            b"ef cd": 4,
+        }
+    trained = Tokenizer.train(counts=["c.counts", "c.counts"], vocab_size=259, device="cpu")
+    assert [trained.id_to_token(k) for k in (256, 257, 258)] == ["ef", "ab", "cd"]

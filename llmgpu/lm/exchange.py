@@ -23,8 +23,8 @@ from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.processors import usable_processors
 
-BUCKET = 1 << 22  # numbers
-AHEAD = 4  # buckets that are being read while one is added up
+BUCKET = 1 << 23  # numbers
+AHEAD = 3  # buckets that are being read while one is added up
 _START = 64  # a part of a tensor starts at a multiple of so many numbers, 256 bytes
 _BLOCK = 1 << 16  # numbers that are added up at a time, which fit in a cache
 _TOKEN = 16  # bytes that tell a worker's memory from any other

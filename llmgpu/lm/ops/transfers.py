@@ -18,7 +18,7 @@ from llmgpu.lm.ops.tensor import FloatArray, Tensor
 if TYPE_CHECKING:
     from llmgpu.gpu import Device, Download, Staging
 
-STAGED = 6  # uploads whose memory the device may still read
+STAGED = 5  # uploads whose memory the device may still read
 
 
 class Transfers(ABC):
