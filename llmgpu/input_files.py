@@ -32,6 +32,7 @@ MAX_BYTES = {
     "side file": 1 << 32,  # it lists the documents
     "training log": 1 << 30,
     "log of merges": 1 << 30,
+    "file of prompts": 1 << 28,
 }
 _LONG_TEXT = ("description of a run", "list of shards", "side file", "training log")
 

@@ -1,22 +1,30 @@
-"""What ``llmgpu generate`` does: continue a prompt with a trained model."""
+"""What ``llmgpu generate`` does: continue a prompt, or many, with a trained model."""
 
 from __future__ import annotations
 
 import codecs
 import sys
 import time
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator
 from typing import Any
 
+import click
+
 from llmgpu.backend import select_backend
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
+from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import READING_INPUT
+from llmgpu.cli.prompts import (
+    Continuation,
+    Prompt,
+    continue_prompts,
+    prompt_ids,
+    read_prompts,
+)
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.checkpoints.pretrained import SavedModel
-from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generating.generator import Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.backends import open_operations
@@ -28,7 +36,11 @@ from llmgpu.tokenizer import Tokenizer
 def generate(
     run: str,
     prompt: str | None,
+    prompts: str | None,
+    prompt_field: str | None,
+    batch_size: int,
     max_new_tokens: int,
+    stop: tuple[str, ...],
     ignore_eos: bool,
     device: str,
     as_json: bool,
@@ -36,47 +48,64 @@ def generate(
     debug: bool,
     **sampling: Any,
 ) -> None:
-    """Continue a prompt with the model in FOLDER: of a run, a checkpoint or Hugging Face's kind."""
+    """Continue prompts with the model in FOLDER: of a run, a checkpoint or Hugging Face's kind."""
     report = Reporter(quiet=quiet)
-    sampler = Sampler(SamplingOptions(**sampling))
-    checkpoint = open_model(run, report.note)
-    vocabulary = checkpoint.vocabulary
-    if prompt == STANDARD_INPUT:
-        prompt = _piped_prompt(report)
-    ids = _prompt_ids(prompt, checkpoint)
+    options = SamplingOptions(**sampling)
+    if "" in stop:
+        raise click.UsageError("--stop is empty, so nothing would be generated")
+    if prompts is None:
+        refuse_given(("prompt_field", "batch_size"), "is for --prompts")
+        texts = [Prompt(_single_prompt(prompt, report), {})]
+    elif prompt is not None:
+        raise click.UsageError("give --prompt or --prompts, not both")
+    else:
+        if prompts == STANDARD_INPUT:
+            report.line(READING_INPUT)
+        texts = read_prompts(prompts, prompt_field)
+    saved = open_model(run, report.note)
+    tokenizer = Tokenizer(saved.vocabulary, device="cpu")
+    wanted = [(each, prompt_ids(tokenizer, each.text, saved.eos_id)) for each in texts]
     backend = select_backend(device, matrices=True, note=report.note)
-    report.line(f"generating on {backend.description} with {checkpoint.folder}")
-    config = checkpoint.config.generating(len(ids) + max_new_tokens)
-    model = Model(open_operations(backend.device, fixed_products=True), config)
-    model.load(checkpoint.weights.__getitem__)
-    is_shown = is_terminal(sys.stdout)
-    start = time.perf_counter()
-    new: list[int] = []
-    stops = frozenset() if ignore_eos else checkpoint.stop_ids
-    generator = Generator(model, vocabulary.size)
-    continued = _until(stops, generator.generate(ids, max_new_tokens, sampler), new)
-    for text in _characters(prompt or "", _token_bytes(continued, vocabulary)):
-        print_result(printable(text, keep="\n\t") if is_shown else text, end="")
-    print_result("")
-    seconds = time.perf_counter() - start
-    report.line(
-        f"{number_of(len(new), 'token')} in {seconds:.2f} s, {len(new) / seconds:.1f} tokens/s"
+    report.line(f"generating on {backend.description} with {saved.folder}")
+    longest = max(len(ids) for _, ids in wanted)
+    model = Model(
+        open_operations(backend.device, fixed_products=True),
+        saved.config.generating(longest + max_new_tokens),
     )
-    if as_json:
-        print_json(
-            {
-                "prompt_ids": ids,
-                "ids": new,
-                "seconds": round(seconds, 3),
-                "device": backend.description,
-                "checkpoint": str(checkpoint.folder),
-            },
-            to_stderr=True,
+    model.load(saved.weights.__getitem__)
+    sequences = 1 if prompts is None else min(batch_size, len(wanted))
+    generator = Generator(model, saved.vocabulary.size, sequences)
+    stop_ids = frozenset() if ignore_eos else frozenset(saved.stop_ids)
+    stops = tuple(text.encode() for text in stop)
+    start = time.perf_counter()
+    if prompts is not None:
+        vocabulary = saved.vocabulary
+        count = continue_prompts(
+            generator, wanted, vocabulary, options, max_new_tokens, stop_ids, stops
         )
+        _report_rate(report, count, time.perf_counter() - start)
+        return
+    sampler = Sampler(options)
+    one, ids = Continuation(saved.vocabulary, stops, sampler), wanted[0][1]
+    sampler.see(ids)
+    request = Request(ids, max_new_tokens, sampler, stop_ids, one.add)
+    _print_text(texts[0].text, one, generator, request)
+    seconds = time.perf_counter() - start
+    _report_rate(report, len(one.ids), seconds)
+    if as_json:
+        facts = {"seconds": round(seconds, 3), "device": backend.description}
+        summary = {"prompt_ids": ids, **one.describe(max_new_tokens), **facts}
+        print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=True)
 
 
-def _piped_prompt(report: Reporter) -> str:
-    """Return what standard input has, without the line end at its end."""
+def _report_rate(report: Reporter, count: int, seconds: float) -> None:
+    report.line(f"{number_of(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
+
+
+def _single_prompt(prompt: str | None, report: Reporter) -> str:
+    """Return the prompt; that of a pipe without the line end at its end."""
+    if prompt != STANDARD_INPUT:
+        return prompt or ""
     report.line(READING_INPUT)
     if sys.stdin is None:
         raise InputError("can't read standard input: it is closed")
@@ -84,36 +113,22 @@ def _piped_prompt(report: Reporter) -> str:
         return decode_text(sys.stdin.buffer.read()).removesuffix("\n")
 
 
-def _prompt_ids(prompt: str | None, checkpoint: SavedModel) -> list[int]:
-    """Return the prompt's ids; without a prompt, the token between documents.
-
-    Raises:
-        InputError: there is neither a prompt nor such a token.
-    """
-    if prompt:
-        ids: list[int] = Tokenizer(checkpoint.vocabulary, device="cpu").encode(prompt).tolist()
-        return ids
-    if checkpoint.eos_id is None:
-        raise InputError("the model has no token between documents; give a --prompt")
-    return [checkpoint.eos_id]
+def _print_text(prompt: str, one: Continuation, generator: Generator, request: Request) -> None:
+    """Print the prompt, and the text as it is made."""
+    is_shown = is_terminal(sys.stdout)
+    for text in _characters(prompt, _pieces(one, generator, request)):
+        print_result(printable(text, keep="\n\t") if is_shown else text, end="")
+    print_result("")
 
 
-def _until(stops: Set[int], ids: Iterable[int], taken: list[int]) -> Iterator[int]:
-    """Yield ids up to one of `stops`, which is left out, and append them to `taken`."""
-    for token in ids:
-        if token in stops:
-            return
-        taken.append(token)
-        yield token
+def _pieces(one: Continuation, generator: Generator, request: Request) -> Iterator[bytes]:
+    """Yield the bytes of the text as they are certain."""
+    for _ in generator.continue_all([request]):
+        yield one.text.take()
+    yield one.text.take(last=True)
 
 
-def _token_bytes(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[bytes]:
-    """Yield the bytes of each id, none for an id that stands for nothing."""
-    for token in ids:
-        yield vocabulary.tokens[token]
-
-
-def _characters(prompt: str, pieces: Iterable[bytes]) -> Iterator[str]:
+def _characters(prompt: str, pieces: Iterator[bytes]) -> Iterator[str]:
     """Yield text once its characters are complete; invalid bytes become U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt

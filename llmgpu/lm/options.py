@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from llmgpu.errors import InputError
@@ -200,13 +200,16 @@ class SamplingOptions:
 
     temperature: divides the logits; 0 always takes the most likely id. top_k: sample from this many
     of the most likely ids, or from all if 0. top_p: sample from the most likely ids that together
-    have at least this probability (A. Holtzman et al., arXiv 1904.09751).
+    have at least this probability (A. Holtzman et al., arXiv 1904.09751). repetition_penalty: see
+    `llmgpu.lm.generating.sampling`; 1 for none. log_probabilities: whether to keep those of ids.
     """
 
     temperature: float = 0.8
     top_k: int = 200
     top_p: float = 1.0
     seed: int = 1337
+    repetition_penalty: float = 1.0
+    log_probabilities: bool = False
 
     def __post_init__(self) -> None:
         """Check each value."""
@@ -216,5 +219,13 @@ class SamplingOptions:
             raise InputError(f"top_k is {self.top_k}, it must be 0 (all) or more")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p is {self.top_p}, it must be above 0 and no more than 1")
+        if not 1 <= self.repetition_penalty < math.inf:
+            raise InputError(
+                f"repetition_penalty is {self.repetition_penalty}, it must be 1 (none) or more"
+            )
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"seed is {self.seed}, it must be from 0 to 2^63 - 1")
+
+    def numbered(self, number: int) -> SamplingOptions:
+        """Return the same options with the seed of one of several texts."""
+        return replace(self, seed=(self.seed + number) % (1 << 63))

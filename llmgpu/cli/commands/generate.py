@@ -29,8 +29,16 @@ def _sampling_options(command: Decorated) -> Decorated:
          "Sample from the most likely tokens that together reach this probability."),
         ("--seed", "seed", click.INT,
          "Seed of the sampling; the same seed repeats a text on the same device."),
+        ("--repetition-penalty", "repetition_penalty", click.FLOAT,
+         "Make tokens that came up less likely: 1.1 a little; 1: no penalty."),
     )  # fmt: skip
-    return add_options(command, options_of(SamplingOptions, table))
+    logprobs = click.option(
+        "--logprobs",
+        "log_probabilities",
+        is_flag=True,
+        help="Add the log-probability of each token to what --prompts or --json prints.",
+    )
+    return add_options(command, [*options_of(SamplingOptions, table), logprobs])
 
 
 @click.command()
@@ -48,6 +56,32 @@ def _sampling_options(command: Decorated) -> Decorated:
     show_default=True,
     help="Generate at most this many tokens.",
 )
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    help="Continue each line of FILE, or of standard input (-), or each object of a .jsonl file; "
+    "prints JSON lines.",
+)
+@click.option(
+    "--prompt-field",
+    type=TEXT,
+    metavar="NAME",
+    help="The prompts are JSON lines with this field.  [default: prompt, for .jsonl]",
+)
+@click.option(
+    "--batch-size",
+    type=COUNT,
+    default=8,
+    show_default=True,
+    help="Continue this many of --prompts at a time.",
+)
+@click.option(
+    "--stop",
+    type=TEXT,
+    multiple=True,
+    metavar="TEXT",
+    help="End before this text; may be given several times.",
+)
 @_sampling_options
 @click.option("--ignore-eos", is_flag=True, help="Continue after the token that ends a document.")
 @device_option
@@ -63,6 +97,7 @@ def generate(**options: Any) -> None:
       llmgpu generate run --prompt 'Once upon a time'
       llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
       llmgpu generate run/step-00000100 --top-k 0 --top-p 0.9 --seed 1
+      llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
     """
     from llmgpu.cli import generate
 

@@ -33,12 +33,16 @@ STEPS_SECONDS = 0.02  # aim for a submission
 
 @dataclass
 class Request:
-    """A prompt to be continued by `count` ids drawn by `sampler`, up to one of `stops`."""
+    """A prompt to be continued by `count` ids drawn by `sampler`, up to one of `stops`.
+
+    ends: called with each id; True makes it the last.
+    """
 
     prompt: Sequence[int]
     count: int
     sampler: Sampler
     stops: Set[int] = frozenset()
+    ends: Callable[[int], bool] = lambda token: False
 
 
 @dataclass
@@ -61,7 +65,7 @@ class _Sequence:
             self.left = 0
             return False
         self.ids.append(token)
-        self.left -= 1
+        self.left = 0 if self.request.ends(token) else self.left - 1
         return True
 
 

@@ -1,6 +1,12 @@
-"""Sampling an id from logits: temperature, top-k, top-p, and a seed that repeats the choice."""
+"""Sampling an id from logits: temperature, top-k, top-p, and a seed that repeats the choice.
+
+Ids that came up already may be made less likely: a logit above 0 is divided by the penalty, one
+below 0 is multiplied by it (N. S. Keskar et al., CTRL, arXiv 1909.05858).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,24 +15,56 @@ from llmgpu.lm.options import SamplingOptions
 
 
 class Sampler:
-    """Draws ids; two samplers with equal options draw alike from equal logits."""
+    """Draws ids; two samplers with equal options draw alike from equal logits.
+
+    log_probabilities: of the ids drawn, in nats, as the model has them, if they are asked for.
+    """
 
     def __init__(self, options: SamplingOptions) -> None:
         """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
+        self._seen: set[int] = set()
+        self.log_probabilities: list[float] = []
+
+    def see(self, ids: Iterable[int]) -> None:
+        """Take ids that came up before those that are drawn."""
+        self._seen.update(ids)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it always takes the likeliest id, the smallest of several."""
-        return self._options.temperature == 0
+        """Whether it does nothing but take the likeliest id, the smallest of several."""
+        options = self._options
+        return not (options.temperature or options.log_probabilities) and (
+            options.repetition_penalty == 1
+        )
 
     def draw(self, logits: NDArray[np.float32]) -> int:
         """Return an id drawn from logits (V,)."""
-        if self.is_greedy:
+        token = self._choose(self._penalised(logits))
+        self._seen.add(token)
+        if self._options.log_probabilities:
+            shifted = logits.astype(np.float64) - float(logits.max())
+            with np.errstate(under="ignore"):
+                total = float(np.log(np.exp(shifted).sum()))
+            self.log_probabilities.append(float(shifted[token]) - total)
+        return token
+
+    def _choose(self, logits: NDArray[np.float32]) -> int:
+        if self._options.temperature == 0:
             return int(np.argmax(logits))
         ids, probabilities = self.candidates(logits)
         return int(ids[self._random.choice(len(ids), p=probabilities)])
+
+    def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits with those of ids that came up lowered."""
+        penalty = np.float32(self._options.repetition_penalty)
+        if penalty == 1 or not self._seen:
+            return logits
+        seen = np.fromiter(self._seen, np.int64)
+        lowered = logits.copy()
+        lowered[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+        return lowered
 
     def candidates(
         self, logits: NDArray[np.float32]

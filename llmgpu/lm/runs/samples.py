@@ -23,7 +23,7 @@ class Samples:
         self._path, self._vocabulary = path, vocabulary
         self._prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
         self._stop = first
-        self._generator = Generator(model)
+        self._generator = Generator(model, vocabulary.size)
 
     def keep_up_to(self, step: int) -> None:
         """Remove the samples of later steps, which are taken again; OutputError if that fails."""

@@ -112,3 +112,25 @@ def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
     ids, probabilities = sampler(temperature=temperature, top_k=0).candidates(logits)
     assert ids.tolist() == [1, 2, 0]
     assert probabilities.tolist() == [1, 0, 0]
+
+
+def test_ids_that_came_up_are_less_likely() -> None:
+    logits = np.array([3.0, -2.0, 2.9, 1.0], np.float32)
+    sampler = Sampler(SamplingOptions(temperature=0, repetition_penalty=1.5))
+    assert not sampler.is_greedy
+    sampler.see([1])
+    drawn = [sampler.draw(logits) for _ in range(3)]
+    # 3 / 1.5 is below 2.9, then 2.9 / 1.5 below 2, and 0 is the likeliest again.
+    assert drawn == [0, 2, 0]
+    assert logits.tolist() == np.array([3.0, -2.0, 2.9, 1.0], np.float32).tolist()
+    with pytest.raises(InputError, match=r"repetition_penalty is 0\.5"):
+        SamplingOptions(repetition_penalty=0.5)
+
+
+def test_log_probabilities_are_the_model_s() -> None:
+    logits = np.array([1e4, 1e4 - 1, 0.0], np.float32)
+    options = SamplingOptions(temperature=0.3, top_k=1, log_probabilities=True)
+    sampler = Sampler(options)
+    assert [sampler.draw(logits) for _ in range(2)] == [0, 0]
+    expected = -np.log1p(np.exp(-1.0))
+    np.testing.assert_allclose(sampler.log_probabilities, [expected] * 2, rtol=1e-12)

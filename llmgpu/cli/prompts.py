@@ -1,0 +1,145 @@
+"""What ``llmgpu generate --prompts`` does: continue many prompts, in batches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.console import print_result
+from llmgpu.errors import InputError
+from llmgpu.input_files import decode_text, naming, read_whole
+from llmgpu.lm.generating.generator import Generator, Request
+from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.generating.stopping import StopStrings
+from llmgpu.lm.options import SamplingOptions
+from llmgpu.text.jsonl import parse_json_object
+from llmgpu.text.streams import STANDARD_INPUT
+from llmgpu.tokenizer import Tokenizer
+
+JSON_ENDINGS = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to be continued; facts: what its line of JSON says besides, or nothing."""
+
+    text: str
+    facts: Mapping[str, object]
+
+
+def read_prompts(path: str, field: str | None) -> list[Prompt]:
+    """Read prompts: a line each, or the `field` of each object of JSON lines.
+
+    path: a file, or "-" for standard input. field: None for lines of text, unless the file's name
+    says that it has JSON lines, whose field is "prompt" then.
+
+    Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
+    """
+    if path == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise InputError("can't read standard input: it is closed")
+        name, content = "standard input", sys.stdin.buffer.read()
+    else:
+        try:
+            name, content = path, read_whole(path, "file of prompts")
+        except OSError as error:
+            raise InputError(f"can't read {path}: {error.strerror}") from error
+    with naming(name):
+        lines = decode_text(content).splitlines()
+    if field is None and path.endswith(JSON_ENDINGS):
+        field = "prompt"
+    numbered = [(f"{name}, line {k}", line) for k, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise InputError(f"{name} has no prompts")
+    if field is None:
+        return [Prompt(line, {}) for _, line in numbered]
+    return [_of_json(parse_json_object(line, where), field, where) for where, line in numbered]
+
+
+def _of_json(found: dict[str, object], field: str, where: str) -> Prompt:
+    text = found.pop(field, None)
+    if not isinstance(text, str):
+        raise InputError(f'{where}: no text under "{field}"; --prompt-field names another')
+    return Prompt(text, found)
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str, eos_id: int | None) -> list[int]:
+    """Return a prompt's ids; without a prompt, the token between documents.
+
+    Raises InputError if there is neither a prompt nor such a token.
+    """
+    if text:
+        ids: list[int] = tokenizer.encode(text).tolist()
+        return ids
+    if eos_id is None:
+        raise InputError("the model has no token between documents; give a --prompt")
+    return [eos_id]
+
+
+class Continuation:
+    """A prompt that is being continued; ids: the new ones."""
+
+    def __init__(self, vocabulary: Vocabulary, stops: tuple[bytes, ...], sampler: Sampler) -> None:
+        """Start without new ids."""
+        self._vocabulary, self.sampler = vocabulary, sampler
+        self.text = StopStrings(stops)
+        self.ids: list[int] = []
+
+    def add(self, token: int) -> bool:
+        """Add an id; return whether the text has ended."""
+        self.ids.append(token)
+        return self.text.add(self._vocabulary.tokens[token])
+
+    def describe(self, count: int) -> dict[str, Any]:
+        """Return what is written of it; count: the most ids that were wanted."""
+        found: dict[str, Any] = {
+            "text": self.text.data.decode("utf-8", "replace"),
+            "finish": "length" if len(self.ids) >= count and not self.text.found else "stop",
+            "ids": self.ids,
+        }
+        if self.sampler.log_probabilities:  # the last may be that of an id that ended the text
+            values = self.sampler.log_probabilities[: len(self.ids)]
+            found["logprobs"] = [round(each, 6) for each in values]
+        return found
+
+
+def continue_prompts(
+    generator: Generator,
+    prompts: list[tuple[Prompt, list[int]]],
+    vocabulary: Vocabulary,
+    sampling: SamplingOptions,
+    count: int,
+    stop_ids: frozenset[int],
+    stops: tuple[bytes, ...],
+) -> int:
+    """Print a JSON line for each prompt, in their order, and return the number of new ids.
+
+    prompts: with their ids. Each has a sampler of its own: prompt number k has the seed plus k.
+    """
+    made: dict[int, Continuation] = {}
+
+    def requests() -> Iterator[Request]:
+        for number, (_, ids) in enumerate(prompts):
+            sampler = Sampler(sampling.numbered(number))
+            sampler.see(ids)
+            made[number] = Continuation(vocabulary, stops, sampler)
+            yield Request(ids, count, sampler, stop_ids, made[number].add)
+
+    ended: set[int] = set()
+    written = total = 0
+    for number, token in generator.continue_all(requests()):
+        if token is not None:
+            continue
+        ended.add(number)
+        while written in ended:
+            prompt, _ = prompts[written]
+            one = made.pop(written)
+            total += len(one.ids)
+            content = {**prompt.facts, "prompt": prompt.text, **one.describe(count)}
+            print_result(json.dumps(content, ensure_ascii=False))
+            written += 1
+    return total

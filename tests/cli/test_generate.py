@@ -1,0 +1,85 @@
+"""``llmgpu generate``: prompts of files and pipes, in batches, and where texts end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.test_train import TRAIN
+
+GENERATE = ("generate", "run", "--device", "cpu", "--max-new-tokens", "8", "--ignore-eos")
+
+
+@pytest.fixture
+def trained(llmgpu: Run, corpus: Path, vocab: Path) -> Path:
+    assert llmgpu(*TRAIN, "--steps", "2", "--device", "cpu").returncode == 0
+    return corpus.parent
+
+
+def lines_of(stdout: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stdout.splitlines()]
+
+
+def test_prompts_in_batches_are_those_alone(llmgpu: Run, trained: Path) -> None:
+    texts = ["the", "a b", "the end of", "x", "of the"]
+    (trained / "p.txt").write_text("\n".join(texts) + "\n\n")
+    (trained / "p.jsonl").write_text(
+        "".join(json.dumps({"q": text, "id": k}) + "\n" for k, text in enumerate(texts))
+    )
+    options = ("--temperature", "0", "--logprobs")
+    done = llmgpu(*GENERATE, *options, "--prompts", "p.txt", "--batch-size", "2")
+    assert done.returncode == 0, done.stderr
+    found = lines_of(done.stdout)
+    assert [each["prompt"] for each in found] == texts
+    for each in found:
+        assert (len(each["ids"]), len(each["logprobs"]), each["finish"]) == (8, 8, "length")
+        assert max(each["logprobs"]) <= 0
+    alone = llmgpu(*GENERATE, *options, "--prompt", "the end of", "--json")
+    assert alone.stdout.decode() == f"the end of{found[2]['text']}\n"
+    summary = json.loads(alone.stderr.splitlines()[-1])
+    assert summary["ids"] == found[2]["ids"]
+    of_json = llmgpu(*GENERATE, *options, "--prompts", "p.jsonl", "--prompt-field", "q")
+    assert of_json.returncode == 0, of_json.stderr
+    assert lines_of(of_json.stdout)[3] == {"id": 3, **found[3]}
+    piped = llmgpu(*GENERATE, "--temperature", "0", "--prompts", "-", stdin=b"the\nx\n")
+    assert [each["ids"] for each in lines_of(piped.stdout)] == [found[0]["ids"], found[3]["ids"]]
+
+
+def test_a_text_ends_before_a_string(llmgpu: Run, trained: Path) -> None:
+    whole = llmgpu(*GENERATE, "--prompt", "the", "--seed", "5", "--quiet")
+    text = whole.stdout.decode().removesuffix("\n").removeprefix("the")
+    stop = text[3:5]
+    ended = llmgpu(*GENERATE, "--prompt", "the", "--seed", "5", "--stop", stop, "--json")
+    assert ended.returncode == 0, ended.stderr
+    expected = text[: text.index(stop)]
+    assert ended.stdout.decode() == f"the{expected}\n"
+    summary = json.loads(ended.stderr.splitlines()[-1])
+    assert (summary["text"], summary["finish"]) == (expected, "stop")
+    (trained / "p.txt").write_text("the\n")
+    of_file = llmgpu(*GENERATE, "--prompts", "p.txt", "--seed", "5", "--stop", stop)
+    assert lines_of(of_file.stdout)[0]["text"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--prompts", "none.txt"), 1, "can't read none.txt"),
+        (("--prompts", "empty.txt"), 1, "empty.txt has no prompts"),
+        (("--prompts", "bad.jsonl"), 1, 'bad.jsonl, line 2: no text under "prompt"'),
+        (("--prompts", "bad.jsonl", "--prompt", "x"), 2, "give --prompt or --prompts, not both"),
+        (("--prompt-field", "q"), 2, "--prompt-field is for --prompts"),
+        (("--stop", ""), 2, "--stop is empty"),
+        (("--repetition-penalty", "0.5"), 1, "repetition_penalty is 0.5"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_line(
+    llmgpu: Run, tmp_path: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    done = llmgpu(*GENERATE, *options)
+    assert done.returncode == code and message in done.stderr.decode()
