@@ -33,6 +33,7 @@ from llmgpu.lm.options import (
 
 _DERIVED = (
     "steps",
+    "learning_rate",
     "min_learning_rate",
     "warmup_steps",
     "decay_steps",
@@ -70,9 +71,10 @@ def _training_options(command: Decorated) -> Decorated:
         ("--batch-size", "batch_size", COUNT, "Sequences per batch."),
         ("--grad-accum", "grad_accum", COUNT,
          "Batches per step: more tokens per step in the same memory."),
-        ("--lr", "learning_rate", number, "Peak learning rate."),
+        ("--lr", "learning_rate", number,
+         "Peak learning rate.  [default: 0.5 / width, up to 0.01]"),
         ("--min-lr", "min_learning_rate", number,
-         "Final learning rate.  [default: a tenth of --lr]"),
+         "Final learning rate.  [default: 0]"),
         ("--schedule", "schedule", click.Choice(SCHEDULES),
          "How the learning rate falls: by a cosine, or stays up to the last --decay-steps (wsd)."),
         ("--decay-steps", "decay_steps", COUNT,

@@ -29,6 +29,10 @@ FORMER_OPTIONS: dict[str, Any] = {
 # When a run is resumed.
 MAY_CHANGE = frozenset({"steps", "decay_steps", "evaluation_batches", "recompute"})
 FINE_TUNING_LENGTH = 1024  # default of --seq-len where the model's longest sequence is longer
+# The default learning rate. The best for widths of 64 and 128, of AdamW and Muon, was about
+# 1 / width (docs/language-models.md); half of it loses 1 % and leaves room.
+RATE_TIMES_WIDTH = 0.5
+LARGEST_RATE = 1e-2
 DECAY_SHARE = 5  # of all steps, the part that the decay of the schedule "wsd" takes
 
 
@@ -62,7 +66,7 @@ def new_settings(
         config = preset(name, vocab_size, **sizes)
     else:
         name, config = "", _shortened(model, sizes)
-    _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps))
+    _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps), config.dim)
     settings = RunSettings(config, TrainOptions(**options))
     _check_together(settings.options)
     if settings.options.sparse_embedding and config.tied:
@@ -85,8 +89,8 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
     return replace(model, seq_len=length, max_positions=longest)
 
 
-def _fill_in(options: dict[str, Any], steps: int) -> None:
-    """Replace None: `steps`, and the numbers that follow from another option."""
+def _fill_in(options: dict[str, Any], steps: int, dim: int) -> None:
+    """Replace None: `steps`, and the numbers that follow from another option or from the width."""
     if options.get("steps") is None:
         options["steps"] = steps
     if options.get("warmup_steps") is None:
@@ -94,8 +98,10 @@ def _fill_in(options: dict[str, Any], steps: int) -> None:
     if options.get("decay_steps") is None:
         is_wsd = options.get("schedule") == "wsd"
         options["decay_steps"] = -(-options["steps"] // DECAY_SHARE) if is_wsd else 0
+    if options.get("learning_rate") is None:
+        options["learning_rate"] = min(LARGEST_RATE, RATE_TIMES_WIDTH / dim)
     if options.get("min_learning_rate") is None:
-        options["min_learning_rate"] = options["learning_rate"] / 10
+        options["min_learning_rate"] = 0.0
 
 
 def _check_together(options: TrainOptions) -> None:

@@ -29,6 +29,13 @@ def test_steps_are_those_of_the_preset_unless_given() -> None:
     assert new().options.warmup_steps == 50
 
 
+def test_the_learning_rate_is_by_width_unless_given() -> None:
+    for sizes, rate in (({"dim": 128}, 0.5 / 128), ({"dim": 768}, 0.5 / 768), ({"dim": 16}, 0.01)):
+        options = new(learning_rate=None, **sizes).options
+        assert (options.learning_rate, options.min_learning_rate) == (rate, 0)
+    assert new(learning_rate=2e-3).options.learning_rate == 2e-3
+
+
 def test_learning_rates_that_do_not_fit_together_are_refused_at_once() -> None:
     with pytest.raises(LlmgpuError, match=r"goes from 0\.0006 to 1\.0"):
         new(min_learning_rate=1.0)
