@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import llmgpu
 from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.errors import DeviceError, InputError, OutputError, VocabularyError
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.tokens.process_encoders import HOST_BYTES
@@ -475,3 +477,83 @@ def test_names_of_the_package() -> None:
     assert set(llmgpu.__all__) == {"Tokenizer", "__version__", *calls}
     with pytest.raises(AttributeError, match="Tokenizr"):
         _ = llmgpu.Tokenizr  # type: ignore[attr-defined]
+
+
+def chatting(template: str | None = None) -> Tokenizer:
+    tokens = ("<|im_start|>", "<|im_end|>")
+    tokenizer = Tokenizer.train_from_iterator(
+        ["user assistant newest low"] * 9, vocab_size=280, special_tokens=tokens, device="cpu"
+    )
+    vocabulary = tokenizer.vocabulary
+    chat = ChatTemplate(template, {"eos_token": "<|im_end|>"}) if template else None
+    return Tokenizer(replace(vocabulary, chat=chat), "cpu")
+
+
+MESSAGES = [
+    {"role": "user", "content": "low?"},
+    {"role": "assistant", "content": "newest déjà"},
+    {"role": "user", "content": "so"},
+]
+
+
+def test_conversations_by_chatml() -> None:
+    tokenizer = chatting()
+    for prompt in (False, True):
+        ids, mask = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=prompt)
+        text = tokenizer.decode(ids)
+        assert text == tokenizer.render_chat_template(MESSAGES, add_generation_prompt=prompt)
+        assert text.endswith("<|im_start|>assistant\n") == prompt
+        assert text.startswith("<|im_start|>user\nlow?<|im_end|>\n<|im_start|>assistant\nnewest")
+        assert ids.dtype == np.uint32 and mask.dtype == np.bool_ and mask.shape == ids.shape
+        assert tokenizer.decode(ids[mask]) == "newest déjà<|im_end|>"
+        assert tokenizer.vocabulary.special_tokens["<|im_start|>"] in ids
+    with pytest.raises(InputError, match="the conversation, message 1: unknown role 'x'"):
+        tokenizer.apply_chat_template([{"role": "x", "content": ""}])
+    with pytest.raises(InputError, match="there are no messages"):
+        tokenizer.apply_chat_template([])
+    plain = Tokenizer.train_from_iterator(["low low"], vocab_size=257, device="cpu")
+    with pytest.raises(VocabularyError, match="no chat template"):
+        plain.apply_chat_template(MESSAGES)
+
+
+def test_conversations_by_a_template() -> None:
+    """In one process for all of them; a pickle and a fork have processes of their own."""
+    pytest.importorskip("jinja2")
+    tokenizer = chatting(
+        "{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}{% if tools %}{{ tools | length }}{% endif %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    for _ in range(2):
+        ids, mask = tokenizer.apply_chat_template(MESSAGES)
+        assert tokenizer.decode(ids) == "u:low?a:newest déjà<|im_end|>u:so"
+        assert tokenizer.decode(ids[mask]) == "newest déjà<|im_end|>"
+    assert tokenizer.render_chat_template(MESSAGES, tools=[{}, {}]).endswith("u:so2")
+    ids, mask = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True)
+    assert tokenizer.decode(ids) == "u:low?a:" and not mask.any()
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.render_chat_template(MESSAGES) == "u:low?a:newest déjà<|im_end|>u:so"
+    odd = chatting("{{ messages | length }}{% if add_generation_prompt %}{% endif %}x")
+    assert odd.render_chat_template(MESSAGES[:1], add_generation_prompt=True) == "1x"
+    odd = chatting("{% if add_generation_prompt %}a{% endif %}b")
+    with pytest.raises(InputError, match="otherwise when a reply is asked for"):
+        odd.render_chat_template(MESSAGES[:1], add_generation_prompt=True)
+
+
+def test_chunks_of_a_text() -> None:
+    tokenizer = chatting()
+    text = "newest low déjà 漢字 user " * 9
+    ids = tokenizer.encode(text)
+    for tokens, overlap in ((7, 0), (7, 3), (1, 0), (len(ids), 2), (len(ids) + 1, 0)):
+        chunks = tokenizer.chunks(text, tokens, overlap=overlap)
+        begins = range(0, max(len(ids) - overlap, 1), tokens - overlap)
+        assert len(chunks) == len(begins)
+        for begin, chunk in zip(begins, chunks, strict=True):
+            whole = tokenizer.decode_bytes(ids[begin : begin + tokens])
+            assert whole in chunk.encode() and len(chunk.encode()) - len(whole) <= 4
+    assert "".join(tokenizer.chunks("newest low " * 9, 5)) == "newest low " * 9
+    assert tokenizer.chunks("", 5) == []
+    for tokens, overlap in ((0, 0), (3, 3), (3, -1)):
+        with pytest.raises(InputError, match=f"of {tokens} tokens can't overlap by {overlap}"):
+            tokenizer.chunks("a", tokens, overlap=overlap)

@@ -14,14 +14,12 @@ from llmgpu.text.chat import MESSAGES, Chat
 from llmgpu.text.corpus import CorpusOptions
 
 
-def check_chat(chat: bool, template: str | None, special: SpecialOptions, shuffle: bool) -> None:
+def check_chat(chat: bool, template: str | None, special: SpecialOptions) -> None:
     """Raise click.UsageError for options that can't be combined with --chat, or need it."""
     if template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
     if chat and not special.is_plain:
         raise click.UsageError("--chat takes no special tokens: the chat template writes them")
-    if chat and shuffle:
-        raise click.UsageError("--chat can't be combined with --shuffle: shuffle the lines (shuf)")
 
 
 def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:

@@ -13,9 +13,9 @@ def chat_options(command: Decorated) -> Decorated:
         click.option(
             "--chat",
             is_flag=True,
-            help="Each line of the .jsonl files is a conversation, its messages in --text-field "
-            "(by default messages). The vocabulary's chat template makes text of it. train "
-            "predicts only what the assistant wrote.",
+            help="Each line of a .jsonl or row of a .parquet is a conversation, its messages in "
+            "--text-field (by default messages). The vocabulary's chat template makes text of it. "
+            "train predicts only what the assistant wrote.",
         ),
         click.option(
             "--chat-template",

@@ -145,7 +145,7 @@ def tokenize(
     )
     _check_output(target)
     special = make_special_options(allowed_special, disallow_special, bos, eos)
-    check_chat(chat, chat_template, special, shuffle)
+    check_chat(chat, chat_template, special)
     chunk = _chunk(chunk_tokens, overlap)
     files = named_files(files, reading.pop("files_from"))
     selection = take_selection(reading)

@@ -104,7 +104,7 @@ def train(
         reading = {name: settings.pop(name) for name in (*_READING, "token_dtype")}
         intervals = Intervals(**{name: settings.pop(name) or 0 for name in _INTERVALS})
         evaluated = _resolve_evaluated(eval_corpus)
-        check_chat(chat, chat_template, SpecialOptions(eos=eos), shuffle=False)
+        check_chat(chat, chat_template, SpecialOptions(eos=eos))
         start = find_starting_point(vocab, init, chat_template, output if resume else None, report)
         explicit = _explicit(settings)
         settings = start.with_defaults(settings, explicit)

@@ -26,6 +26,7 @@ from llmgpu.text.jsonl import (
     parse_json_object,
     place_of_line,
 )
+from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import ByteStream, Source
 
 MESSAGES = "messages"  # the usual name of the field
@@ -41,8 +42,13 @@ Parts = list[tuple[str, bool]]
 class Renderer(Protocol):
     """Makes text of conversations."""
 
-    def render(self, messages: list[dict[str, Any]], tools: object, where: str) -> Parts:
-        """Return the text of a conversation; InputError says `where` it can't be made."""
+    def render(
+        self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
+    ) -> Parts:
+        """Return the text of a conversation; InputError says `where` it can't be made.
+
+        prompt: what begins a reply follows.
+        """
         ...
 
     def close(self) -> None:
@@ -56,7 +62,9 @@ class PlainRenderer:
     What the assistant wrote is its content and the token after it.
     """
 
-    def render(self, messages: list[dict[str, Any]], tools: object, where: str) -> Parts:
+    def render(
+        self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
+    ) -> Parts:
         """Return the text of a conversation; InputError for contents that are not strings."""
         begin, end = PLAIN_TOKENS
         parts: Parts = []
@@ -71,7 +79,7 @@ class PlainRenderer:
                 )
             parts += [(f"{begin}{role}\n", False), (content + end, role == "assistant")]
             parts += [("\n", False)]
-        return parts
+        return [*parts, (f"{begin}assistant\n", False)] if prompt else parts
 
     def close(self) -> None:
         """Do nothing."""
@@ -125,17 +133,39 @@ class Chat(Protocol):
         ...
 
 
+class Collector:
+    """Makes documents of conversations, as many as fit a limit.
+
+    is_full: there is one that does not fit; what follows it is left out, too.
+    """
+
+    def __init__(self, chat: Chat, limit: int | None) -> None:
+        """Take up to `limit` bytes of text, None for any number."""
+        self._chat, self._limit = chat, limit
+        self.is_full = False
+
+    def take(self, parts: list[tuple[bytes, bool]]) -> bytes | None:
+        """Return the text of the next conversation, None if it does not fit."""
+        data = b"".join(data for data, _ in parts)
+        if self._limit is not None and self._chat.text_bytes + len(data) > self._limit:
+            self.is_full = True
+            return None
+        self._chat.add(parts)
+        return data
+
+
 class ChatFile(ByteStream):
     """A JSON Lines file of which each line is a conversation, opened."""
 
     may_be_compressed = JsonlFile.may_be_compressed
 
-    def __init__(self, source: Source, field: str, chat: Chat) -> None:
+    def __init__(self, source: Source, field: str, chat: Chat, limit: int | None = None) -> None:
         """Open the file; `field` of each line's object holds the messages."""
         super().__init__(source)
         self._field, self._chat, self._begin = field, chat, source.begin
+        self.collector = Collector(chat, limit)
 
-    def documents(self, policy: Utf8Policy) -> Iterator[bytes]:
+    def conversations(self, policy: Utf8Policy) -> Iterator[bytes]:
         """Yield the text of each line; InputError names the file and the line."""
         stream = io.BufferedReader(self, _BLOCK_BYTES)
         lines = jsonl_lines(stream, self.name, LINE_BYTES, is_begin=not self._begin)
@@ -148,5 +178,46 @@ class ChatFile(ByteStream):
                 (encode_text(text, has_invalid, where, policy), is_reply)
                 for text, is_reply in self._chat.read(messages, document.get("tools"), where)
             ]
-            self._chat.add(parts)
-            yield b"".join(data for data, _ in parts)
+            if (data := self.collector.take(parts)) is None:
+                return
+            yield data
+
+
+class ChatTable(ParquetFile):
+    """A .parquet of which each row is a conversation, opened."""
+
+    content = "a list of messages"
+
+    def __init__(self, source: Source, column: str, chat: Chat, limit: int | None = None) -> None:
+        """Open the file; `column` holds the messages, InputError if it is not a list of objects."""
+        super().__init__(source, column)
+        self._chat = chat
+        self.collector = Collector(chat, limit)
+
+    def conversations(self, policy: Utf8Policy) -> Iterator[bytes]:
+        """Yield the text of each row; InputError names the file and the row."""
+        number, last = self._rows
+        for array in self._batches(number, last):
+            for messages in array.to_pylist():
+                number += 1
+                if messages is None:
+                    self.null_rows += 1
+                    continue
+                where = f"{self._path}, row {number}"
+                parts = [
+                    (encode_text(text, False, where, policy), is_reply)
+                    for text, is_reply in self._chat.read(messages, None, where)
+                ]
+                if (data := self.collector.take(parts)) is None:
+                    return
+                yield data
+        self.position = self._size
+        self.check_unchanged()
+
+    def _is_right(self, kind: Any) -> bool:
+        types = self._arrow.types
+        is_list = types.is_list(kind) or types.is_large_list(kind)
+        return bool(is_list and types.is_struct(kind.value_type))
+
+    def _prepared(self, array: Any) -> Any:
+        return array

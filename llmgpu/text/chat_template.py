@@ -68,9 +68,12 @@ class TemplateRenderer(Closing):
             self.close()
             raise
 
-    def render(self, messages: list[dict[str, Any]], tools: object, where: str) -> Parts:
+    def render(
+        self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
+    ) -> Parts:
         """Return the text of a conversation; InputError says `where` it can't be made."""
-        answer = self._ask({"messages": messages, "tools": tools}, f"{where}: the chat template")
+        request = {"messages": messages, "tools": tools, "prompt": prompt}
+        answer = self._ask(request, f"{where}: the chat template")
         text, spans = answer["text"], answer["spans"]
         edges = [0, *(edge for span in spans for edge in span), len(text)]
         if edges != sorted(edges):

@@ -84,9 +84,20 @@ class Template:
         self._blocks: Any = environment.extensions[GenerationBlocks.identifier]
         self._template = environment.from_string(source)
 
-    def render(self, messages: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
-        """Return the answer for a conversation."""
+    def render(
+        self, messages: list[dict[str, Any]], tools: Any, prompt: bool = False
+    ) -> dict[str, Any]:
+        """Return the answer for a conversation; prompt: what begins the next reply follows it."""
         cleaned = [_clean(message) for message in messages]
+        answer = self._answer(cleaned, tools)
+        if prompt:
+            whole = self._render(cleaned, tools, prompt=True)
+            if not whole.startswith(answer["text"]):
+                _raise("it renders the conversation otherwise when a reply is asked for")
+            answer["text"] = whole
+        return answer
+
+    def _answer(self, cleaned: list[dict[str, Any]], tools: Any) -> dict[str, Any]:
         text = self._render(cleaned, tools)
         if not self._blocks.is_used:
             return {"text": text, "spans": self._spans_by_prefixes(text, cleaned, tools)}
@@ -178,7 +189,7 @@ def _answer(request: dict[str, Any], template: Template | None) -> tuple[Any, Te
             needed = ".".join(map(str, LEAST_JINJA))
             _raise(f"jinja2 {jinja2.__version__} is too old: {needed} or newer is needed")
         return {}, Template(request["source"], request["tokens"], request["time"])
-    return template.render(request["messages"], request["tools"]), template
+    return template.render(request["messages"], request["tools"], request["prompt"]), template
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
-from llmgpu.text.chat import Chat, ChatFile
+from llmgpu.text.chat import Chat, ChatFile, ChatTable
 from llmgpu.text.content import note_of_jsonl, note_of_zeros
 from llmgpu.text.documents import (
     NO_TEXT,
@@ -39,7 +39,7 @@ from llmgpu.text.documents import (
     PieceReader,
     Utf8Policy,
 )
-from llmgpu.text.jsonl import JsonlFile
+from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.read_ahead import files_ahead
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT, ByteStream, DocumentFile, Source, read_blocks
@@ -200,6 +200,8 @@ class Corpus(Closing):
                 name = "standard input" if self._file.name == STANDARD_INPUT else self._file.name
                 self._with_zeros += [name] if self._file.has_zeros else []
                 self._as_jsonl += [name] if self._file.is_jsonl else []
+            if isinstance(self._file, (ChatFile, ChatTable)) and self._file.collector.is_full:
+                self._remaining.clear()
             self._file.close()
         self._file = None
         self._reader = None
@@ -257,8 +259,8 @@ class Corpus(Closing):
         file = self._ahead.popleft() if self._ahead else None
         self._file = file = file or self._open(source)
         self._open_ahead()
-        if isinstance(file, ChatFile):
-            pieces = self._document_pieces(file.documents(self._policy))
+        if isinstance(file, (ChatFile, ChatTable)):
+            pieces = self._document_pieces(file.conversations(self._policy))
             self._reader = PieceReader(pieces, file.wait)
         elif is_text:
             self._reader = self._read_text(cast(ByteStream, file), source.continues)
@@ -268,8 +270,10 @@ class Corpus(Closing):
         return self._reader
 
     def _open(self, source: Source) -> ByteStream | DocumentFile:
-        if self.options.chat is not None:
-            return ChatFile(source, self.options.text_field, self.options.chat)
+        options = self.options
+        if options.chat is not None:
+            kind = ChatTable if format_of(source) is ParquetFile else ChatFile
+            return kind(source, options.text_field, options.chat, options.limit)
         documents_in = format_of(source)
         return documents_in(source, self.options.text_field) if documents_in else ByteStream(source)
 
@@ -333,11 +337,11 @@ class Corpus(Closing):
 
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:
     """Raise InputError for what conversations can't be combined with."""
-    if options.separators or options.line_documents or options.limit is not None:
-        raise InputError("conversations have no separators, lines or limit: leave the option out")
+    if options.separators or options.line_documents:
+        raise InputError("conversations have no separators or lines: leave the option out")
     for source in sources.files:
-        if source.path != STANDARD_INPUT and format_of(source) is not JsonlFile:
-            raise InputError(f"{source.path}: conversations are read from .jsonl files")
+        if source.path != STANDARD_INPUT and format_of(source) is None:
+            raise InputError(f"{source.path}: conversations are in .jsonl or .parquet files")
 
 
 class _DirectReader:

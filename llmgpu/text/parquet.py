@@ -31,6 +31,7 @@ class ParquetFile:
 
     may_be_compressed: ClassVar[bool] = False
     cut_at_lines: ClassVar[bool] = False
+    content: ClassVar[str] = "text"  # of the column
 
     @staticmethod
     def check(source: Source) -> None:
@@ -133,10 +134,13 @@ class ParquetFile:
                 there = f"{len(found)} columns" if found else "no column"
                 raise InputError(f"{self._path}: {there} {quote(column)}; {columns}")
             fields = fields.field(found[0]).type
-        if not self._is_text(fields):
-            raise InputError(f"{self._path}: column {quote(column)} is not text; {columns}")
+        if not self._is_right(fields):
+            raise InputError(
+                f"{self._path}: column {quote(column)} is not {self.content}; {columns}"
+            )
 
-    def _is_text(self, kind: Any) -> bool:
+    def _is_right(self, kind: Any) -> bool:
+        """Whether a column is of a type that can be read."""
         types = self._arrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
@@ -171,7 +175,7 @@ class ParquetFile:
                     array = batch.column(self._names[0])
                     for name in self._names[1:]:  # the text of a row without the outer is missing
                         array = array.flatten()[array.type.get_field_index(name)]
-                    yield self._binary(array)
+                    yield self._prepared(array)
         except self._errors as error:
             self.check_unchanged()
             raise self._damaged(error) from error
@@ -182,7 +186,8 @@ class ParquetFile:
         rows: int = _BATCH_BYTES // max(1, bytes_a_row)
         return max(1, min(_BATCH_ROWS, rows))
 
-    def _binary(self, array: Any) -> Any:
+    def _prepared(self, array: Any) -> Any:
+        """Return the rows as they are handed on."""
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())

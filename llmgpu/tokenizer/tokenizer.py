@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -36,6 +38,7 @@ from llmgpu.tokenizer.arguments import (
     special_options,
     to_bytes,
 )
+from llmgpu.tokenizer.chatting import ChatEncoder, Message
 from llmgpu.tokenizer.decoder import Decoder
 from llmgpu.tokens.process_encoders import HOST_BYTES, ProcessEncoders
 
@@ -369,6 +372,44 @@ class Tokenizer(Decoder):
         encoded = self.decode_bytes(ids) if self._vocabulary.normalizer else to_bytes(text)
         return ids, character_spans(encoded, self._vocabulary.token_spans[ids])
 
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Return the ids of a conversation, uint32 (n,), and which the assistant wrote, bool (n,).
+
+        They are those of ``llmgpu tokenize --chat``: text by the chat template of the vocabulary,
+        else ChatML if it has its tokens, in which all special tokens are allowed. The mask says
+        what a model is trained to predict.
+
+        messages: each with "role" and "content". tools: what the template is told of tools.
+        add_generation_prompt: end with what begins a reply.
+
+        Raises VocabularyError if there is no template, InputError for messages that it can't
+        render, or takes more than its limits for, and without the package jinja2.
+        """
+        return self._chat.encode(messages, tools, add_generation_prompt)
+
+    def render_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return the text that `apply_chat_template` encodes."""
+        return self._chat.render(messages, tools, add_generation_prompt)
+
+    @cached_property
+    def _chat(self) -> ChatEncoder:
+        tokenizer = weakref.proxy(self)  # the encoder must not keep its tokenizer alive
+        return ChatEncoder(
+            self._vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
+        )
+
     def count(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> int:
         """Return the number of ids of a document."""
         return len(self.encode(text, allowed_special=allowed_special))
@@ -390,6 +431,22 @@ class Tokenizer(Decoder):
             if len(self.encode(cut)) <= tokens:
                 return cut
         return ""
+
+    def chunks(self, text: str, tokens: int, *, overlap: int = 0) -> list[str]:
+        """Return a text in chunks of at most this many of its ids, for retrieval.
+
+        overlap: how many of its last ids a chunk shares with the next one. A character that ids of
+        two chunks share is in both. A vocabulary's normalizer is applied.
+
+        Raises InputError unless 0 <= overlap < tokens, and as `encode`.
+        """
+        if not 0 <= overlap < tokens:
+            raise InputError(f"chunks of {tokens} tokens can't overlap by {overlap}")
+        ids, spans = self.encode_with_offsets(text)
+        whole = self.decode(ids)
+        begins = range(0, max(len(ids) - overlap, 1), tokens - overlap) if len(ids) else ()
+        ends = [min(begin + tokens, len(ids)) for begin in begins]
+        return [whole[spans[a, 0] : spans[b - 1, 1]] for a, b in zip(begins, ends, strict=True)]
 
     def __repr__(self) -> str:
         pattern = self._vocabulary.pattern

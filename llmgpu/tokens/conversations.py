@@ -72,13 +72,16 @@ class Conversations(Closing):
         """End the process that renders, if there is one."""
         self._renderer.close()
 
-    def read(self, messages: object, tools: object, where: str) -> Parts:
-        """Return the text of a conversation; see `llmgpu.text.chat.Chat`."""
+    def read(self, messages: object, tools: object, where: str, *, prompt: bool = False) -> Parts:
+        """Return the text of a conversation; see `llmgpu.text.chat.Chat`.
+
+        prompt: what begins a reply of the assistant follows.
+        """
         check_messages(messages, where, self._is_role)
         if tools is not None and not isinstance(tools, list):
             raise InputError(f"{where}: the tools are not a list")
         found = cast("list[dict[str, Any]]", messages)
-        parts = self._renderer.render(found, tools, where)
+        parts = self._renderer.render(found, tools, where, prompt=prompt)
         return self._normalized(parts, where) if self._normalizes else parts
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
@@ -154,17 +157,22 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
     return len(normalize(segment[:edge]))
 
 
+def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
+    """Return how many bytes of a conversation's text each id is for: (vocabulary size,)."""
+    lengths = vocabulary.token_spans.copy()
+    if vocabulary.normalizer is not None:
+        for number in vocabulary.normalized_tokens:
+            lengths[number] = len(normalize(vocabulary.tokens[number].decode()).encode())
+    return lengths
+
+
 class MaskingEncoder:
     """An encoder that says which ids of conversations count in a loss; counted: how many did."""
 
     def __init__(self, encoder: Encoder, conversations: Chat, vocabulary: Vocabulary) -> None:
         """Encode with `encoder` what `conversations` makes."""
         self._encoder, self._conversations = encoder, conversations
-        self._lengths = vocabulary.token_spans.copy()
-        if vocabulary.normalizer is not None:
-            for number in vocabulary.normalized_tokens:
-                text = normalize(vocabulary.tokens[number].decode())
-                self._lengths[number] = len(text.encode())
+        self._lengths = lengths_in_conversations(vocabulary)
         self.counted = 0
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:

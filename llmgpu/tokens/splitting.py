@@ -154,8 +154,8 @@ class SplitSink(TokenSink):
 class ShuffledSink(TokenSink):
     """Hands documents on in an order that is drawn by the seed and their numbers alone.
 
-    sink: where they go. Until the end, ids are in a temporary file, 4 bytes each, and where
-    documents begin in memory.
+    sink: where they go. Until the end, ids are in a temporary file, 4 bytes each, masks in another,
+    and where documents begin in memory.
     """
 
     def __init__(
@@ -174,12 +174,17 @@ class ShuffledSink(TokenSink):
         self._name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
         with output_errors(self._name):
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (see `abort`)
+            self._masks = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._starts: list[NDArray[np.int64]] = []
+        self._has_mask = False
 
     def write(self, piece: EncodedSlice) -> None:
         """Keep the next ids, see `TokenSink.write`."""
         with output_errors(self._name):
             self._file.write(np.ascontiguousarray(piece.ids, np.uint32).data)
+            if piece.mask is not None:
+                self._masks.write(piece.mask.tobytes())
+                self._has_mask = True
         self._starts.append(piece.document_starts + self.ids)
         self.ids += len(piece.ids)
         self.documents += len(piece.document_starts)
@@ -189,17 +194,20 @@ class ShuffledSink(TokenSink):
         try:
             with output_errors(self._name):
                 self._file.flush()
+                self._masks.flush()
             for piece in self._pieces():
                 self.sink.write(piece)
         except BaseException:
             self.abort()
             raise
         self._file.close()
+        self._masks.close()
         self.sink.close()
 
     def abort(self) -> None:
         """Abort the sink."""
         self._file.close()
+        self._masks.close()
         self.sink.abort()
 
     def _pieces(self) -> Iterator[EncodedSlice]:
@@ -212,6 +220,8 @@ class ShuffledSink(TokenSink):
         begins = ends - lengths[order]
         shifts = starts[order] - begins  # from where an id comes to where it goes
         kept = np.memmap(self._file, np.uint32, "r") if self.ids else np.empty(0, np.uint32)
+        has_mask = self._has_mask and self.ids
+        masks = np.memmap(self._masks, np.bool_, "r") if has_mask else None
         for begin in range(0, self.ids, _PIECE_IDS):
             end = min(self.ids, begin + _PIECE_IDS)
             low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
@@ -220,9 +230,11 @@ class ShuffledSink(TokenSink):
             first = np.searchsorted(begins, begin, "left")
             ids = kept[at]
             text_bytes = int(self._spans[ids].sum())
-            yield EncodedSlice(ids, begins[first:high] - begin, text_bytes)
+            mask = None if masks is None else masks[at]
+            yield EncodedSlice(ids, begins[first:high] - begin, text_bytes, mask=mask)
         empty = len(begins) - int(np.searchsorted(begins, self.ids, "left"))
-        yield EncodedSlice(np.empty(0, np.uint32), np.zeros(empty, np.int64), 0)
+        no_mask = np.empty(0, np.bool_) if self._has_mask else None
+        yield EncodedSlice(np.empty(0, np.uint32), np.zeros(empty, np.int64), 0, mask=no_mask)
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:

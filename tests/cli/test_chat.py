@@ -84,16 +84,60 @@ def test_what_does_not_go_together(llmgpu: Run, conversations: Path) -> None:
     for options, message in (
         (("--eos", "<|im_end|>"), "--chat takes no special tokens"),
         (("--allowed-special", "all"), "--chat takes no special tokens"),
-        (("--shuffle",), "--chat can't be combined with --shuffle"),
         (("--decode",), "--chat can't be combined with --decode"),
     ):
         fails(llmgpu(*TOKENIZE, *options), 2, message)
     without = (*TOKENIZE[:-2], "c.jsonl", "--chat-template", "c.jsonl")
     fails(llmgpu(*without), 2, "--chat-template needs --chat")
-    fails(llmgpu(*TOKENIZE, "--limit", "5"), 1, "conversations have no separators, lines or limit")
+    fails(llmgpu(*TOKENIZE, "--line-documents"), 1, "conversations have no separators or lines")
     noted = llmgpu(*TOKENIZE)
     assert b"note: format ids has no place for what the assistant wrote" in noted.stderr
     fails(llmgpu(*TOKENIZE[:-2], "c.jsonl"), 1, "(conversations: --chat)")
+
+
+def test_conversations_in_another_order(llmgpu: Run, conversations: Path) -> None:
+    """Each takes its mask along."""
+    assert llmgpu(*TOKENIZE, "-o", "t.bin", "--shuffle", "--seed", "3").returncode == 0
+    said = replies(conversations.parent).split(b"<|im_end|>")[:-1]
+    assert said != sorted(said, key=lambda text: int(text.split()[1]))
+    assert sorted(said) == sorted(b"assistant %d" % k for k in range(40))
+    assert llmgpu(*TOKENIZE, "-o", "s.bin", "--shuffle", "--split", "v=0.2").returncode == 0
+    both = replies(conversations.parent, "s.bin") + replies(conversations.parent, "s-v.bin")
+    assert sorted(both.split(b"<|im_end|>")[:-1]) == sorted(said)
+
+
+def test_whole_conversations_within_a_limit(llmgpu: Run, conversations: Path) -> None:
+    each = len("<|im_start|>user\nuser 0<|im_end|>\n<|im_start|>assistant\nassistant 0<|im_end|>\n")
+    for limit, number in ((3 * each, 3), (4 * each - 1, 3), (each - 1, 0)):
+        done = llmgpu(*TOKENIZE, "-o", "t.bin", "--limit", str(limit), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["documents"] == number
+        said = replies(conversations.parent)
+        assert said == b"".join(b"assistant %d<|im_end|>" % k for k in range(number))
+    both = (*TOKENIZE, "r.jsonl", "--json", "--limit", str(41 * each))
+    shutil.copy(conversations, conversations.parent / "r.jsonl")
+    assert json.loads(llmgpu(*both).stderr.splitlines()[-1])["documents"] == 40
+
+
+def test_conversations_of_a_table(llmgpu: Run, conversations: Path) -> None:
+    """Rows are what lines are; the types of a field may be those of datasets."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [json.loads(line)["messages"] for line in conversations.read_text().splitlines()]
+    rows[1][0]["name"] = "x"  # a field that the others lack
+    table = arrow.table({"messages": [*rows, None], "other": [1] * 41})
+    parquet.write_table(table, conversations.parent / "c.parquet", row_group_size=7)
+    assert llmgpu(*TOKENIZE, "-o", "t.bin").returncode == 0
+    command = (*TOKENIZE[:-1], "c.parquet", "-o", "p.bin")
+    done = llmgpu(*command)
+    assert done.returncode == 0 and b"1 rows without text" in done.stderr, done.stderr
+    for ending in ("", ".mask.npy"):
+        made, expected = (conversations.parent / f"{name}.bin{ending}" for name in "pt")
+        assert made.read_bytes() == expected.read_bytes()
+    fails(llmgpu(*command, "--text-field", "other"), 1, "'other' is not a list of messages")
+    bad = arrow.table({"messages": [[{"role": "nobody", "content": "x"}]]})
+    parquet.write_table(bad, conversations.parent / "c.parquet")
+    fails(llmgpu(*command), 1, "c.parquet, row 1, message 1: unknown role 'nobody'")
 
 
 def test_a_model_learns_the_replies_alone(llmgpu: Run, conversations: Path) -> None:
