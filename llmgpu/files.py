@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from llmgpu.errors import OutputError
+from llmgpu.errors import InputError, OutputError
 from llmgpu.unfinished import UnfinishedFile
 
 STANDARD_OUTPUT = "-"
@@ -64,6 +64,16 @@ def output_errors(path: str) -> Iterator[None]:
         lacks = isinstance(error, FileNotFoundError) and folder and not os.path.lexists(folder)
         hint = f": make the folder {folder} first" if lacks else ""
         raise OutputError(f"can't write {path}: {error.strerror or error}{hint}") from error
+
+
+def file_size(path: str) -> int | None:
+    """Return the bytes of a file, None if there is none; InputError if that can't be seen."""
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return None
+        raise InputError(f"can't read {path}: {error.strerror}") from error
 
 
 class OutputFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from llmgpu.cli.console import Reporter
 from llmgpu.files import atomic_output
 from llmgpu.outputs import MANIFEST, kind_of
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.bin import matched_as, read_bin, read_side_file, side_path
+from llmgpu.tokens.bin import has_side_file, matched_as, read_bin, read_side_file, side_path
 from llmgpu.tokens.foreign import note_of_foreign
 from llmgpu.tokens.formats import read_tokens, recognize_format
 from llmgpu.tokens.manifest import read_manifest
@@ -50,7 +49,7 @@ def decode_files(
     with atomic_output(output) as file:
         for source, format in sources:
             if format == "bin":
-                if os.path.exists(side_path(source)):
+                if has_side_file(source):
                     made_with = str(read_side_file(source)["fingerprint"])
                     matched_as(source, made_with, vocabulary, vocab)
                 elif source != STANDARD_INPUT:

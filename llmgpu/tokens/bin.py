@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.files import OutputFile, output_errors, writes_directly
+from llmgpu.files import OutputFile, file_size, output_errors, writes_directly
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
 from llmgpu.registry import imported
@@ -68,6 +68,11 @@ def read_bin(
 def side_path(path: str | Path) -> str:
     """Return the name of the side file of the ``bin`` file `path`."""
     return f"{path}.json"
+
+
+def has_side_file(path: str | Path) -> bool:
+    """Tell whether a ``bin`` file has a side file; InputError if that can't be seen."""
+    return file_size(side_path(path)) is not None
 
 
 def mask_path(path: str | Path) -> str:
@@ -187,7 +192,7 @@ def describe_bin_file(
     name = str(path)
     if not os.path.isfile(name):
         raise InputError(f"no such file: {name!r}")
-    if may_be_foreign and not os.path.exists(side_path(name)):
+    if may_be_foreign and not has_side_file(name):
         layout, found, length = numbers_of(name, dtype)
         return BinFile(name, found, layout.header_bytes, length, 0, "")
     side = read_side_file(name)
@@ -259,7 +264,7 @@ def _known_facts(
     name: str, vocabulary_size: int | None, layout: Layout, dtype: str | None
 ) -> _BinFacts:
     is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
-    if is_stream and not os.path.exists(side_path(name)):
+    if is_stream and not has_side_file(name):
         if layout.parse_header:
             return _BinFacts(layout, None, None)
         if vocabulary_size is None:
@@ -268,7 +273,7 @@ def _known_facts(
             )
         kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
         return _BinFacts(layout, kind, None)
-    if not os.path.exists(side_path(name)):
+    if not has_side_file(name):
         return _BinFacts(*numbers_of(name, dtype))
     facts = _side_facts(name, read_side_file(name), is_stream)
     if facts.dtype is not None:
@@ -277,13 +282,10 @@ def _known_facts(
 
 
 def _side_facts(name: str, side: dict[str, object], is_stream: bool) -> _BinFacts:
-    """Return what a side file says; InputError unless it is that of the file.
-
-    Sizes are compared, and samples of the content.
-    """
+    """Return what a side file says; InputError unless sizes and samples are those of the file."""
     layout = get_layout(cast(str, side["layout"]))
     dtype = np.dtype(cast(str, side["dtype"])).newbyteorder("<")
-    count, size = cast(int, side["count"]), os.stat(name).st_size
+    count, size = cast(int, side["count"]), file_size(name)
     if not is_stream and size != layout.header_bytes + count * dtype.itemsize:
         header = f" after a header of {layout.header_bytes} bytes" if layout.header_bytes else ""
         raise InputError(

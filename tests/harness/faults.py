@@ -1,4 +1,4 @@
-"""Faults at every call to the file system of every command that writes.
+"""Faults at every call to the file system of every command.
 
 ``python -m tests.harness.faults [FAULT ...] [--jobs N]``, of "kill" and names of errors. Each
 command runs over an earlier result, in a child. Afterwards each file is the earlier one or the new
@@ -22,15 +22,24 @@ from functools import partial
 from pathlib import Path
 
 from tests.cli.conftest import run_here
-from tests.harness.faulty_calls import KILLED, Faults
+from tests.harness.faulty_calls import KILLED, READING, Faults
 from tests.harness.properties import what_is_wrong
-from tests.harness.samples import CHECKPOINTED, SHARDED, TRAINED, make_samples
+from tests.harness.samples import CHECKPOINTED, MODEL, SHARDED, TRAINED, make_samples
 
-FAULTS = ("kill", "EIO", "ENOSPC")
+FAULTS = ("kill", "EIO", "ENOSPC", READING)
 _MOST = 400  # calls of a command
 _PARTS = 4  # processes that share the calls of a command
 _MANIFEST = "s.json"
-_CHANGING = ("lock", "log.jsonl", "loss.svg", "run.json", "merges", "counts", "training.json")
+_CHANGING = (
+    "lock",
+    "log.jsonl",
+    "loss.svg",
+    "run.json",
+    "options.toml",
+    "merges",
+    "counts",
+    "training.json",
+)
 
 Files = dict[str, bytes]
 
@@ -44,7 +53,11 @@ class Job:
     again: tuple[str, ...] = ()
 
 
-_V = ("--vocab", "in/v.bin", "--device", "cpu")
+_CPU = ("--device", "cpu")
+_V = ("--vocab", "in/v.bin", *_CPU)
+_CHAT = ("--vocab", "in/chat/v.bin", *_CPU)
+_SMALL = ("--vocab-size", "300", *_CPU)
+_SHARD_PARTS = ("kept/parts-1-of-2.json", "kept/parts-2-of-2.json")
 JOBS = {
     job.name: job
     for job in (
@@ -81,6 +94,29 @@ JOBS = {
         ),
     )
 }
+# What only reads, or writes little: its files can't be read or looked at.
+_READ = (
+    Job("info", ("info", "in/v.bin")),
+    Job("info of shards", ("info", "in/shards.json")),
+    Job("info of a checkpoint", ("info", "kept/model/step-00000001")),
+    Job("count", ("count", "in/c.jsonl", "in/corpus.txt", *_V, "--per", "file")),
+    Job("compare-vocabs", ("compare-vocabs", "in/v.bin", "in/t.json", *_CPU)),
+    Job("generate", ("generate", "kept/model", "--prompt", "a", "--max-new-tokens", "2", *_CPU)),
+    Job("decode", ("tokenize", "in/ids.bin", "--decode", *_V, "-o", "out/text")),
+    Job("decode shards", ("tokenize", "in/shards.json", "--decode", *_V, "-o", "out/text")),
+    Job("chat", ("tokenize", "in/chat.jsonl", "--chat", *_CHAT, "-o", "out/chat.bin")),
+    *(
+        Job(name, ("tokenize", f"in/c.{name}", *_V, "-o", f"out/{name}.ids"))
+        for name in ("txt.gz", "txt.zst", "txt.xz", "txt.bz2", "jsonl", "parquet")
+    ),
+    Job("from counts", ("bpe-train", "--from-counts", "in/counts", *_SMALL, "-o", "out/v.bin")),
+    Job("merge counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
+    Job("merge shards", ("merge-shards", *_SHARD_PARTS, "-o", "kept/all.json")),
+    Job("import gpt2", ("import", "in/gpt2", "-o", "out/v.bin")),
+    Job("import tekken", ("import", "in/tekken.json", "-o", "out/v.bin")),
+    Job("train on ids", ("train", "in/ids.bin", *_V, *MODEL, "--steps", "1", "-o", "out/run")),
+)
+JOBS |= {job.name: job for job in _READ}
 
 
 def contents(folder: Path) -> Files:
@@ -100,7 +136,7 @@ def contents(folder: Path) -> Files:
 
 def make_old(job: Job, folder: Path) -> None:
     """Write an earlier result, of another text."""
-    if job.name in ("train", "checkpoint"):
+    if job.name in ("train", "checkpoint") or job in _READ:
         return
     command = tuple("in/other.txt" if word == "in/corpus.txt" else word for word in job.command)
     done = run_here(folder, command, b"")
@@ -117,9 +153,11 @@ def run_with_fault(job: Job, folder: Path, fault: str, nth: int) -> tuple[int, s
             faults.install()
             done = run_here(folder, job.command, b"")
             wrong = what_is_wrong(done)
-            wrong += done.stderr.decode() if wrong else ""
             left = faults.left
             faults.left = -1
+            if done.returncode and fault == READING and not wrong:
+                wrong = what_is_not_said(done.stderr.decode(), faults.named)
+            wrong += done.stderr.decode() if wrong else ""
             report.write_text(json.dumps([done.returncode, wrong, left <= 0]))
         finally:
             os._exit(0)
@@ -132,6 +170,14 @@ def run_with_fault(job: Job, folder: Path, fault: str, nth: int) -> tuple[int, s
     found = json.loads(report.read_text())
     report.unlink()
     return found[0], found[1], found[2]
+
+
+def what_is_not_said(message: str, file: str) -> str:
+    """Return what is missing in the message on a file that can't be read, "" if nothing is."""
+    if ".tmp" in file:  # the file that it becomes is named
+        return "" if "out/" in message or "kept/" in message else f"{file} is not named: "
+    name = os.path.basename(file).removesuffix(".json")  # or that which it describes
+    return "" if name in message else f"{file} is not named: "
 
 
 def mixed(now: Files, old: Files, new: Files) -> Iterator[str]:
@@ -168,7 +214,9 @@ def check(
         if not had_fault:
             return
         problems = [wrong] if wrong else []
-        if job.name != "train":
+        if code == 0 and contents(case / "out") != new:
+            problems += ["exit code 0 without the results"]
+        if not job.name.startswith("train"):
             problems += mixed(contents(case / "out"), old, new)
         if code not in (0, KILLED):
             problems += [str(path) for path in (case / "out").rglob("*.tmp")]
@@ -218,6 +266,7 @@ def run_all(
             (fault, job, samples, Path(name) / f"{fault}-{job}-{part}", part)
             for fault in faults
             for job in jobs
+            if fault == READING or JOBS[job] not in _READ
             for part in range(_PARTS)
         ]
         with multiprocessing.get_context("fork").Pool(processes) as pool:
@@ -233,10 +282,11 @@ def main() -> None:
     """Check all commands."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("faults", nargs="*", default=list(FAULTS))
+    parser.add_argument("--only", nargs="*", default=list(JOBS), help="names of commands")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     say = partial(print, flush=True)
-    counts = run_all(list(JOBS), given.faults, say, given.jobs)
+    counts = run_all(given.only, given.faults, say, given.jobs)
     for fault, (tried, survived) in counts.items():
         print(f"{fault}: {tried:,} tried, {survived:,} survived")
     sys.exit(any(tried != survived for tried, survived in counts.values()))

@@ -10,23 +10,32 @@ from collections.abc import Callable
 from typing import Any
 
 CALLS = ("fsync", "rename", "replace", "rmdir", "unlink", "mkdir", "truncate", "preadv")
+LOOKING = ("stat", "lstat", "open", "listdir", "scandir", "readlink")  # of files in the folder
 KILLED = 78  # exit code
+READING = "EIO-reading"
 
 
 class Faults:
-    """Counts calls, and makes the nth one fail; fault: "kill", or the name of an error as EIO."""
+    """Counts calls, and makes the nth one fail.
+
+    fault: "kill", or the name of an error as EIO; READING: EIO, of calls that read or look only.
+    named: the file of the call that failed, as far as it is known.
+    """
 
     def __init__(self, fault: str, nth: int) -> None:
-        self.fault, self.left = fault, nth
+        self.fault, self.left, self.named = fault, nth, ""
 
-    def count(self) -> None:
+    def count(self, name: Any = "", *, reads: bool = False) -> None:
         """Count a call; fail or end if it is the one."""
+        if self.fault == READING and not reads:
+            return
         self.left -= 1
         if self.left == 0:
             if self.fault == "kill":
                 os._exit(KILLED)
-            number = getattr(errno, self.fault)
-            raise OSError(number, os.strerror(number))
+            self.named = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
+            number = getattr(errno, self.fault.partition("-")[0])
+            raise OSError(number, os.strerror(number), *([self.named] if self.named else []))
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that is counted."""
@@ -37,14 +46,32 @@ class Faults:
 
         return counted
 
+    def wrap_looking(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is counted for files of the folder."""
+
+        def counted(path: Any = ".", *arguments: Any, **named: Any) -> Any:
+            if not isinstance(path, int) and not _is_elsewhere(path):
+                self.count(path, reads=True)
+            return call(path, *arguments, **named)
+
+        return counted
+
     def install(self) -> None:
         """Count from here on, in this process."""
         _CountedFile.faults = self
         for name in CALLS:
             setattr(os, name, self.wrap(getattr(os, name)))
+        for name in LOOKING if self.fault == READING else ():
+            setattr(os, name, self.wrap_looking(getattr(os, name)))
         opened = _open_counted(open)
         builtins.open = io.open = opened  # type: ignore[assignment]
         os.fdopen = opened
+
+
+def _is_elsewhere(path: Any) -> bool:
+    """Tell whether a path is not below the current folder."""
+    whole = os.path.abspath(os.fsdecode(path))
+    return not whole.startswith(os.getcwd() + os.sep)
 
 
 class _CountedFile(io.FileIO):
@@ -59,11 +86,11 @@ class _CountedFile(io.FileIO):
         return super().truncate(size)
 
     def readinto(self, buffer: Any, /) -> int:
-        self.faults.count()
+        self.faults.count(self.name, reads=True)
         return super().readinto(buffer)
 
     def readall(self) -> bytes:
-        self.faults.count()
+        self.faults.count(self.name, reads=True)
         return super().readall()
 
 
@@ -71,7 +98,11 @@ def _open_counted(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return `open` for which binary files below the current folder are counted."""
 
     def opened(file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **named: Any) -> Any:
-        if "b" not in mode or (not isinstance(file, int) and os.path.isabs(os.fspath(file))):
+        if not isinstance(file, int) and _is_elsewhere(file):
+            return plain(file, mode, buffering, *rest, **named)
+        if _CountedFile.faults.fault == READING and not isinstance(file, int):
+            _CountedFile.faults.count(file, reads=True)
+        if "b" not in mode:
             return plain(file, mode, buffering, *rest, **named)
         raw = _CountedFile(file, mode.replace("b", ""), **named)
         if buffering == 0:

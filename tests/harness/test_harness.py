@@ -11,6 +11,7 @@ import pytest
 from llmgpu.cli import COMMANDS
 from tests.cli.conftest import COMMAND, environment, fails
 from tests.harness.faults import run_all
+from tests.harness.faulty_calls import READING
 from tests.harness.mutations import TARGETS, mutation
 from tests.harness.options import BASES, option_case, parameters
 from tests.harness.properties import run_checked
@@ -90,6 +91,7 @@ def test_an_unknown_device_is_refused(samples: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_faults_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_all(["import", "bin", "checkpoint"], ["kill", "EIO"], print)
+    found |= run_all(["decode", "merge counts"], [READING], print)
     assert all(tried == survived > 20 for tried, survived in found.values()), capsys.readouterr()
 
 
