@@ -165,6 +165,9 @@ class Trainer:
             self._ops.run(program)
         runs = len(self._batch_programs)
         if self._exchange is not None:
+            # The device would wait for them once the sums are there.
+            self._ops.prepare(self._update)
+            self._ops.prepare(self._batch_programs[first])
             runs += self._exchange.finish() + 1
             self._ops.run(self._update)
         # Let the device work while the host reads the next batches, but not far ahead.

@@ -133,7 +133,7 @@ class GpuRecorder(Operations):
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[object] = deque()
         self._commands: Commands  # being recorded
-        self._prepared: tuple[Program, Commands] | None = None
+        self._prepared: dict[int, tuple[Program, Commands]] = {}  # by the programs' identities
 
     @property
     def has_half_precision(self) -> bool:
@@ -177,8 +177,9 @@ class GpuRecorder(Operations):
         self._append_kernel(lambda: self.device.generated(text), groups, bindings)
 
     def prepare(self, program: Program) -> None:
-        if not self.device.timing:  # timed commands are submitted part by part as they are recorded
-            self._prepared = (program, self._commands_of(program))
+        # Timed commands are submitted part by part as they are recorded.
+        if not self.device.timing and id(program) not in self._prepared:
+            self._prepared[id(program)] = program, self._commands_of(program)
 
     def through_single(self, outs: Mapping[str, Tensor], record: Callable[..., None]) -> None:
         """Record what writes float32 tensors, by name; half precision by way of scratch memory."""
@@ -192,11 +193,8 @@ class GpuRecorder(Operations):
                 self.round_to_half(singles[name], out)
 
     def run(self, program: Program) -> None:
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] is program:
-            commands = prepared[1]
-        else:
-            commands = self._commands_of(program)
+        prepared = self._prepared.pop(id(program), None)
+        commands = self._commands_of(program) if prepared is None else prepared[1]
         self._runs.append(self.device.submit(commands))
 
     def _commands_of(self, program: Program) -> Commands:

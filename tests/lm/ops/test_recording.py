@@ -169,6 +169,18 @@ def test_a_prepared_program_runs_once_and_another_in_its_place(operations: Opera
         operations.write(tensor, np.ones(4))
 
 
+def test_several_programs_are_prepared(operations: Operations) -> None:
+    pairs = [zeros_of(operations, 1) for _ in range(3)]
+    for _, program in (*pairs, pairs[0]):
+        operations.prepare(program)
+    for place in (1, 0, 2):
+        tensor, program = pairs[place]
+        operations.run(program)
+        assert not operations.read(tensor).any()
+        operations.write(tensor, np.ones(4))
+    assert all(operations.read(tensor).all() for tensor, _ in pairs)
+
+
 def test_nothing_of_a_prepared_program_runs_before_it_where_kernels_are_timed() -> None:
     require_adapter()
     device = Device()
