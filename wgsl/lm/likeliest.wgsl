@@ -1,21 +1,9 @@
 // The likeliest of some ids: (order of its logit, id), reduced in workgroup memory.
 //
 // Of equal logits the smallest id is taken, and a NaN before all numbers, as NumPy's argmax does.
-//!include common/workgroup.wgsl
+//!include lm/order.wgsl
 
 var<workgroup> sh_likeliest: array<vec2<u32>, WORKGROUP_SIZE>;
-
-// A whole number for each f32, in the order of the numbers; 0 is below all of them.
-fn order_of(logit: f32) -> u32 {
-    let bits = bitcast<u32>(logit);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return 0xffffffffu;
-    }
-    if (bits == 0x80000000u) {
-        return bits; // -0 is 0
-    }
-    return bits ^ select(0x80000000u, 0xffffffffu, (bits >> 31u) == 1u);
-}
 
 fn likelier(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return select(a, b, b.x > a.x || (b.x == a.x && b.y < a.y));

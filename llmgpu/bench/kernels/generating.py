@@ -15,6 +15,7 @@ from llmgpu.lm.ops.tensor import Packed, Tensor
 
 SCORE_OPERATIONS = 4  # for each pair of query and key, beside products: scale, maximum, exp, sum
 MANY_ROWS = 64
+LARGEST = 200  # logits, as many as are kept by default
 EPSILON = 1e-5
 TOLERANCE = 1e-4  # of a norm and products
 Tensors = Mapping[str, Tensor]
@@ -132,4 +133,17 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
         record=lambda ops, t: ops.take_likeliest(
             t["logits"], config.vocab_size, NewRows(t["tokens"], t["places"], 0), t["chosen"], 0
         ),
+    )
+    k = min(LARGEST, config.vocab_size)
+    yield s.case(
+        "find_largest",
+        "logits:1V +found",
+        0,
+        lambda: {"found": np.zeros((1, 1 + k, 2), np.uint32)},
+        sizes=f"{k} of {config.vocab_size:,}",
+        # Ids are found in no order: of the pairs only the sums are the same.
+        outputs=("found",),
+        total=("found",),
+        tolerance=0,
+        record=lambda ops, t: ops.find_largest(t["logits"], config.vocab_size, k, t["found"]),
     )

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
 from llmgpu.lm.ops.arguments import HeadTensors, NewRows
+from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
 from llmgpu.lm.ops.operations import AttentionTensors, Norm, Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 MAX_STEPS = 16  # in a submission
+TIES = 55  # ids, beside those with the largest logits, that there is room for
 
 
 class CachedRows:
@@ -58,6 +60,7 @@ class CachedRows:
             ops.linear(self._normed, model.output_weight, self.logits)
         self._to_logits = Program("to logits", self._layers.steps + output.steps)
         self._likeliest: dict[int, Program] = {}
+        self._largest: dict[int, tuple[Program, Tensor]] = {}
 
     def _operand(self, name: str, width: int) -> Tensor:
         """Make a tensor that products take."""
@@ -122,8 +125,35 @@ class CachedRows:
         self._ops.run(self._to_logits)
         # The next ones are recorded while the device is at work.
         self._ops.prepare(self._to_logits)
+        return self.read_logits()
+
+    def read_logits(self) -> NDArray[np.float32]:
+        """Return the logits that were found last, (rows, tokens)."""
         logits: NDArray[np.float32] = self._ops.read(self.logits)
         return logits[:, : self._ids]
+
+    def find_largest(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Add the rows to the cache; return the k largest logits after each, and their ids.
+
+        Returns ids and logits, (rows, k), in descending order, of equal ones the smallest ids. None
+        if too many are equal or one is NaN: then `read_logits` has all.
+        """
+        if k not in self._largest:
+            shape = (self.rows, 1 + k + TIES, 2)
+            found = self._ops.tensor("largest logits", shape, np.uint32)
+            with self._ops.record("largest logits") as choice:
+                self._ops.find_largest(self.logits, self._ids, k, found)
+            self._largest[k] = Program("step", self._to_logits.steps + choice.steps), found
+        program, found = self._largest[k]
+        self._ops.run(program)
+        self._ops.prepare(program)
+        pairs = np.ascontiguousarray(self._ops.read(found)).view("<u8")[..., 0]
+        ascending = np.sort(pairs[:, 1:], axis=1)[:, :k]
+        has_nan = (ascending[:, 0] >> np.uint64(32) == 0).any()
+        if has_nan or (pairs[:, 0] > k + TIES).any():
+            return None
+        ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        return ids, logits_of((ascending >> np.uint64(32)).astype(np.uint32))
 
     def take_likeliest(self, steps: int) -> Callable[[], AnyArray]:
         """Start to add the rows to the cache and take the likeliest ids after them, `steps` times.

@@ -27,6 +27,7 @@ from llmgpu.lm.ops.tensor import AnyArray
 from llmgpu.lm.options import SamplingOptions
 
 PROMPT_ROWS = 64  # ids of prompts that go through at a time
+MOST_LARGEST = 1000  # logits that are looked for on the device: of more, all are read
 AHEAD = 2  # submissions of steps that are under way
 STEPS_SECONDS = 0.02  # aim for a submission
 
@@ -174,16 +175,25 @@ class Generator:
 
     def _drawn(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
         """Yield the next id of each sequence, drawn from its logits."""
-        logits = self._logits(working)
-        for s in working:
+        self._write_last(working)
+        for s, token in zip(working, self._draw(working), strict=True):
             s.done = len(s.ids)
-            token = s.request.sampler.draw(logits[s.row])
             if s.add(token):
                 yield s.number, token
 
-    def _logits(self, working: Sequence[_Sequence]) -> NDArray[np.float32]:
-        self._write_last(working)
-        return self._step.find_logits()
+    def _draw(self, working: Sequence[_Sequence]) -> list[int]:
+        """Draw an id for each sequence; where the largest logits decide, only these are read."""
+        wanted = [s.request.sampler.largest_wanted(self._ids) for s in working]
+        most = max(MOST_LARGEST + 1 if k is None else k for k in wanted)
+        if most > MOST_LARGEST:
+            logits = self._step.find_logits()
+        else:
+            found = self._step.find_largest(most)
+            if found is not None:
+                ids, values = found
+                return [s.request.sampler.draw_largest(ids[s.row], values[s.row]) for s in working]
+            logits = self._step.read_logits()
+        return [s.request.sampler.draw(logits[s.row]) for s in working]
 
     def _likeliest(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
         """Yield the likeliest ids of step after step, until a sequence ends or is full."""
@@ -229,7 +239,8 @@ class Generator:
             raise InputError(f"{len(ids)} ids are too many; the model takes {self._config.seq_len}")
         alone = [_Sequence(0, 0, Request(ids, 1, Sampler(SamplingOptions())), list(ids), 1)]
         self._take_in(alone)
-        logits: NDArray[np.float32] = self._logits(alone)[0]
+        self._write_last(alone)
+        logits: NDArray[np.float32] = self._step.find_logits()[0]
         return logits
 
     def _check(self, ids: Sequence[int]) -> None:

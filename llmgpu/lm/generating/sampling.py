@@ -54,7 +54,33 @@ class Sampler:
         if self._options.temperature == 0:
             return int(np.argmax(logits))
         ids, probabilities = self.candidates(logits)
-        return int(ids[self._random.choice(len(ids), p=probabilities)])
+        return int(ids[self._pick(probabilities)])
+
+    def largest_wanted(self, count: int) -> int | None:
+        """Return how many of the largest of `count` logits decide what is drawn; None if all."""
+        options = self._options
+        if self.is_greedy:
+            return 1
+        if options.repetition_penalty != 1 or options.log_probabilities:
+            return None
+        return options.top_k if 0 < options.top_k < count else None
+
+    def draw_largest(self, ids: NDArray[np.int64], logits: NDArray[np.float32]) -> int:
+        """Return what `draw` would from all logits.
+
+        logits: at least the `largest_wanted`, in descending order. ids: theirs, of equal logits the
+            smallest first.
+        """
+        if self.is_greedy:
+            return int(ids[0])
+        _, probabilities = self._probabilities(-logits[: self._options.top_k])
+        return int(ids[self._pick(probabilities)])
+
+    def _pick(self, probabilities: NDArray[np.float64]) -> int:
+        # As NumPy's `choice` does, whose checks take longer than all the rest.
+        ends = np.cumsum(probabilities)
+        ends /= ends[-1]
+        return int(np.searchsorted(ends, self._random.random(), side="right"))
 
     def _penalised(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits with those of ids that came up lowered."""
@@ -86,7 +112,13 @@ class Sampler:
         values = negated
         if 0 < options.top_k < len(negated):
             values = np.partition(negated, options.top_k - 1)[: options.top_k]
-        values = np.sort(values)
+        return self._probabilities(np.sort(values))
+
+    def _probabilities(
+        self, values: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Return those of negated logits, ascending, that may be drawn, and their probabilities."""
+        options = self._options
         below = float(values[0]) - values.astype(np.float64)
         with np.errstate(over="ignore", under="ignore"):  # a tiny temperature gives 0
             probabilities = np.exp(below / options.temperature)

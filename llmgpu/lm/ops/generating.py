@@ -33,6 +33,7 @@ from llmgpu.lm.ops.tensor import (
 PARTS = 64  # of a row of logits, each of which a workgroup looks through
 HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
 INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
+LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
 CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
 
 
@@ -123,6 +124,30 @@ class NumpyGenerating(Generating, NumpyRecorder):
         chosen.array[step] = rows.tokens.array
         positions, starts = rows.places.array
         positions += starts < rows.idle
+
+    @recorded
+    def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
+        found.array[...] = 0xFFFFFFFF
+        for row, target in zip(logits.array[:, :count], found.array, strict=True):
+            order = _order_of(row)
+            ids = np.flatnonzero(order >= np.partition(order, count - k)[count - k])
+            target[0] = len(ids), 0
+            ids = ids[: len(target) - 1]
+            target[1 : 1 + len(ids)] = np.stack([ids, ~order[ids]], 1)
+
+
+def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
+    """Return whole numbers in the order of float32 numbers, as lm/order.wgsl has them."""
+    bits = (logits + np.float32(0)).view(np.uint32)  # -0 is 0
+    order = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
+    return np.where(np.isnan(logits), np.uint32(0xFFFFFFFF), order)
+
+
+def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Return the logits that have these inverted orders, those of `Operations.find_largest`."""
+    order = ~inverted
+    bits = order ^ np.where(order >> 31, np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
+    return bits.view(np.float32)
 
 
 def _rotated(x: AnyArray, cosines: AnyArray, sines: AnyArray) -> FloatArray:
@@ -246,6 +271,16 @@ class GpuGenerating(Generating, GpuRecorder):
             tokens=rows.tokens,
             places=rows.places,
             chosen=chosen,
+        )
+
+    def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
+        sizes = (*logits.shape, count, k, found.shape[1] - 1)
+        self.dispatch(
+            "lm/13_find_largest.wgsl",
+            logits.shape[0],
+            params=np.array([sizes], LARGEST),
+            logits=logits,
+            found=found,
         )
 
 

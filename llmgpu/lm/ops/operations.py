@@ -421,6 +421,14 @@ class Operations(ABC):
         chosen, uint32 (steps, N).
         """
 
+    @abstractmethod
+    def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
+        """Write the k ids below `count` with the largest logits of each row, and all equal to them.
+
+        found: uint32 (N, 1 + capacity, 2): how many there are and 0; id and inverted order of the
+        logit, see `logits_of`, of as many as there is room for, in no order; the rest has all bits.
+        """
+
     # Loss and updates
 
     @abstractmethod

@@ -134,3 +134,34 @@ def test_log_probabilities_are_the_model_s() -> None:
     assert [sampler.draw(logits) for _ in range(2)] == [0, 0]
     expected = -np.log1p(np.exp(-1.0))
     np.testing.assert_allclose(sampler.log_probabilities, [expected] * 2, rtol=1e-12)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 30.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (7, 1.0), (40, 0.6), (40, 1e-9)])
+def test_the_largest_logits_decide_like_all(temperature: float, top_k: int, top_p: float) -> None:
+    options = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, seed=5)
+    all_logits, largest = Sampler(options), Sampler(options)
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        logits = np.rint(rng.standard_normal(300) * 5).astype(np.float32) / 2
+        wanted = largest.largest_wanted(300)
+        assert wanted == (1 if temperature == 0 else top_k)
+        ids = np.argsort(-logits, kind="stable")[: wanted + 3]
+        assert largest.draw_largest(ids, logits[ids]) == all_logits.draw(logits)
+
+
+def test_all_logits_are_wanted_without_top_k() -> None:
+    assert Sampler(SamplingOptions(top_k=0)).largest_wanted(300) is None
+    assert Sampler(SamplingOptions(top_k=300)).largest_wanted(300) is None
+    for options in ({"repetition_penalty": 1.5}, {"log_probabilities": True}):
+        for temperature in (0.0, 1.0):
+            chosen = SamplingOptions(temperature=temperature, top_k=5, **options)
+            assert Sampler(chosen).largest_wanted(300) is None
+
+
+def test_ids_are_drawn_as_numpy_chooses() -> None:
+    options = SamplingOptions(temperature=0.9, top_k=0, seed=11)
+    sampler, random = Sampler(options), np.random.Generator(np.random.Philox(11))
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        logits = rng.standard_normal(50).astype(np.float32)
+        ids, probabilities = sampler.candidates(logits)
+        assert sampler.draw(logits) == ids[random.choice(len(ids), p=probabilities)]

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.arguments import HeadTensors, NewRows
+from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import AttentionShape, Norm, Operations, Rotation
 from llmgpu.lm.ops.tensor import Packed, Tensor, make_packed
@@ -156,6 +157,40 @@ def test_the_likeliest_ids_are_taken(operations: Operations, count: int) -> None
     assert operations.read(chosen).tolist() == [[7] * 5, expected, [7] * 5]
     # The last row has no sequence.
     assert operations.read(rows.places).tolist() == [[4, 1, 8, 2, 0], places[1].tolist()]
+
+
+@pytest.mark.parametrize(("count", "k"), [(1, 1), (63, 9), (300, 300), (20_000, 200)])
+def test_the_largest_logits_are_found(operations: Operations, count: int, k: int) -> None:
+    rng = np.random.default_rng(k)
+    logits = (rng.standard_normal((6, count + 9)) * 9).astype(np.float32)
+    logits[:, count:] = 1000  # columns without tokens
+    logits[1, ::3] = np.rint(logits[1, ::3])  # some are equal
+    logits[2, ::2], logits[2, ::4] = 0.0, -0.0  # equal, too
+    logits[3, ::2] = -np.inf
+    logits[4] = -abs(logits[4])
+    logits[5, count // 2] = np.inf
+    given = tensor_of(operations, "logits", logits)
+    found = tensor_of(operations, "found", np.full((6, 1 + count, 2), 7, np.uint32))
+    run(operations, lambda: operations.find_largest(given, count, k, found))
+    for row, pairs in zip(logits[:, :count], operations.read(found), strict=True):
+        least = np.sort(row)[count - k]
+        expected = np.flatnonzero(row >= least)
+        assert pairs[0].tolist() == [len(expected), 0]
+        ids, inverted = pairs[1 : 1 + len(expected)].T
+        assert sorted(ids) == expected.tolist()
+        np.testing.assert_array_equal(logits_of(inverted), row[ids])
+        assert (pairs[1 + len(expected) :] == 0xFFFFFFFF).all()
+
+
+def test_more_equal_logits_than_there_is_room_for(operations: Operations) -> None:
+    logits = np.zeros((2, 600), np.float32)
+    logits[1, 77] = np.nan  # before all numbers, where it is seen
+    given = tensor_of(operations, "logits", logits)
+    found = tensor_of(operations, "found", np.zeros((2, 6, 2), np.uint32))
+    run(operations, lambda: operations.find_largest(given, 600, 2, found))
+    pairs = operations.read(found)
+    assert pairs[:, 0].tolist() == [[600, 0], [600, 0]]
+    assert pairs[1, 1:, 1].tolist().count(0) <= 1
 
 
 def test_packed_matrices_start_where_a_device_can_bind_them(operations: Operations) -> None:
