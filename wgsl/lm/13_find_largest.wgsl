@@ -2,26 +2,28 @@
 //
 // The order of the k-th largest is found digit by digit, from counts of the digits of all that begin with
 // the digits found so far. All ids from there on are written, which are more than k where logits are
-// equal. Counts are exact, and the ids that are written do not depend on the order of threads.
+// equal. Counts are exact, and the ids that are written do not depend on the order of threads. A thread
+// loads four vectors at a time: one workgroup has to keep enough loads under way.
 //
 // binding 0  params  uniform     sizes
-// binding 1  logits  read        (N, columns), of which the first `tokens` stand for tokens
+// binding 1  logits  read        (N, columns), four an element; the first `tokens` stand for tokens
 // binding 2  found   read_write  (N, 1 + capacity) pairs: the number of ids; id and inverted order
 // dispatch: one workgroup a row
 //!include lm/order.wgsl
 
 const BINS: u32 = 2048u; // of a digit
+const LOADS: u32 = 4u; // vectors of a thread at a time
 
 struct LargestParams {
     rows: u32, // N
-    columns: u32,
+    columns: u32, // a multiple of 4
     tokens: u32,
     k: u32, // no more than `tokens`
     capacity: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: LargestParams;
-@group(0) @binding(1) var<storage, read> logits: array<f32>;
+@group(0) @binding(1) var<storage, read> logits: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> found: array<vec2<u32>>;
 
 var<workgroup> sh_bins: array<atomic<u32>, BINS>;
@@ -30,17 +32,41 @@ var<workgroup> sh_digits: u32; // found so far
 var<workgroup> sh_left: u32; // wanted of those that begin with them
 var<workgroup> sh_count: atomic<u32>;
 
+// The orders of four logits of a row, 0 for those that are not below `end`.
+fn four_orders(row: u32, quad: u32, end: u32) -> vec4<u32> {
+    let first = 4u * quad;
+    if (first >= end) {
+        return vec4<u32>(0u);
+    }
+    let four = logits[row * (params.columns / 4u) + quad];
+    let orders =
+        vec4<u32>(order_of(four.x), order_of(four.y), order_of(four.z), order_of(four.w));
+    return select(vec4<u32>(0u), orders, first + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(end));
+}
+
+fn count_digit(order: u32, digits: u32, shift: u32, bits: u32) {
+    // A shift by all 32 bits is none in WGSL. No number has order 0.
+    if (order != 0u && (shift + bits == 32u || order >> (shift + bits) == digits)) {
+        atomicAdd(&sh_bins[(order >> shift) & ((1u << bits) - 1u)], 1u);
+    }
+}
+
 fn count_digits(row: u32, end: u32, shift: u32, bits: u32, local_index: u32) {
     for (var bin = local_index; bin < BINS; bin += WORKGROUP_SIZE) {
         atomicStore(&sh_bins[bin], 0u);
     }
     workgroupBarrier();
     let digits = sh_digits;
-    for (var id = local_index; id < end; id += WORKGROUP_SIZE) {
-        let order = order_of(logits[row * params.columns + id]);
-        // A shift by all 32 bits is none in WGSL.
-        if (shift + bits == 32u || order >> (shift + bits) == digits) {
-            atomicAdd(&sh_bins[(order >> shift) & ((1u << bits) - 1u)], 1u);
+    for (var quad = local_index; 4u * quad < end; quad += LOADS * WORKGROUP_SIZE) {
+        var orders: array<vec4<u32>, LOADS>;
+        for (var k = 0u; k < LOADS; k++) {
+            orders[k] = four_orders(row, quad + k * WORKGROUP_SIZE, end);
+        }
+        for (var k = 0u; k < LOADS; k++) {
+            count_digit(orders[k].x, digits, shift, bits);
+            count_digit(orders[k].y, digits, shift, bits);
+            count_digit(orders[k].z, digits, shift, bits);
+            count_digit(orders[k].w, digits, shift, bits);
         }
     }
     workgroupBarrier();
@@ -95,12 +121,14 @@ fn find_largest(
     choose_digit(10u, local_index);
     let least = sh_digits;
     let first = row * (1u + params.capacity) + 1u;
-    for (var id = local_index; id < end; id += WORKGROUP_SIZE) {
-        let order = order_of(logits[row * params.columns + id]);
-        if (order >= least) {
-            let place = atomicAdd(&sh_count, 1u);
-            if (place < params.capacity) {
-                found[first + place] = vec2<u32>(id, ~order);
+    for (var quad = local_index; 4u * quad < end; quad += WORKGROUP_SIZE) {
+        let orders = four_orders(row, quad, end);
+        for (var k = 0u; k < 4u; k++) {
+            if (orders[k] >= least) {
+                let place = atomicAdd(&sh_count, 1u);
+                if (place < params.capacity) {
+                    found[first + place] = vec2<u32>(4u * quad + k, ~orders[k]);
+                }
             }
         }
     }

@@ -425,6 +425,7 @@ class Operations(ABC):
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
         """Write the k ids below `count` with the largest logits of each row, and all equal to them.
 
+        logits: (N, V), V a multiple of 4.
         found: uint32 (N, 1 + capacity, 2): how many there are and 0; id and inverted order of the
         logit, see `logits_of`, of as many as there is room for, in no order; the rest has all bits.
         """
