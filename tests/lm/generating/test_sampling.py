@@ -134,6 +134,8 @@ def test_log_probabilities_are_the_model_s() -> None:
     assert [sampler.draw(logits) for _ in range(2)] == [0, 0]
     expected = -np.log1p(np.exp(-1.0))
     np.testing.assert_allclose(sampler.log_probabilities, [expected] * 2, rtol=1e-12)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 30.0])
 @pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (7, 1.0), (40, 0.6), (40, 1e-9)])
 def test_the_largest_logits_decide_like_all(temperature: float, top_k: int, top_p: float) -> None:
