@@ -219,6 +219,20 @@ def test_rates_of_large_texts_are_those_of_the_recorded_runs() -> None:
     assert {tuple(row) for row in table_rows(6)} == {large_text_row(r) for r in results}
 
 
+def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
+    record = json.loads((RECORDED / "precision" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    assert {tuple(row) for row in table_rows(4)} == {precision_row(r) for r in record["steps"]}
+    rates: dict[str, list[str]] = {}
+    for result in record["generating"]["results"]:
+        rates.setdefault(result["machine"], []).append(str(result["tokens_per_second"]))
+    assert {row[0]: row[1:] for row in table_rows(3)} == rates
+    text = BENCHMARKS.read_text(encoding="utf-8")
+    losses = [result["held_out_loss"] for result in record["training"]["results"]]
+    assert max(losses) < 1.005 * min(losses)
+    for loss in losses:
+        assert f"{loss:.4f}" in text
+
+
 def test_the_comparison_in_the_readme_is_that_of_the_recorded_runs() -> None:
     records = recorded_results()
     shown = {
@@ -323,6 +337,16 @@ def large_text_row(result: dict[str, Any]) -> tuple[str, ...]:
         str(len(seconds["runs"])),
         f"{seconds['median']:.3f}",
         f"{result['text_bytes'] / seconds['median'] / 1e9:.2f}",
+    )
+
+
+def precision_row(result: dict[str, Any]) -> tuple[str, ...]:
+    milliseconds = result["milliseconds"]["median"]
+    return (
+        f"{result['tokens'] // 1024} x 1024",
+        result["engine"],
+        f"{milliseconds:.1f}",
+        f"{result['tokens'] / milliseconds * 1e3:.0f}",
     )
 
 
