@@ -40,6 +40,7 @@ from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, pi
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import (
     SOURCE_OPTIONS,
+    lists_of_files,
     named_files,
     resolve_texts,
     take_selection,
@@ -83,7 +84,12 @@ def bpe_train(
     job = _part_job(part, corpus, counts_output if counts_only else None, report)
     counts_output = job.output if job.part else counts_output
     found = resolve_texts(corpus, selection) if corpus else None
-    read = [*from_counts, *_seed_files(settings["seed_vocab"]), *_paths_of(found)]
+    read = [
+        *from_counts,
+        *_seed_files(settings["seed_vocab"]),
+        *_paths_of(found),
+        *lists_of_files(),
+    ]
     loaded = _load_counts(from_counts, settings) if from_counts else None
     resumed = checkpoint if resume else None
     options, reading = _take_options(settings, loaded, resumed, report)
@@ -221,6 +227,8 @@ def _check_sources(
         raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
     if counts_only and not output:
         raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
+    if counts_only:
+        refuse_given(("output",), "is for a vocabulary, and --counts-only writes none")
     if from_counts:
         refuse_given((*READING_OPTIONS, *SOURCE_OPTIONS), "is for CORPUS, not for --from-counts")
 

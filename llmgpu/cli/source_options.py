@@ -85,6 +85,11 @@ def named_files(paths: Sequence[str], files_from: str | None) -> tuple[str, ...]
     return (*paths, *names)
 
 
+def lists_of_files() -> list[str]:
+    """Return the lists of files that the command at work reads."""
+    return [*filter(None, [click.get_current_context().params.get("files_from")])]
+
+
 def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
     """Return the files of text that names stand for; see `resolve_sources`, `check_text_field`."""
     from llmgpu.text.sources import resolve_sources

@@ -34,7 +34,7 @@ from llmgpu.cli.options import (
     make_special_options,
 )
 from llmgpu.cli.parts import PartJob
-from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
+from llmgpu.cli.source_options import lists_of_files, named_files, resolve_texts, take_selection
 from llmgpu.cli.token_output import TokenOutput, check_files, open_sinks
 from llmgpu.files import STANDARD_OUTPUT, writes_directly
 from llmgpu.input_files import number_of
@@ -155,7 +155,7 @@ def tokenize(
     vocabulary_files = find_vocabulary(vocab)
     if not count:
         read = [*sources, *read_for(ids)] if decode else [source.path for source in found.files]
-        named = filter(None, [chat_template])
+        named = [*filter(None, [chat_template]), *lists_of_files()]
         check_files(target, [*vocabulary_files.inputs, *named, *read], decode, job.outputs)
         if not (decode or format_name):
             check_ending(output)

@@ -20,7 +20,7 @@ from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
-from llmgpu.cli.source_options import check_text_field, named_files, take_selection
+from llmgpu.cli.source_options import check_text_field, lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
 from llmgpu.errors import InputError, shorten
 from llmgpu.files import output_errors
@@ -132,7 +132,7 @@ def train(
         separator = _separator(start, eos)
         backend = None if resume else asked.select_new()
         inputs = [source.path for each in (sources, evaluated) if each for source in each.files]
-        inputs += [*start.inputs, *filter(None, [config, chat_template])]
+        inputs += [*start.inputs, *filter(None, [config, chat_template]), *lists_of_files()]
         check_outputs(_written(output, force), inputs)
     with (
         workers.together(_say_failure),

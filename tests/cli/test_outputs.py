@@ -25,14 +25,17 @@ INPUTS = {
     ("bench", "compare"): ["--compare {}"],
     ("bpe-train", "corpus"): ["{} --device cpu"],
     ("bpe-train", "seed_vocab"): ["corpus.txt --seed-vocab {} --vocab-size 400 --device cpu"],
+    ("bpe-train", "files_from"): ["--files-from {} --device cpu"],
     ("bpe-train", "from_counts"): ["--from-counts {} --device cpu"],
     ("compare-vocabs", "first"): [],  # nothing is written
     ("compare-vocabs", "second"): [],
     ("compare-vocabs", "texts"): [],
+    ("count", "files_from"): [],
     ("count", "paths"): [],
     ("count", "vocabs"): [],
     ("export", "vocab"): ["{}"],
     ("export", "chat_template"): [],  # for gguf alone: see tests/cli/test_interchange.py
+    ("generate", "prompts"): [],
     ("generate", "run"): [],  # nothing is written
     ("import", "source"): ["{} --pattern gpt2", "{} merges.txt"],
     ("import", "merges"): ["vocab.json {}"],
@@ -40,16 +43,20 @@ INPUTS = {
     ("info", "texts"): ["v.bin --on {}"],
     ("merge-shards", "manifests"): ["{}"],
     ("merge-word-counts", "counts"): ["{} counts"],
-    ("score", "model"): [],  # nothing is written
+    ("score", "files_from"): [],  # nothing is written
+    ("score", "model"): [],
     ("score", "paths"): [],
     ("tokenize", "chat_template"): [
         "--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"
     ],
+    ("tokenize", "files_from"): ["--vocab v.bin --device cpu --files-from {}"],
     ("tokenize", "files"): ["--vocab v.bin --device cpu {}", "--vocab v.bin --decode {}"],
     ("tokenize", "vocab"): ["--vocab {} --device cpu corpus.txt"],
     ("train", "chat_template"): ["--vocab v.bin --device cpu corpus.txt --chat-template {} --chat"],
     ("train", "config"): ["--vocab v.bin --device cpu corpus.txt --config {}"],
     ("train", "corpus"): ["--vocab v.bin --device cpu {}"],
+    ("train", "eval_corpus"): ["--vocab v.bin --device cpu corpus.txt --eval-corpus {}"],
+    ("train", "files_from"): ["--vocab v.bin --device cpu --files-from {}"],
     ("train", "init"): [],  # a folder: see tests/cli/test_train_init.py
     ("train", "vocab"): ["--vocab {} --device cpu corpus.txt"],
 }
@@ -147,6 +154,11 @@ def make_inputs(llmgpu: Run, vocab: Path) -> dict[str, bytes]:
     ):
         assert llmgpu(*command.split()).returncode == 0
     return {
+        "{} --device cpu": b"text",
+        "--corpus {}": b"text",
+        "--vocab v.bin --device cpu {}": b"text",
+        "--files-from {} --device cpu": b"corpus.txt",
+        "--vocab v.bin --device cpu --files-from {}": b"corpus.txt",
         "--from-counts {} --device cpu": (folder / "counts").read_bytes(),
         "{} counts": (folder / "counts").read_bytes(),
         "{} --pattern gpt2": b"".join(b"%s %d\n" % (b64encode(bytes([i])), i) for i in range(256)),

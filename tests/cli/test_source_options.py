@@ -143,6 +143,10 @@ def counted(llmgpu: Run, *arguments: str) -> bytes:
         ((*ENCODE, "t.bin", "--decode", "--threads", "2"), "--threads can't be combined"),
         ((*ENCODE, "t.bin", "--decode", "--exclude", "x"), "--exclude is for text"),
         ((*COUNT, "a.txt", "--per", "total", "--sort", "path"), "--sort has no effect"),
+        (
+            ("bpe-train", "a.txt", "--counts-only", "--save-counts", "c", "-o", "w.bin"),
+            "--output is for a vocabulary, and --counts-only writes none",
+        ),
         (("bpe-train", "--from-counts", "w", "--gitignore"), "--gitignore is for CORPUS"),
         (("train", "--vocab", "v.bin", "t.bin", "-o", "r", "--limit", "9"), "--limit is for text"),
         (("train", "--vocab", "v.bin", "t.bin", "-o", "r", "--chat"), "t.bin has tokens"),
