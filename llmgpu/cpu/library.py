@@ -43,6 +43,12 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_int64, c_int64, c_void_p),
     ),
+    "lay_out_trie": (
+        *(c_int64, c_void_p, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
+    ),
+    "append_merges": (c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64),
+    "merges_spell": (c_int, c_void_p, c_int64, c_void_p, c_void_p),
     "vocabulary_new": (
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_int64, c_int, c_uint32, c_void_p, c_void_p),
@@ -155,39 +161,6 @@ def valid_utf8(text: bytes) -> int:
     assert loaded is not None, "there is no CPU engine"
     valid: int = loaded.llmgpu_valid_utf8(text, len(text))
     return valid
-
-
-def spelled_tokens(
-    nodes: NDArray[np.uint32],
-    edges: NDArray[np.uint32],
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    is_ordinary: NDArray[np.bool_],
-) -> int:
-    """Return how many nodes of a trie have a token, each an ordinary one that its path spells.
-
-    nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. data, offsets: the tokens by id.
-
-    Returns -1 if that is not so, or if the nodes are not in the order that `compile_trie` makes.
-    """
-    loaded = library()
-    assert loaded is not None, "there is no CPU engine"
-    if len(edges) + 1 != len(nodes):
-        return -1
-    # The arrays are named, so that they live as long as the call.
-    nodes, edges = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
-    parents = np.empty(len(nodes), np.uint32)
-    found: int = loaded.llmgpu_spelled_tokens(
-        address_of(nodes),
-        address_of(edges),
-        address_of(data),
-        address_of(offsets),
-        address_of(is_ordinary),
-        len(nodes),
-        len(is_ordinary),
-        address_of(parents),
-    )
-    return found
 
 
 class EngineObject:

@@ -23,11 +23,14 @@ from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.tie import byte_ranks
+from llmgpu.bpe.vocabulary.trie import compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
 from llmgpu.cpu.texts import JsonlTexts, format_ids, spell_cells
+from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
@@ -134,11 +137,44 @@ def check_trie(rng: random.Random) -> None:
     is_ordinary = np.ones(len(tokens), np.bool_)
     facts = made.token_data, made.token_offsets, is_ordinary
     nodes, edges = made.trie.nodes.copy(), made.trie.edges.copy()
-    assert library.spelled_tokens(nodes, edges, *facts) == len(tokens)
+    assert spelled_tokens(nodes, edges, *facts) == len(tokens)
     changed = rng.choice([nodes, edges]).reshape(-1)
     place = rng.randrange(len(changed))
     changed[place] = rng.choice([value for value in CHANGES if value != changed[place]])
-    assert library.spelled_tokens(nodes, edges, *facts) < len(tokens), (tokens, nodes, edges)
+    assert spelled_tokens(nodes, edges, *facts) < len(tokens), (tokens, nodes, edges)
+    repeated = Vocabulary(
+        (*tokens, b"", *rng.choices(tokens, k=3)), made.merges, "none", EXPRESSION
+    )
+    ids = repeated.ordinary_ids
+    laid_out = lay_out_trie(repeated.token_data, repeated.token_offsets, ids)
+    compiled = compile_trie(repeated.ordinary_tokens, ids)
+    for found, expected in zip(laid_out, (compiled.nodes, compiled.edges), strict=True):
+        assert found.tolist() == expected.tolist(), tokens
+
+
+def check_merged_tokens(rng: random.Random) -> None:
+    """Tokens that merges make are those that a list of bytes grows to, or there are none."""
+    tokens = [b"", *SINGLE[97:100]]
+    packed = PackedTokens.of(tokens)
+    merges = []
+    for _ in range(rng.randint(0, 12)):
+        left, right = rng.choices(range(len(tokens)), k=2)
+        result = rng.choice([len(tokens), len(tokens), rng.randrange(len(tokens))])
+        tokens += [tokens[left] + tokens[right]] * (result == len(tokens))
+        merges.append((left, right, result))
+    table, size = np.array(merges, np.uint32).reshape(-1, 3), sum(map(len, tokens))
+    given = np.frombuffer(packed.data, np.uint8), packed.offsets
+    made = append_merges(*given, table, size)
+    assert made is not None and PackedTokens(made[0].tobytes(), made[1]) == tokens, merges
+    long_enough = all(len(tokens[a]) + len(tokens[b]) == len(tokens[c]) for a, b, c in merges)
+    if long_enough:
+        spelled = all(tokens[a] + tokens[b] == tokens[c] for a, b, c in merges)
+        assert merges_spell(*made, table) == spelled, merges
+    assert size == len(packed.data) or append_merges(*given, table, size - 1) is None
+    if merges:
+        changed = rng.randrange(len(merges)), rng.randrange(3)
+        table[changed] = rng.choice([len(tokens) + 1, (1 << 32) - 1])
+        assert append_merges(*given, table, size) is None, (merges, changed)
 
 
 def check_text(text: bytes, pattern: str) -> None:
@@ -204,6 +240,7 @@ def main() -> None:
         check_counting(rng, pattern, documents)
         check_merging(rng, pattern, documents)
         check_trie(rng)
+        check_merged_tokens(rng)
         check_jsonl(rng, documents)
         check_spelling(rng)
     print(f"{rounds} rounds")

@@ -110,6 +110,12 @@ class SeedSymbols:
         """Return what tells the results of further merges."""
         return Spellings(self.tokens, self.unreached)
 
+    def results(self, pairs: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return what each of the learned merges, uint32 (M, 2) in their order, makes."""
+        if self.unreached:
+            return self.spellings().results(pairs)
+        return np.arange(len(self.tokens), len(self.tokens) + len(pairs), dtype=np.uint32)
+
     def words(self, words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> SymbolWords:
         """Return words with a symbol for each byte, before any merge."""
         lengths = np.fromiter(map(len, self.tokens), np.uint32, len(self.tokens))

@@ -219,7 +219,7 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
     with run.phase("merge"):
         learned = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
     pairs = np.concatenate([pairs, learned.pairs])
-    results = seed.spellings().results(pairs)
+    results = seed.results(pairs)
     with run.phase("measure smaller sizes"):
         merges = np.column_stack([pairs, results])
         sizes = _measure_sizes(words, merges, learned.symbols, run)

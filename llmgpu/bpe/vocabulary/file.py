@@ -149,11 +149,12 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
 
     Raises VocabularyError for what is too long for the file.
     """
+    tokens: PackedTokens = fields["tokens"]
     converted = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
         "special_ids": pack_ids(sorted(fields["special_tokens"].values())),
-        "token_lengths": pack_ids(list(map(len, fields["tokens"]))),
+        "token_lengths": pack_ids(np.diff(tokens.offsets)),
         "token_data": "",
         "merges": pack_ids(fields["merges"]),
         "trie": "",
@@ -165,7 +166,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
     for name in _FIELDS:
         yield msgpack.packb(name)
         if name == "token_data":
-            yield from pack_data("token_data", sum(map(len, fields["tokens"])), fields["tokens"])
+            yield from pack_data("token_data", len(tokens.data), [tokens.data])
         elif name == "trie":
             yield from _pack_trie(trie)
         else:

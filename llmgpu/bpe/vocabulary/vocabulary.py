@@ -46,7 +46,8 @@ from llmgpu.bpe.vocabulary.file import (
 )
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, Trie, compile_trie, lay_out, validate_trie
 from llmgpu.bpe.vocabulary.trie_levels import SortedTokens, sort_tokens
-from llmgpu.cpu.library import library, spelled_tokens
+from llmgpu.cpu.library import library
+from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
@@ -192,7 +193,7 @@ class Vocabulary:
     @cached_property
     def trie(self) -> Trie:
         """The trie of the ordinary tokens."""
-        return compile_trie(self.ordinary_tokens, self.ordinary_ids)
+        return self._small_trie() or compile_trie(self.ordinary_tokens, self.ordinary_ids)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -253,12 +254,23 @@ class Vocabulary:
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         chat = self.chat.entries() if self.chat else {}
         entries["training"] = self.training | self._recorded | chat
+        entries["tokens"] = self._packed_tokens
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before
+        if trie is None:
+            trie = self.__dict__["trie"] = self._small_trie()
         if trie is None:
             trie = sort_tokens(self.ordinary_tokens, self.ordinary_ids)
             if trie.num_nodes <= _FEW_NODES:
                 trie = self.__dict__["trie"] = lay_out(trie)
         return pack(entries, trie, self.fingerprint)
+
+    def _small_trie(self) -> Trie | None:
+        """Return the trie as the CPU engine lays it out; None without one, or for many bytes."""
+        ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
+        if library() is None or int(lengths.sum()) > _FEW_NODES:
+            return None
+        nodes, edges = lay_out_trie(self.token_data, self.token_offsets, ids)
+        return Trie(nodes, edges, int(lengths.max(initial=0)))
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
@@ -427,6 +439,8 @@ def _check_merges(vocabulary: Vocabulary) -> None:
 def _spell_results(vocabulary: Vocabulary) -> bool:
     if len(vocabulary.merges) == 0:
         return True
+    if library() is not None:
+        return merges_spell(vocabulary.token_data, vocabulary.token_offsets, vocabulary.merges)
     table = np.empty(vocabulary.size, np.object_)
     table[:] = tuple(vocabulary.tokens)
     left, right, results = table[vocabulary.merges.T]
@@ -469,8 +483,26 @@ def extend_vocabulary(
     """
     triples = np.asarray(merges)
     triples = triples.astype(np.int64) if triples.size else np.empty((0, 3), np.int64)
+    tokens = _appended(seed, triples)
+    special = _number_special_tokens(special_tokens, tokens)
+    return replace(
+        seed,
+        tokens=(*tokens, *(text.encode() for text in special)) if special else tokens,
+        merges=np.concatenate([seed.merges, triples.astype(np.uint32)]),
+        special_tokens=seed.special_tokens | special,
+        training=dict(training),
+    )
+
+
+def _appended(seed: Vocabulary, merges: NDArray[np.int64]) -> PackedTokens:
+    """Return the tokens of a vocabulary with what merges make after them."""
+    if library() is not None and len(merges) and 0 <= merges.min() <= merges.max() < NO_TOKEN:
+        most = seed.token_offsets[-1] + _LONG_TOKEN * len(merges)
+        made = append_merges(seed.token_data, seed.token_offsets, merges.astype(np.uint32), most)
+        if made is not None:
+            return PackedTokens(made[0].tobytes(), made[1])
     tokens = list(seed.tokens)
-    for k, (left, right, result) in enumerate(triples.tolist()):
+    for k, (left, right, result) in enumerate(merges.tolist()):
         if not (0 <= left < len(tokens) and 0 <= right < len(tokens)):
             raise VocabularyError(
                 f"merge {k} of {[left, right]}: only ids below {len(tokens)} exist by then"
@@ -479,20 +511,13 @@ def extend_vocabulary(
             tokens.append(tokens[left] + tokens[right])
         elif not 0 <= result < len(tokens):
             raise VocabularyError(f"merge {k} makes id {result}, but the next one is {len(tokens)}")
-    special = _number_special_tokens(special_tokens, tokens)
-    return replace(
-        seed,
-        tokens=(*tokens, *(text.encode() for text in special)),
-        merges=np.concatenate([seed.merges, triples.astype(np.uint32)]),
-        special_tokens=seed.special_tokens | special,
-        training=dict(training),
-    )
+    return PackedTokens.of(tokens)
 
 
 def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dict[str, int]:
     """Give special tokens the ids after all other tokens."""
     numbered: dict[str, int] = {}
-    taken = set(tokens)
+    taken = set(tokens) if texts else set()
     for text in texts:
         try:
             spelled = text.encode()

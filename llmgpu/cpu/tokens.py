@@ -1,0 +1,109 @@
+"""The tokens of a vocabulary in the CPU engine: their trie, and what merges spell.
+
+data, offsets: the tokens end to end, uint8, and where each begins and the last one ends, int64
+(tokens + 1,).
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.cpu.library import address_of, library
+
+
+def spelled_tokens(
+    nodes: NDArray[np.uint32],
+    edges: NDArray[np.uint32],
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    is_ordinary: NDArray[np.bool_],
+) -> int:
+    """Return how many nodes of a trie have a token, each an ordinary one that its path spells.
+
+    nodes, edges: see `llmgpu.bpe.vocabulary.trie.Trie`. data, offsets: the tokens by id.
+
+    Returns -1 if that is not so, or if the nodes are not in the order that `compile_trie` makes.
+    """
+    if len(edges) + 1 != len(nodes):
+        return -1
+    # The arrays are named, so that they live as long as the call.
+    nodes, edges = np.ascontiguousarray(nodes), np.ascontiguousarray(edges)
+    parents = np.empty(len(nodes), np.uint32)
+    found: int = _engine().llmgpu_spelled_tokens(
+        address_of(nodes),
+        address_of(edges),
+        address_of(data),
+        address_of(offsets),
+        address_of(is_ordinary),
+        len(nodes),
+        len(is_ordinary),
+        address_of(parents),
+    )
+    return found
+
+
+def lay_out_trie(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the nodes and edges of the trie of some tokens, see `llmgpu.bpe.vocabulary.trie.Trie`.
+
+    ids: which of the tokens, ascending; the lowest of equal ones is taken.
+
+    Memory: 60 bytes for each byte of these tokens, for as long as the call takes.
+    """
+    most = 1 + int((offsets[ids + 1] - offsets[ids]).sum())
+    slots = np.zeros(2 << most.bit_length(), np.uint32)
+    branches, order = np.empty((most, 5), np.uint32), np.empty(most, np.uint32)
+    nodes, edges = np.empty((most, 3), np.uint32), np.empty((most, 2), np.uint32)
+    data, ids = np.ascontiguousarray(data), np.ascontiguousarray(ids, np.int64)
+    made = _engine().llmgpu_lay_out_trie(
+        *map(address_of, (data, offsets, ids)),
+        len(ids),
+        address_of(slots),
+        len(slots),
+        *map(address_of, (branches, order, nodes, edges)),
+    )
+    return nodes[:made].copy(), edges[: made - 1].copy()
+
+
+def append_merges(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], merges: NDArray[np.uint32], most: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+    """Return tokens with what merges make after them; their bytes and offsets.
+
+    merges: uint32 (M, 3), ids of the parts and of the result: the next id, or that of a token.
+
+    Returns None for a merge of an id that does not exist yet or with any other result, and for more
+    than `most` bytes in all.
+    """
+    merges = np.ascontiguousarray(merges, np.uint32)
+    grown = np.empty(len(offsets) + len(merges), np.int64)
+    grown[: len(offsets)] = offsets
+    given = address_of(merges), len(merges)
+    tokens = len(offsets) - 1
+    append = _engine().llmgpu_append_merges
+    made = append(*given, None, address_of(grown), tokens, most)
+    if made < 0:
+        return None
+    joined = np.empty(int(grown[made]), np.uint8)
+    joined[: len(data)] = data
+    append(*given, address_of(joined), address_of(grown), tokens, most)
+    return joined, grown[: made + 1]
+
+
+def merges_spell(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], merges: NDArray[np.uint32]
+) -> bool:
+    """Whether each merge spells its result, which is as long as its parts together."""
+    merges = np.ascontiguousarray(merges, np.uint32)
+    spells = _engine().llmgpu_merges_spell
+    return bool(spells(address_of(merges), len(merges), address_of(data), address_of(offsets)))
+
+
+def _engine() -> ctypes.CDLL:
+    loaded = library()
+    assert loaded is not None, "there is no CPU engine"
+    return loaded
