@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from llmgpu.errors import DeviceError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from llmgpu.gpu import AdapterInfo, Device
 
 
@@ -121,6 +123,28 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
     return Backend(Device(adapter), str(adapter))
 
 
+_early: dict[str, Future[Backend]] = {}
+
+
+def select_early(wanted: str) -> None:
+    """Begin to select a backend in a thread, for `start_selecting` to take, if it is a device.
+
+    So an adapter is opened while the command's own modules are imported. Whether ``auto`` needs one
+    is not known that early.
+    """
+    if wanted not in ("auto", "cpu", ALL):
+        _early[wanted] = _in_thread(wanted)
+
+
+def _in_thread(wanted: str) -> Future[Backend]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
+    selecting = thread.submit(select_backend, wanted)
+    thread.shutdown(wait=False)
+    return selecting
+
+
 def start_selecting(
     wanted: str, text_bytes: int | None = None, least: int = 0, *, joins: bool = False
 ) -> Callable[[], Backend]:
@@ -142,11 +166,7 @@ def start_selecting(
     if joins and text_bytes is None:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
-    from concurrent.futures import ThreadPoolExecutor
-
-    thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
-    selecting = thread.submit(select_backend, wanted)
-    thread.shutdown(wait=False)
+    selecting = _early.pop(wanted, None) or _in_thread(wanted)
     if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
     return selecting.result

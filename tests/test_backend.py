@@ -8,7 +8,7 @@ import click
 import pytest
 
 from llmgpu import backend
-from llmgpu.backend import NUMPY, start_selecting
+from llmgpu.backend import NUMPY, select_early, start_selecting
 from llmgpu.cli.options import gpu_from
 from llmgpu.errors import DeviceError
 
@@ -78,3 +78,16 @@ def test_the_size_in_the_environment_comes_first(monkeypatch: pytest.MonkeyPatch
 def test_all_devices_are_not_one() -> None:
     with pytest.raises(DeviceError, match="all devices together only tokenize and count tokens"):
         start_selecting("all")()
+
+
+def test_what_was_begun_early_is_taken_once() -> None:
+    select_early("no such adapter")
+    begun = backend._early["no such adapter"]
+    for name in ("auto", "cpu", backend.ALL):
+        select_early(name)
+    assert [*backend._early] == ["no such adapter"]
+    first, second = (start_selecting("no such adapter") for _ in range(2))
+    assert not backend._early
+    for selected in (first, begun.result, second):
+        with pytest.raises(DeviceError, match="no such adapter|no GPU adapter"):
+            selected()

@@ -359,7 +359,7 @@ def _encode(
 
     try:
         if open_sink is None:
-            for piece in encode_corpus(encoder, text, ReusedMemory().allocate):
+            for piece in encode_corpus(encoder, text, ReusedMemory()):
                 tokens += len(piece.ids)
                 progress("tokenizing", text.bytes_read, text.total_bytes)
         else:

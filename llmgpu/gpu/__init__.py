@@ -13,19 +13,21 @@ drivers, adapters, kernel, commands, device. `llmgpu.backend` decides which driv
 """
 
 from llmgpu.gpu.adapters import (
+    ALIGNMENT,
     WEBGPU_DEFAULT_LIMITS,
     AdapterInfo,
     Buffer,
     list_adapters,
     select_adapter,
 )
-from llmgpu.gpu.commands import Commands, Download, Staging
+from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.device import Device, paced_states
 from llmgpu.gpu.driver import MATRIX_FEATURE, Driver, MatrixShape
 from llmgpu.gpu.drivers import DRIVERS, chosen_driver, default_driver, has_dawn, load_driver
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 
 __all__ = [
+    "ALIGNMENT",
     "DRIVERS",
     "MATRIX_FEATURE",
     "WEBGPU_DEFAULT_LIMITS",
@@ -45,5 +47,6 @@ __all__ = [
     "list_adapters",
     "load_driver",
     "paced_states",
+    "parallel_copy",
     "select_adapter",
 ]

@@ -291,19 +291,23 @@ class Download:
         """Wait for the copy and move the first len(out) bytes into `out`."""
         if len(out) > self._size or (self._size and self._pending is None):
             raise RuntimeError(f"no download of {len(out)} bytes is under way in this memory")
-        self._take(out)
+        self.take(lambda copied: parallel_copy(out, copied[: len(out)]))
 
     def cancel(self) -> None:
         """Discard the copy under way, if there is one."""
-        self._take(np.empty(0, np.uint8))
+        self.take(lambda copied: None)
 
-    def _take(self, out: NDArray[np.uint8]) -> None:
+    def take(self, use: Callable[[NDArray[np.uint8]], None]) -> None:
+        """Wait for the copy under way, if there is one; `use` is given its bytes, valid till then.
+
+        It may have up to 3 bytes more than were asked for.
+        """
         mapped, self._pending = self._pending, None
         if mapped is None:
             return
         if not mapped.wait():
             raise DeviceError(f"{self._opened.name} can't map {self._size} bytes for reading")
-        parallel_copy(out, mapped.array()[: len(out)])
+        use(mapped.array())
         mapped.unmap()
 
     def reserve(self, nbytes: int) -> None:

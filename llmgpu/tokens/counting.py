@@ -43,7 +43,7 @@ def count_files(
     """
     tokens: list[int] = []  # of the files that have begun
     documents = 0
-    for piece in encode_corpus(encoder, text, ReusedMemory().allocate):
+    for piece in encode_corpus(encoder, text, ReusedMemory()):
         starts, begun = piece.document_starts, text.begun
         counted = 0
         while len(tokens) < len(begun) and begun[len(tokens)].documents < documents + len(starts):

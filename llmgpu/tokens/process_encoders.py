@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +22,7 @@ from llmgpu.bpe.encoding.special_encoding import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus
-from llmgpu.tokens.tokenizing import encode_corpus
+from llmgpu.tokens.tokenizing import GPU_FROM, encode_corpus
 
 _MOST_KEPT = 16  # encoders with different options
 HOST_BYTES = 1 << 16  # up to here the CPU is done before a device has received the text
@@ -44,7 +45,7 @@ class ProcessEncoders:
 
     @cached_property
     def backend(self) -> Backend:
-        """Where to compute; opened on first use."""
+        """Where to compute, or what joins the CPU; opened on first use."""
         return select_backend(self._device)
 
     @cached_property
@@ -53,7 +54,10 @@ class ProcessEncoders:
 
     @cached_property
     def _large(self) -> Encoder:
-        return open_matching_encoder(self._vocabulary, self.backend)
+        if self._device != "auto":
+            return open_matching_encoder(self._vocabulary, self.backend)
+        joining = replace(NUMPY, joining=lambda: self.backend, join_from=GPU_FROM, shares={})
+        return open_matching_encoder(self._vocabulary, joining)
 
     def encode(
         self, source: Corpus, options: SpecialOptions, is_small: bool

@@ -22,7 +22,7 @@ from llmgpu.tokens.sinks import TokenSink
 GPU_FROM = 64_000_000 * usable_processors()
 
 _WRITERS = 3  # threads: one writes, others prepare what is written next
-_WAITING_IDS = 1 << 21  # that are to be written, unless a slice alone has more
+_WAITING_IDS = 1 << 21  # that are to be written, unless each thread has a slice
 
 
 def encode_corpus(
@@ -51,7 +51,7 @@ def encode_into(sink: TokenSink, encoder: Encoder, text: Corpus, progress: Progr
     """
     memory = ReusedMemory()
     with nullcontext(sink.write) if sink.is_direct else _in_background(sink) as write:
-        for piece in encode_corpus(encoder, text, memory.allocate):
+        for piece in encode_corpus(encoder, text, memory):
             write(piece)
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
@@ -78,7 +78,8 @@ def _in_background(sink: TokenSink) -> Iterator[Callable[[EncodedSlice], None]]:
 
     def write(piece: EncodedSlice) -> None:
         nonlocal waiting_ids
-        while waiting and (waiting_ids + len(piece.ids) > _WAITING_IDS or waiting[0][0].done()):
+        many = waiting_ids + len(piece.ids) > _WAITING_IDS
+        while waiting and (waiting[0][0].done() or (many and len(waiting) >= _WRITERS)):
             waiting_ids -= finish()
         before = waiting[-1][0] if waiting else None
         waiting.append((threads.submit(step, piece, before), len(piece.ids)))

@@ -84,6 +84,10 @@ class ReusedMemory:
         """Start with no memory."""
         self._idle: deque[NDArray[np.uint32]] = deque()
 
+    def __call__(self, count: int) -> NDArray[np.uint32]:
+        """Allocate, see `Allocate`; in any order of the slices."""
+        return self.allocate(count)
+
     def allocate(self, count: int) -> NDArray[np.uint32]:
         """Return memory for `count` ids, with undefined contents."""
         memory = new_ids(0)

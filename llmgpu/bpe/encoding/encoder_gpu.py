@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 from weakref import proxy
@@ -36,7 +37,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     prepare_kernels,
 )
 from llmgpu.cpu.library import insert_pairs, library
-from llmgpu.gpu import Buffer, Commands, Device, Download
+from llmgpu.gpu import Buffer, Commands, Device, Download, Kernel, parallel_copy
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import TextSource
 
@@ -71,27 +72,14 @@ class GpuEncoder:
         Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
         """
         self._device, self._vocabulary = device, vocabulary
-        self._pairs = ranked_pairs(vocabulary)
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
-        self._kernels = prepare_kernels(
-            device,
-            workgroup_size,
-            {
-                "encode/00_look_up": {"MAX_WORD": self._longest},
-                "encode/01_whole_tokens": {},
-                "encode/02_merge": {"WHOLE_TOKENS": int(vocabulary.takes_whole_tokens)},
-                "encode/03_store": {},
-                "encode/04_count_tokens": {},
-                "encode/05_scan_groups": {},
-                "encode/06_emit": {},
-                "encode/07_document_starts": {},
-            },
-            hash_mask,
-        )
+        with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-pack") as packer:
+            packing = packer.submit(lambda: pack_pairs(vocabulary, ranked_pairs(vocabulary)))
+            self._kernels = self._prepare_kernels(hash_mask)
         self._table = GpuWordTable(
             device,
             self._kernels,
@@ -106,12 +94,29 @@ class GpuEncoder:
         emitting = ("count_tokens", "scan_groups", "emit", "document_starts")
         self.steps = ("look_up", *merging, *emitting)  # kernels of a slice, in order
         self._lock = threading.Lock()  # of the table: submitting and growing exclude one another
-        self._shared = self._make_shared_buffers()
+        self._shared = self._make_shared_buffers(packing.result())
         self._idle: list[_Slot] = []  # kept from one text to the next
         self._empty = True
         self._ids_per_byte = 0.0  # of the slice fetched last
 
-    def _make_shared_buffers(self) -> dict[str, Buffer]:
+    def _prepare_kernels(self, hash_mask: int) -> dict[str, Kernel]:
+        return prepare_kernels(
+            self._device,
+            self._wg,
+            {
+                "encode/00_look_up": {"MAX_WORD": self._longest},
+                "encode/01_whole_tokens": {},
+                "encode/02_merge": {"WHOLE_TOKENS": int(self._vocabulary.takes_whole_tokens)},
+                "encode/03_store": {},
+                "encode/04_count_tokens": {},
+                "encode/05_scan_groups": {},
+                "encode/06_emit": {},
+                "encode/07_document_starts": {},
+            },
+            hash_mask,
+        )
+
+    def _make_shared_buffers(self, pairs: NDArray[np.uint32]) -> dict[str, Buffer]:
         """Make the buffers that slices use in turn, and those that all only read."""
         size, create = self._slice_bytes, self._device.create_buffer
         upload, trie = self._device.upload, self._vocabulary.trie
@@ -122,7 +127,7 @@ class GpuEncoder:
             "group_sums": create("group sums", size // 8 + 4),
             "nodes": upload("trie nodes", trie.nodes),
             "edges": upload("trie edges", trie.edges),
-            "pairs": upload("pairs", pack_pairs(self._vocabulary, self._pairs)),
+            "pairs": upload("pairs", pairs),
         }
         buffers["symbols"] = buffers["words"]
         return buffers
@@ -173,39 +178,15 @@ class GpuEncoder:
     ) -> EncodedSlice:
         tokens = int(state["tokens"])
         self._ids_per_byte = tokens / max(1, piece.main_end)
-        if state["long"]:
-            ids, starts = slot.fetch(new_ids(tokens))
-            words = slot.read_long_words(self._longest)
-            ids, starts = self._insert_long_words(ids, starts, words, allocate)
-        else:
-            ids, starts = slot.fetch(allocate(tokens))
+        words = slot.read_long_words(self._longest) if state["long"] else []
+        matches = self._host.match_words(words) if words else []
+        ids, starts = slot.fetch(tokens, allocate, matches)
         if self._has_gaps and (ids == NO_TOKEN).any():
             # The tokens before the byte span the text before it.
             before = ids[: np.argmax(ids == NO_TOKEN)]
             position = int(self._vocabulary.token_spans[before].sum())
             raise NoTokenError(slot.read_byte(position), piece.offset + position)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
-
-    def _insert_long_words(
-        self,
-        ids: NDArray[np.uint32],
-        starts: NDArray[np.int64],
-        words: list[NDArray[np.uint8]],
-        allocate: Allocate,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Put the tokens of long words in their places; return ids and document starts."""
-        matches = self._host.match_words(words)
-        places = np.flatnonzero(ids == LONG_WORD)
-        pieces: list[NDArray[np.uint32]] = []
-        after = 0  # the last long word replaced
-        for place, match in zip(places.tolist(), matches, strict=True):
-            pieces += [ids[after:place], match]
-            after = place + 1
-        # gained[k]: by how many ids the first k long words lengthen the result.
-        gained = np.cumsum([0, *(len(match) - 1 for match in matches)])
-        result = allocate(len(ids) + int(gained[-1]))
-        np.concatenate([*pieces, ids[after:]], out=result)
-        return result, starts + gained[np.searchsorted(places, starts)]
 
     @cached_property
     def _host(self) -> HostSlices:
@@ -286,15 +267,51 @@ class _Slot(WordSlot):
         self._ids_copy.begin()
         self._starts_copy.begin()
 
-    def fetch(self, ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Write the slice's ids to `ids`; return them, and where in them documents start."""
-        starts = np.empty(self._documents, np.uint32)
-        if len(ids) > self._copied:  # more than expected: copy again
+    def fetch(
+        self, tokens: int, allocate: Allocate, long_words: Sequence[NDArray[np.uint32]]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return the slice's ids, in memory from `allocate`, and where in them documents start.
+
+        tokens: how many the device has found. long_words: those that take the place of one each.
+        """
+        if tokens > self._copied:  # more than expected: copy again
             self._ids_copy.cancel()
-            self._ids_copy.start(self.buffers["output"], ids.nbytes)
-        self._ids_copy.finish(ids.view(np.uint8))
-        self._starts_copy.finish(starts.view(np.uint8))
-        return ids, starts.astype(np.int64)
+            self._ids_copy.start(self.buffers["output"], 4 * tokens)
+        found = np.empty(self._documents, np.uint32)
+        self._starts_copy.finish(found.view(np.uint8))
+        starts = found.astype(np.int64)
+        if not long_words:
+            ids = allocate(tokens)
+            self._ids_copy.finish(ids.view(np.uint8))
+            return ids, starts
+        # gained[k]: by how many ids the first k long words lengthen the result.
+        gained = np.cumsum([0, *(len(ids) - 1 for ids in long_words)])
+        ids = allocate(tokens + int(gained[-1]))
+
+        def insert(copied: NDArray[np.uint8]) -> None:
+            nonlocal starts
+            places = insert_long_words(ids, copied.view(np.uint32)[:tokens], long_words)
+            starts += gained[np.searchsorted(places, starts)]
+
+        self._ids_copy.take(insert)
+        return ids, starts
+
+
+def insert_long_words(
+    out: NDArray[np.uint32], ids: NDArray[np.uint32], long_words: Sequence[NDArray[np.uint32]]
+) -> NDArray[np.int64]:
+    """Copy ids with long words, each in the next place of LONG_WORD; return these places."""
+    places = np.flatnonzero(ids == LONG_WORD)
+    pieces: list[NDArray[np.uint32]] = []
+    after = 0  # the last long word replaced
+    for place, word in zip(places.tolist(), long_words, strict=True):
+        pieces += [ids[after:place], word]
+        after = place + 1
+    at = 0
+    for piece in [*pieces, ids[after:]]:
+        parallel_copy(out[at : at + len(piece)].view(np.uint8), piece.view(np.uint8))
+        at += len(piece)
+    return places
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:

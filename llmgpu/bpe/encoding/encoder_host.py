@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from llmgpu.bpe.encoding.encoder import (
     CollectedIds,
     EncodedSlice,
     NoTokenError,
+    ReusedMemory,
     new_ids,
 )
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
@@ -26,6 +28,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import TextSource
 
 _SPARE_MEMORY = 2  # slices whose ids are being used, beside one for each thread
+_MOST_AHEAD = 4  # slices encoded elsewhere whose ids wait for those of earlier slices
 _PATIENCE_SECONDS = 1.0  # more than it takes to read a slice of a file
 
 
@@ -109,8 +112,9 @@ class Task:
     device: number of the helper that encodes the slice, from 1; 0: a thread of `Workers`.
     memory: which the ids are in, if it is to be used again.
     allocate: of a slice that is encoded elsewhere, for ids that are written where they are used; it
-        is known once the ids of all earlier slices are used.
+        is known at once for a few slices, for others when the ids of all earlier slices are used.
     number: of the slice, from 0.
+    begin: of its ids in those of the text, where they are collected.
     """
 
     def __init__(self, memory: _Memory | None = None, device: int = 0) -> None:
@@ -119,6 +123,7 @@ class Task:
         self.memory = memory
         self.allocate: Future[Allocate] = Future()
         self.number = 0
+        self.begin: Future[int] = Future()
 
 
 class Workers:
@@ -146,6 +151,8 @@ class Workers:
         self._slice_bytes = slice_bytes
         self._reading = threading.Lock()
         self._given = 0  # slices
+        self._ahead_of_turn: Allocate | None = None  # allocates in any order of the slices
+        self._ahead = 0  # slices encoded elsewhere, with memory for their ids before their turn
         self._ended = False
         self._threads: list[threading.Thread] = []
         self._most_threads = threads
@@ -153,7 +160,7 @@ class Workers:
         self._helpers_from = self._read_bytes = 0
         self._collected = collected
         self._placing = threading.Lock()
-        self._unplaced: dict[int, tuple[Task, EncodedSlice]] = {}
+        self._unplaced: dict[int, tuple[int, Callable[[int], None]]] = {}
         self._placed = 0  # slices
         self._place = 0 if collected is None else len(collected)
 
@@ -178,15 +185,21 @@ class Workers:
 
         allocate: see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
         """
+        if allocate is new_ids or isinstance(allocate, ReusedMemory):
+            self._ahead_of_turn = allocate
         for _ in range(_SPARE_MEMORY):
             self._idle.put(_Memory(self._slice_bytes))
         with self._reading:  # so that the thread is listed before it starts another
             self._start_thread()
         while (task := self._order.get()) is not None:
-            task.allocate.set_result(allocate)
+            was_ahead = task.allocate.done()
+            if not was_ahead:
+                task.allocate.set_result(allocate)
             encoded = task.encoded.result()
             if task.memory is None:
                 yield encoded, task.device
+                with self._placing:
+                    self._ahead -= was_ahead
             else:
                 yield _settled(encoded, allocate), task.device
                 self._idle.put(task.memory)
@@ -209,10 +222,7 @@ class Workers:
                 return
             try:
                 encoded, _ = self._slices.encode(piece, 0, memory.ids)
-                if self._collected is None:
-                    task.encoded.set_result(encoded)
-                else:
-                    self._collect(self._collected, task, encoded)
+                self.finish(task, encoded)
             except BaseException as error:
                 task.encoded.set_exception(error)
 
@@ -233,30 +243,60 @@ class Workers:
                 return None
             task.number = self._given
             self._given += 1
+            with self._placing:
+                allocate = self._ahead_of_turn
+                if allocate and task.device and self._ahead < _MOST_AHEAD:
+                    self._ahead += 1
+                    task.allocate.set_result(allocate)
             self._order.put(task)
             self._read_bytes += piece.main_end
             self._start_more()
             return piece
 
-    def _collect(self, collected: CollectedIds, task: Task, encoded: EncodedSlice) -> None:
-        """Put the ids of a slice in their place, and those of later ones that waited for it."""
+    def allocate(self, task: Task, count: int) -> NDArray[np.uint32]:
+        """Return memory for the ids of a slice that is encoded elsewhere; may wait for others."""
+        if self._collected is None:
+            return task.allocate.result()(count)
+        self._place_in_order(task.number, count, task.begin.set_result)
+        place = self._collected.place(task.begin.result(), count)
+        return new_ids(count) if place is None else place
+
+    def finish(self, task: Task, encoded: EncodedSlice) -> None:
+        """Hand in the ids of a slice; where ids are collected, put them there in their turn."""
+        collected = self._collected
+        if collected is None or task.begin.done():
+            task.encoded.set_result(encoded)
+            return
+
+        def put(begin: int) -> None:
+            place = collected.place(begin, len(encoded.ids))
+            if place is None:  # the caller finds another
+                task.encoded.set_result(encoded)
+                return
+            place[:] = encoded.ids
+            memory, task.memory = task.memory, None
+            if memory is not None:
+                self._idle.put(memory)
+            task.encoded.set_result(replace(encoded, ids=place))
+
+        self._place_in_order(task.number, len(encoded.ids), put)
+
+    def _place_in_order(self, number: int, count: int, put: Callable[[int], None]) -> None:
+        """Tell `put` where the ids of a slice begin once all slices before it are placed.
+
+        Also call those of later slices that waited for this one.
+        """
         ready = []
         with self._placing:
-            self._unplaced[task.number] = task, encoded
+            self._unplaced[number] = count, put
             while self._placed in self._unplaced:
-                following = self._unplaced.pop(self._placed)
-                ready.append((self._place, *following))
-                self._place += len(following[1].ids)
+                count, put = self._unplaced.pop(self._placed)
+                ready.append((put, self._place))
+                self._place += count
                 self._placed += 1
-        for begin, found, its_slice in ready:
-            place = collected.place(begin, len(its_slice.ids))
-            if place is None:  # the caller finds another
-                found.encoded.set_result(its_slice)
-                continue
-            place[:] = its_slice.ids
-            memory, found.memory = found.memory, None
-            self._idle.put(memory)
-            found.encoded.set_result(replace(its_slice, ids=place))
+        for put, begin in ready:
+            with suppress(InvalidStateError):  # nobody waits for it any more
+                put(begin)
 
     def end(self) -> Task:
         """Give no more slices; return the task whose outcome comes after those given."""

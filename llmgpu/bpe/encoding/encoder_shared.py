@@ -20,13 +20,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
+from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, Task, Workers
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.errors import DeviceError
 from llmgpu.text.corpus import TextSource
 
 _log = logging.getLogger("llmgpu")
+OPENED_FROM = 16 << 20  # bytes of text from which a device that is open already is worth waking
 
 
 class DeviceSlices(Protocol):
@@ -67,10 +68,11 @@ class SharedEncoder:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
         host = self._host
         reader = SliceReader(source, host.pattern)
-        workers = Workers(reader, host.slices, host.slice_bytes, host.threads)
+        collected = allocate if isinstance(allocate, CollectedIds) else None
+        workers = Workers(reader, host.slices, host.slice_bytes, host.threads, collected)
         shares = [_DeviceShare(workers, number + 1) for number in range(len(self._open_devices))]
         helpers = [
-            partial(self._work_on_device, share, open_device)
+            partial(self._work_on_device, share, workers, open_device)
             for share, open_device in zip(shares, self._open_devices, strict=True)
         ]
         workers.expect_help(helpers, self._join_from)
@@ -83,11 +85,14 @@ class SharedEncoder:
             for share in shares:
                 share.cancel()
 
-    def _work_on_device(self, share: _DeviceShare, open_device: OpenDevice) -> None:
+    def _work_on_device(
+        self, share: _DeviceShare, workers: Workers, open_device: OpenDevice
+    ) -> None:
         try:
             device = None if share.is_closed else open_device()
             if device is None:
                 return
+            self._join_from = min(self._join_from, OPENED_FROM)
             with closing(device.encode_slices(share, share.allocate)) as slices:
                 for encoded in slices:
                     share.finish(encoded)
@@ -96,16 +101,16 @@ class SharedEncoder:
         except DeviceError as error:
             _log.warning("%s; the CPU does the rest", error)
             for task, piece in share.close():
-                self._encode_on_host(task, piece)
+                self._encode_on_host(task, piece, workers)
         except BaseException as error:
             share.fail(error)
 
-    def _encode_on_host(self, task: Task, piece: Slice) -> None:
+    def _encode_on_host(self, task: Task, piece: Slice, workers: Workers) -> None:
         try:
             encoded, _ = self._host.slices.encode(piece, 0)
             if encoded.ids.base is not None:  # a part of a larger array, which need not be kept
                 encoded = replace(encoded, ids=encoded.ids.copy())
-            task.encoded.set_result(encoded)
+            workers.finish(task, encoded)
         except BaseException as error:
             task.encoded.set_exception(error)
 
@@ -138,11 +143,11 @@ class _DeviceShare:
                     break
                 if not piece.main_end and not len(piece.document_starts):
                     none = np.empty(0, np.uint32), np.empty(0, np.int64)
-                    task.encoded.set_result(EncodedSlice(*none, 0, piece.closed))
+                    self._workers.finish(task, EncodedSlice(*none, 0, piece.closed))
                     continue
                 self._kept.append((task, piece))
                 if self.is_closed:  # by `cancel`, which did not see this one
-                    task.allocate.cancel()
+                    _release(task)
                 if piece.oversized:
                     return piece
                 text = buffer[: piece.length]
@@ -158,14 +163,14 @@ class _DeviceShare:
         return np.empty(nbytes, np.uint8)
 
     def allocate(self, count: int) -> NDArray[np.uint32]:
-        """Return memory for the ids of the device's next slice, once all before it are used."""
-        return self._kept[0][0].allocate.result()(count)
+        """Return memory for the ids of the device's next slice; may wait for those before it."""
+        return self._workers.allocate(self._kept[0][0], count)
 
     def finish(self, encoded: EncodedSlice) -> None:
         """Hand in the ids of the device's next slice."""
         task, piece = self._kept.popleft()
         self._spare.append(piece.buffer)
-        task.encoded.set_result(encoded)
+        self._workers.finish(task, encoded)
 
     def close(self) -> list[tuple[Task, Slice]]:
         """Take no more slices; return those that were not encoded."""
@@ -180,10 +185,16 @@ class _DeviceShare:
         """
         self.is_closed = True
         for task, _ in list(self._kept):
-            task.allocate.cancel()
+            _release(task)
 
     def fail(self, error: BaseException) -> None:
         """Take no more slices; `error` is raised in place of those that were not encoded."""
         tasks = [task for task, _ in self.close()]
         for task in tasks or [self._workers.end()]:
             task.encoded.set_exception(error)
+
+
+def _release(task: Task) -> None:
+    """Let a device wait no more for where the ids of a slice go."""
+    task.allocate.cancel()
+    task.begin.cancel()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.bpe.encoding.encoder_host import HostEncoder
+from llmgpu.bpe.encoding.encoder_host import HostEncoder, stream_lookahead
 from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.special_encoding import (
     NO_SPECIAL_TOKENS,
@@ -22,6 +22,8 @@ from llmgpu.errors import CapacityError
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
+    from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
+    from llmgpu.gpu import Device
 
 _log = logging.getLogger("llmgpu")
 
@@ -55,7 +57,7 @@ def open_matching_encoder(
     threads: int | None = None,
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens; otherwise as `open_encoder`."""
-    if backend.joining is not None and vocabulary.match == "bpe":
+    if backend.joining is not None and stream_lookahead(vocabulary) is None:
         return _open_shared_encoder(vocabulary, backend, slice_bytes, threads)
     if backend.joining is not None:
         backend = backend.joining()
@@ -66,14 +68,20 @@ def open_matching_encoder(
             return open_host_encoder(vocabulary, slice_bytes, threads)
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
+    return _open_device_encoder(vocabulary, backend.device, slice_bytes)
+
+
+def _open_device_encoder(
+    vocabulary: Vocabulary, device: Device, slice_bytes: int | None = None
+) -> GpuEncoder | GpuGreedyEncoder:
     # What needs a GPU package is imported only where there is a device.
     if vocabulary.match == "bpe":
         from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
-        return GpuEncoder(backend.device, vocabulary, slice_bytes)
+        return GpuEncoder(device, vocabulary, slice_bytes)
     from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
-    return GpuGreedyEncoder(backend.device, vocabulary, slice_bytes)
+    return GpuGreedyEncoder(device, vocabulary, slice_bytes)
 
 
 def open_host_encoder(
@@ -99,13 +107,9 @@ def _open_shared_encoder(
     assert backend.joining is not None
     joined = [cache(joining) for joining in (backend.joining, *backend.others)]
 
-    def open_device(joining: Callable[[], Backend]) -> GpuEncoder | None:
+    def open_device(joining: Callable[[], Backend]) -> GpuEncoder | GpuGreedyEncoder | None:
         device = joining().device
-        if device is None:
-            return None
-        from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
-
-        return GpuEncoder(device, vocabulary)
+        return None if device is None else _open_device_encoder(vocabulary, device)
 
     def on_share(text_bytes: int, device: int) -> None:
         name = joined[device - 1]().description if device else backend.description

@@ -7,7 +7,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import cached_property
 from weakref import proxy
@@ -22,7 +22,7 @@ from llmgpu.bpe.encoding.encoder_host import HostSlices, stream_lookahead
 from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
-from llmgpu.bpe.pretokens.slices import Slice, SliceReader
+from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
 from llmgpu.gpu import Buffer, Device, Download, Kernel, Staging
@@ -125,7 +125,14 @@ class GpuGreedyEncoder:
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
-        return _Run(self, source, allocate).slices()
+        reader = SliceReader(source, self._vocabulary.cut, self._lookahead)
+        return self.encode_slices(reader, allocate)
+
+    def encode_slices(
+        self, reader: SliceSource, allocate: Allocate = new_ids
+    ) -> Generator[EncodedSlice, None, None]:
+        """Yield the ids of all slices that `reader` gives, in its order; see `encode`."""
+        return _Run(self, reader, allocate).slices()
 
 
 class _Slot:
@@ -216,13 +223,12 @@ class _Slot:
 class _Run:
     """One text that is encoded."""
 
-    def __init__(self, encoder: GpuGreedyEncoder, source: TextSource, allocate: Allocate) -> None:
-        self._encoder, self._allocate = encoder, allocate
-        self._reader = SliceReader(source, encoder._vocabulary.cut, encoder._lookahead)
+    def __init__(self, encoder: GpuGreedyEncoder, reader: SliceSource, allocate: Allocate) -> None:
+        self._encoder, self._reader, self._allocate = encoder, reader, allocate
         self._lengths = encoder._vocabulary.token_spans
         self._carry = 0  # where the first token of the next slice starts
 
-    def slices(self) -> Iterator[EncodedSlice]:
+    def slices(self) -> Generator[EncodedSlice, None, None]:
         encoder = self._encoder
         slots, encoder._idle = encoder._idle, []
         shared = slots[0].shared if slots else encoder.make_shared_buffers()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,11 +188,14 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
         from llmgpu.bpe.training import batched_gpu
         from llmgpu.bpe.words.count_gpu import GpuWordCounter
 
-        with run.phase("compile kernels"):
-            counter = GpuWordCounter(device, options.cut, WordAccumulator())
-            batched_gpu.compile_kernels(device)
-        with run.phase("count words"):
-            words = counter.count(corpus, run.progress, on_words)
+        with ThreadPoolExecutor(1, thread_name_prefix="llmgpu-compile-merging") as thread:
+            with run.phase("compile kernels"):
+                counter = GpuWordCounter(device, options.cut, WordAccumulator())
+            compiling = thread.submit(batched_gpu.compile_kernels, device) if merges else None
+            with run.phase("count words"):
+                words = counter.count(corpus, run.progress, on_words)
+        if compiling is not None:
+            compiling.result()
     run.on_memory(words_memory(run.plan, len(words), len(words.data), merges=merges))
     separators = corpus.options.separators
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)

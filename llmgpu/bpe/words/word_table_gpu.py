@@ -18,7 +18,16 @@ from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Kernel, Staging
+from llmgpu.gpu import (
+    ALIGNMENT,
+    BoundKernel,
+    Buffer,
+    Commands,
+    Device,
+    Download,
+    Kernel,
+    Staging,
+)
 from llmgpu.kernel_source import constant, struct_dtype
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
@@ -257,21 +266,24 @@ class WordSlot:
 
     def read_long_words(self, longest: int) -> list[NDArray[np.uint8]]:
         """Return the words of more than `longest` bytes, in order."""
-        text = self.device.read(self._text, self.main_end, np.uint8)
         starts = self._pretokenizer.start_bits
         bits = self.device.read(starts, -(-self.main_end // 8), np.uint8)
         if self.main_end % 8:
             bits[-1] &= (1 << self.main_end % 8) - 1
-        return long_words(text, bits, longest)
+        spans = long_spans(bits, self.main_end, longest)
+        if not spans:
+            return []
+        first = spans[0][0] // ALIGNMENT * ALIGNMENT
+        count = spans[-1][1] - first
+        text = self.device.read(self._text.view(first, count), count, np.uint8)
+        return [text[begin - first : end - first] for begin, end in spans]
 
 
-def long_words(
-    text: NDArray[np.uint8], start_bits: NDArray[np.uint8], longest: int
-) -> list[NDArray[np.uint8]]:
-    """Return the words of more than `longest` bytes, 128 or more.
+def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list[tuple[int, int]]:
+    """Return where words of more than `longest` bytes, 128 or more, begin and end.
 
-    text: uint8 (n,), n > 0, from the start of a word to the end of one.
-    start_bits: uint8, one bit for each of these bytes, lowest first; the rest are 0.
+    start_bits: uint8, one bit for each byte of a text, lowest first; the rest are 0.
+    length: bytes of the text, one or more, from the start of a word to the end of one.
     """
     # A word of this length leaves groups of 64 bits empty: look only around runs of such groups.
     groups = np.zeros(-(-len(start_bits) // 8), "<u8")
@@ -280,14 +292,14 @@ def long_words(
     first = empty[np.diff(empty, prepend=-1) > 1]
     last = empty[np.diff(empty, append=len(groups) + 1) > 1]
     enough = last - first + 1 >= (longest - 63) // 64
-    words = []
+    spans = []
     for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
         # The word starts at the last bit before the empty groups, the next at the first one after.
         start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
-        end = len(text)
+        end = length
         if after < len(groups):
             bits = int(groups[after])
             end = 64 * after + (bits & -bits).bit_length() - 1
         if end - start > longest:
-            words.append(text[start:end])
-    return words
+            spans.append((start, end))
+    return spans

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmgpu.backend import select_early
 from llmgpu.cli.options import (
     THREADS,
     VOCAB_HELP,
@@ -70,6 +71,7 @@ def count(**options: Any) -> None:
       llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
       git diff | llmgpu count --vocab o200k --budget 8K
     """
+    select_early(options["device"])
     from llmgpu.cli import count
 
     count.count(**options)

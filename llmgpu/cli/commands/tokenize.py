@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from llmgpu.backend import select_early
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.options import (
@@ -156,6 +157,7 @@ def tokenize(**options: Any) -> None:
       tail -f log | llmgpu tokenize --vocab v.bin --line-documents
       llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
     """
+    select_early(options["device"])
     from llmgpu.cli import tokenize
 
     tokenize.tokenize(**options)

@@ -161,6 +161,21 @@ def test_a_byte_without_a_token_is_named(device: Device) -> None:
             encode(encoder, [text])
 
 
+@given(st.lists(st.integers(0, 3), max_size=30), st.data())
+def test_long_words_take_their_places(numbers: list[int], data: st.DataObject) -> None:
+    ids = [encoder_gpu.LONG_WORD if number == 3 else number for number in numbers]
+    words = [data.draw(st.lists(st.integers(5, 9), max_size=4)) for _ in range(numbers.count(3))]
+    expected: list[int] = []
+    left = iter(words)
+    for number in numbers:
+        expected += next(left) if number == 3 else [number]
+    out = np.empty(len(expected), np.uint32)
+    arrays = [np.array(word, np.uint32) for word in words]
+    places = encoder_gpu.insert_long_words(out, np.array(ids, np.uint32), arrays)
+    assert out.tolist() == expected
+    assert places.tolist() == [place for place, number in enumerate(numbers) if number == 3]
+
+
 def test_no_text(device: Device) -> None:
     encoder = GpuEncoder(device, train(b"abc " * 100))
     assert encode(encoder, []) == []

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -15,16 +15,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_shared import DeviceSlices, SharedEncoder
 from llmgpu.bpe.encoding.open import open_host_encoder
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
+from llmgpu.tokens import process_encoders
 from tests.bpe.encoding.test_encoder_gpu import encode, hostile_text, train
 
 HOST, DEVICE = False, True
@@ -59,7 +63,7 @@ class DelayedHost:
 class DelayedDevice:
     """A device's encoder that takes random times, and fails after some slices if asked to."""
 
-    def __init__(self, encoder: GpuEncoder, delay: Delays, slices: int | None = None) -> None:
+    def __init__(self, encoder: DeviceSlices, delay: Delays, slices: int | None = None) -> None:
         self._encoder, self._delay, self._left = encoder, delay, slices
 
     def encode_slices(
@@ -92,7 +96,8 @@ def shared(
     shares = Shares()
 
     def open_device() -> DeviceSlices:
-        encoder = GpuEncoder(device, vocabulary, 4096)
+        encoders = {"bpe": GpuEncoder, "greedy": GpuGreedyEncoder}
+        encoder = encoders[vocabulary.match](device, vocabulary, 4096)
         return DelayedDevice(encoder, Delays(seed + 100, 0.01), fail_after)
 
     return SharedEncoder(host, [open_device], shares), shares
@@ -105,10 +110,10 @@ def documents(seed: int) -> list[bytes]:
     return [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])] + [b"", b""]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_ids_do_not_depend_on_who_encodes_what(device: Device, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "match"), [(0, "bpe"), (1, "bpe"), (2, "bpe"), (3, "greedy")])
+def test_ids_do_not_depend_on_who_encodes_what(device: Device, seed: int, match: str) -> None:
     texts = documents(seed)
-    vocabulary = train(texts[0])
+    vocabulary = train(texts[0]).with_match(match)
     encoder, shares = shared(device, vocabulary, seed)
     assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
     assert min(shares.text_bytes.values()) > 0
@@ -140,12 +145,15 @@ def test_several_devices_take_slices_of_one_text(
     assert sorted(shares) == [0, 1, 2] and shares.total() == sum(map(len, texts))
 
 
-def test_ids_are_put_where_the_caller_says(device: Device) -> None:
+@pytest.mark.parametrize("allocate", [lambda ids: ids, lambda ids: ids.allocate], ids=["any", "in"])
+def test_ids_are_put_where_the_caller_says(
+    device: Device, allocate: Callable[[CollectedIds], Allocate]
+) -> None:
     text = b"".join(documents(7))
     vocabulary = train(text)
     encoder, _ = shared(device, vocabulary, 7)
     collected = CollectedIds(len(text) + (1 << 22))
-    for piece in encoder.encode(corpus_from_bytes([text]), collected.allocate):
+    for piece in encoder.encode(corpus_from_bytes([text]), allocate(collected)):
         collected.append(piece.ids)
     host = open_host_encoder(vocabulary, threads=1)
     expected = np.concatenate([piece.ids for piece in host.encode(corpus_from_bytes([text]))])
@@ -223,3 +231,23 @@ def test_a_device_is_opened_once_there_is_text_enough(
     encoder = SharedEncoder(host, [open_device], Shares(), join_from)
     assert encode(encoder, texts) == encode(host, texts)
     assert len(opens) == opened
+
+
+def test_a_process_keeps_a_device_that_joined(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_encoders, "GPU_FROM", 0)
+    texts = documents(5)
+    vocabulary = train(texts[0])
+    encoders = process_encoders.ProcessEncoders(vocabulary, "auto")
+    encoders.__dict__["backend"] = Backend(device, "a device")  # auto takes no software adapter
+    host = process_encoders.ProcessEncoders(vocabulary, "cpu")
+    for _ in range(2):
+        for found, expected in zip(
+            *(
+                kept.encode(corpus_from_bytes(texts), SpecialOptions(), False)
+                for kept in (encoders, host)
+            ),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(found, expected)

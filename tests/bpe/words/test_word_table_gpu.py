@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.words.word_table_gpu import long_words
+from llmgpu.bpe.words.word_table_gpu import long_spans
 
 
 @given(
@@ -20,6 +20,8 @@ def test_long_words_are_found_by_their_bits(lengths: list[int], longest: int) ->
     ends = np.cumsum(lengths)
     mask = np.zeros(len(text), np.bool_)
     mask[ends - lengths] = True
-    found = long_words(text, np.packbits(mask, bitorder="little"), longest)
+    found = long_spans(np.packbits(mask, bitorder="little"), len(text), longest)
     words = np.split(text, ends[:-1])
-    assert [w.tolist() for w in found] == [w.tolist() for w in words if len(w) > longest]
+    assert [text[begin:end].tolist() for begin, end in found] == [
+        w.tolist() for w in words if len(w) > longest
+    ]
