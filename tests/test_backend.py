@@ -89,5 +89,5 @@ def test_what_was_begun_early_is_taken_once() -> None:
     first, second = (start_selecting("no such adapter") for _ in range(2))
     assert not backend._early
     for selected in (first, begun.result, second):
-        with pytest.raises(DeviceError, match="no such adapter|no GPU adapter"):
+        with pytest.raises(DeviceError, match=r"no such adapter|no GPU adapter"):
             selected()

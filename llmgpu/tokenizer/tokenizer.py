@@ -17,7 +17,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import select_backend
+from llmgpu.backend import select_backend, select_early
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.interchange import gpt2, huggingface, tiktoken
 from llmgpu.bpe.interchange.open import find_in_folder, open_vocabulary
@@ -80,6 +80,7 @@ class Tokenizer(Decoder):
         Raises VocabularyError if it can't be read exactly or is damaged, and for an unknown rule;
         DeviceError as the constructor. Notes go to the log "llmgpu", at level INFO.
         """
+        select_early(device)  # while the vocabulary is read
         vocabulary = open_vocabulary(path, note=_log.info)
         return cls(vocabulary.with_match(match or vocabulary.match), device)
 

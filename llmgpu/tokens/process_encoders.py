@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, Backend, select_backend
+from llmgpu.backend import NUMPY, Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
@@ -46,7 +46,7 @@ class ProcessEncoders:
     @cached_property
     def backend(self) -> Backend:
         """Where to compute, or what joins the CPU; opened on first use."""
-        return select_backend(self._device)
+        return start_selecting(self._device)()
 
     @cached_property
     def _host(self) -> Encoder:
