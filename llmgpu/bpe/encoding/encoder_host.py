@@ -159,6 +159,8 @@ class Workers:
         self._helpers: list[Callable[[], None]] = []
         self._helpers_from = self._read_bytes = 0
         self._collected = collected
+        self._working = threading.Event()
+        self._working.set()
         self._placing = threading.Lock()
         self._unplaced: dict[int, tuple[int, Callable[[int], None]]] = {}
         self._placed = 0  # slices
@@ -170,6 +172,21 @@ class Workers:
         They take slices with `read`.
         """
         self._helpers, self._helpers_from = list(helpers), nbytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of text in all slices so far."""
+        return self._read_bytes
+
+    def rest(self) -> None:
+        """Let the threads take no more slices until `work`, as a helper is so much faster."""
+        with self._placing:
+            if not self._ended:
+                self._working.clear()
+
+    def work(self) -> None:
+        """Let the threads take slices again."""
+        self._working.set()
 
     def _start_thread(self) -> None:
         self._idle.put(_Memory(self._slice_bytes))
@@ -206,7 +223,9 @@ class Workers:
 
     def stop(self) -> None:
         """Let the threads end, and wait for them unless one waits for text."""
-        self._ended = True
+        with self._placing:
+            self._ended = True
+            self._working.set()
         for _ in range(self._most_threads):
             self._idle.put(None)
         if self._reading.acquire(timeout=_PATIENCE_SECONDS):
@@ -216,6 +235,7 @@ class Workers:
 
     def _run(self) -> None:
         while memory := self._idle.get():
+            self._working.wait()
             task = Task(memory)
             piece = self.read(memory.text, task)
             if piece is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -27,6 +28,8 @@ from llmgpu.errors import DeviceError
 from llmgpu.text.corpus import TextSource
 
 _log = logging.getLogger("llmgpu")
+MUCH_FASTER = 2.0  # than the host: its threads would rather be in the way of such a device
+RATED_FROM = 64 << 20  # bytes of text that a device encodes before its rate is taken
 OPENED_FROM = 16 << 20  # bytes of text from which a device that is open already is worth waking
 
 
@@ -71,8 +74,9 @@ class SharedEncoder:
         collected = allocate if isinstance(allocate, CollectedIds) else None
         workers = Workers(reader, host.slices, host.slice_bytes, host.threads, collected)
         shares = [_DeviceShare(workers, number + 1) for number in range(len(self._open_devices))]
+        begin = time.perf_counter()
         helpers = [
-            partial(self._work_on_device, share, workers, open_device)
+            partial(self._work_on_device, share, workers, open_device, begin)
             for share, open_device in zip(shares, self._open_devices, strict=True)
         ]
         workers.expect_help(helpers, self._join_from)
@@ -86,16 +90,19 @@ class SharedEncoder:
                 share.cancel()
 
     def _work_on_device(
-        self, share: _DeviceShare, workers: Workers, open_device: OpenDevice
+        self, share: _DeviceShare, workers: Workers, open_device: OpenDevice, begin: float
     ) -> None:
         try:
             device = None if share.is_closed else open_device()
             if device is None:
                 return
             self._join_from = min(self._join_from, OPENED_FROM)
+            host_rate = workers.read_bytes / (time.perf_counter() - begin)
             with closing(device.encode_slices(share, share.allocate)) as slices:
                 for encoded in slices:
                     share.finish(encoded)
+                    if share.rate > MUCH_FASTER * host_rate:
+                        workers.rest()
         except CancelledError:
             pass  # nobody waits for the ids any more
         except DeviceError as error:
@@ -104,6 +111,8 @@ class SharedEncoder:
                 self._encode_on_host(task, piece, workers)
         except BaseException as error:
             share.fail(error)
+        finally:
+            workers.work()  # at the end of the text, too, which only reading on shows
 
     def _encode_on_host(self, task: Task, piece: Slice, workers: Workers) -> None:
         try:
@@ -127,6 +136,7 @@ class _DeviceShare:
         self._kept: deque[tuple[Task, Slice]] = deque()
         self._spare: list[NDArray[np.uint8]] = []  # memory of slices that are done
         self._lock = threading.Lock()
+        self._begin = self._encoded = 0.0
         self.is_closed = False
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
@@ -170,7 +180,18 @@ class _DeviceShare:
         """Hand in the ids of the device's next slice."""
         task, piece = self._kept.popleft()
         self._spare.append(piece.buffer)
+        if self._begin:
+            self._encoded += encoded.text_bytes
+        else:
+            self._begin = time.perf_counter()
         self._workers.finish(task, encoded)
+
+    @property
+    def rate(self) -> float:
+        """Bytes of text a second since the first slice; 0 until there are enough of them."""
+        if self._encoded < RATED_FROM:
+            return 0.0
+        return self._encoded / (time.perf_counter() - self._begin)
 
     def close(self) -> list[tuple[Task, Slice]]:
         """Take no more slices; return those that were not encoded."""

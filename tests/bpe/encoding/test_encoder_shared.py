@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
+from llmgpu.bpe.encoding import encoder_shared
 from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
@@ -158,6 +159,21 @@ def test_ids_are_put_where_the_caller_says(
     host = open_host_encoder(vocabulary, threads=1)
     expected = np.concatenate([piece.ids for piece in host.encode(corpus_from_bytes([text]))])
     np.testing.assert_array_equal(collected.take(), expected)
+
+
+def test_a_device_that_is_much_faster_is_left_alone(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_shared, "RATED_FROM", 1)
+    monkeypatch.setattr(encoder_shared, "MUCH_FASTER", 0)
+    texts = documents(4) * 3
+    vocabulary = train(texts[0])
+    encoder, shares = shared(device, vocabulary, 4)
+    assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert 0 < shares.text_bytes[HOST] < shares.text_bytes[DEVICE]
+    failing, shares = shared(device, vocabulary, 4, fail_after=9)
+    assert encode(failing, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert shares.text_bytes[DEVICE] < shares.text_bytes[HOST]
 
 
 @pytest.mark.parametrize("slices", [0, 1, 3])
