@@ -60,11 +60,16 @@ def lay_out_trie(
     nodes, edges = np.empty((most, 3), np.uint32), np.empty((most, 2), np.uint32)
     data, ids = np.ascontiguousarray(data), np.ascontiguousarray(ids, np.int64)
     made = _engine().llmgpu_lay_out_trie(
-        *map(address_of, (data, offsets, ids)),
+        address_of(data),
+        address_of(offsets),
+        address_of(ids),
         len(ids),
         address_of(slots),
         len(slots),
-        *map(address_of, (branches, order, nodes, edges)),
+        address_of(branches),
+        address_of(order),
+        address_of(nodes),
+        address_of(edges),
     )
     return nodes[:made].copy(), edges[: made - 1].copy()
 
