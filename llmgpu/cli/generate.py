@@ -16,6 +16,7 @@ from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import READING_INPUT
 from llmgpu.cli.prompts import (
     Continuation,
+    Ends,
     Prompt,
     continue_prompts,
     prompt_ids,
@@ -24,7 +25,7 @@ from llmgpu.cli.prompts import (
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.generating.generator import Generator, Request
+from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.backends import open_operations
@@ -53,15 +54,7 @@ def generate(
     options = SamplingOptions(**sampling)
     if "" in stop:
         raise click.UsageError("--stop is empty, so nothing would be generated")
-    if prompts is None:
-        refuse_given(("prompt_field", "batch_size"), "is for --prompts")
-        texts = [Prompt(_single_prompt(prompt, report), {})]
-    elif prompt is not None:
-        raise click.UsageError("give --prompt or --prompts, not both")
-    else:
-        if prompts == STANDARD_INPUT:
-            report.line(READING_INPUT)
-        texts = read_prompts(prompts, prompt_field)
+    texts = _given_prompts(prompt, prompts, prompt_field, report)
     saved = open_model(run, report.note)
     tokenizer = Tokenizer(saved.vocabulary, device="cpu")
     wanted = [(each, prompt_ids(tokenizer, each.text, saved.eos_id)) for each in texts]
@@ -75,27 +68,38 @@ def generate(
     model.load(saved.weights.__getitem__)
     sequences = 1 if prompts is None else min(batch_size, len(wanted))
     generator = Generator(model, saved.vocabulary.size, sequences)
-    stop_ids = frozenset() if ignore_eos else frozenset(saved.stop_ids)
-    stops = tuple(text.encode() for text in stop)
+    ends = Ends(
+        max_new_tokens,
+        frozenset() if ignore_eos else frozenset(saved.stop_ids),
+        tuple(text.encode() for text in stop),
+    )
     start = time.perf_counter()
     if prompts is not None:
-        vocabulary = saved.vocabulary
-        count = continue_prompts(
-            generator, wanted, vocabulary, options, max_new_tokens, stop_ids, stops
-        )
+        count = continue_prompts(generator, wanted, saved.vocabulary, options, ends)
         _report_rate(report, count, time.perf_counter() - start)
         return
-    sampler = Sampler(options)
-    one, ids = Continuation(saved.vocabulary, stops, sampler), wanted[0][1]
-    sampler.see(ids)
-    request = Request(ids, max_new_tokens, sampler, stop_ids, one.add)
-    _print_text(texts[0].text, one, generator, request)
+    one = Continuation(saved.vocabulary, wanted[0][1], Sampler(options), ends)
+    _print_text(texts[0].text, one, generator)
     seconds = time.perf_counter() - start
     _report_rate(report, len(one.ids), seconds)
     if as_json:
         facts = {"seconds": round(seconds, 3), "device": backend.description}
-        summary = {"prompt_ids": ids, **one.describe(max_new_tokens), **facts}
+        summary = {"prompt_ids": one.prompt_ids, **one.describe(), **facts}
         print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=True)
+
+
+def _given_prompts(
+    prompt: str | None, prompts: str | None, field: str | None, report: Reporter
+) -> list[Prompt]:
+    """Return what is to be continued; UsageError for options that do not fit together."""
+    if prompts is None:
+        refuse_given(("prompt_field", "batch_size"), "is for --prompts")
+        return [Prompt(_single_prompt(prompt, report), {})]
+    if prompt is not None:
+        raise click.UsageError("give --prompt or --prompts, not both")
+    if prompts == STANDARD_INPUT:
+        report.line(READING_INPUT)
+    return read_prompts(prompts, field)
 
 
 def _report_rate(report: Reporter, count: int, seconds: float) -> None:
@@ -113,17 +117,17 @@ def _single_prompt(prompt: str | None, report: Reporter) -> str:
         return decode_text(sys.stdin.buffer.read()).removesuffix("\n")
 
 
-def _print_text(prompt: str, one: Continuation, generator: Generator, request: Request) -> None:
+def _print_text(prompt: str, one: Continuation, generator: Generator) -> None:
     """Print the prompt, and the text as it is made."""
     is_shown = is_terminal(sys.stdout)
-    for text in _characters(prompt, _pieces(one, generator, request)):
+    for text in _characters(prompt, _pieces(one, generator)):
         print_result(printable(text, keep="\n\t") if is_shown else text, end="")
     print_result("")
 
 
-def _pieces(one: Continuation, generator: Generator, request: Request) -> Iterator[bytes]:
+def _pieces(one: Continuation, generator: Generator) -> Iterator[bytes]:
     """Yield the bytes of the text as they are certain."""
-    for _ in generator.continue_all([request]):
+    for _ in generator.continue_all([one.request()]):
         yield one.text.take()
     yield one.text.take(last=True)
 

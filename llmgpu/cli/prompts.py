@@ -80,29 +80,48 @@ def prompt_ids(tokenizer: Tokenizer, text: str, eos_id: int | None) -> list[int]
     return [eos_id]
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Where a continuation ends: after `count` ids, and before an id or a text."""
+
+    count: int
+    ids: frozenset[int]
+    texts: tuple[bytes, ...]
+
+
 class Continuation:
     """A prompt that is being continued; ids: the new ones."""
 
-    def __init__(self, vocabulary: Vocabulary, stops: tuple[bytes, ...], sampler: Sampler) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, prompt_ids: list[int], sampler: Sampler, ends: Ends
+    ) -> None:
         """Start without new ids."""
-        self._vocabulary, self.sampler = vocabulary, sampler
-        self.text = StopStrings(stops)
+        self._vocabulary, self._sampler, self._ends = vocabulary, sampler, ends
+        self.prompt_ids = prompt_ids
+        self.text = StopStrings(ends.texts)
         self.ids: list[int] = []
+        sampler.see(prompt_ids)
 
-    def add(self, token: int) -> bool:
+    def request(self) -> Request:
+        """Return what a generator is asked for."""
+        ends = self._ends
+        return Request(self.prompt_ids, ends.count, self._sampler, ends.ids, self._add)
+
+    def _add(self, token: int) -> bool:
         """Add an id; return whether the text has ended."""
         self.ids.append(token)
         return self.text.add(self._vocabulary.tokens[token])
 
-    def describe(self, count: int) -> dict[str, Any]:
-        """Return what is written of it; count: the most ids that were wanted."""
+    def describe(self) -> dict[str, Any]:
+        """Return what is written of it."""
+        is_full = len(self.ids) >= self._ends.count and not self.text.found
         found: dict[str, Any] = {
             "text": self.text.data.decode("utf-8", "replace"),
-            "finish": "length" if len(self.ids) >= count and not self.text.found else "stop",
+            "finish": "length" if is_full else "stop",
             "ids": self.ids,
         }
-        if self.sampler.log_probabilities:  # the last may be that of an id that ended the text
-            values = self.sampler.log_probabilities[: len(self.ids)]
+        if self._sampler.log_probabilities:  # the last may be that of an id that ended the text
+            values = self._sampler.log_probabilities[: len(self.ids)]
             found["logprobs"] = [round(each, 6) for each in values]
         return found
 
@@ -112,9 +131,7 @@ def continue_prompts(
     prompts: list[tuple[Prompt, list[int]]],
     vocabulary: Vocabulary,
     sampling: SamplingOptions,
-    count: int,
-    stop_ids: frozenset[int],
-    stops: tuple[bytes, ...],
+    ends: Ends,
 ) -> int:
     """Print a JSON line for each prompt, in their order, and return the number of new ids.
 
@@ -125,9 +142,8 @@ def continue_prompts(
     def requests() -> Iterator[Request]:
         for number, (_, ids) in enumerate(prompts):
             sampler = Sampler(sampling.numbered(number))
-            sampler.see(ids)
-            made[number] = Continuation(vocabulary, stops, sampler)
-            yield Request(ids, count, sampler, stop_ids, made[number].add)
+            made[number] = Continuation(vocabulary, ids, sampler, ends)
+            yield made[number].request()
 
     ended: set[int] = set()
     written = total = 0
@@ -136,10 +152,9 @@ def continue_prompts(
             continue
         ended.add(number)
         while written in ended:
-            prompt, _ = prompts[written]
-            one = made.pop(written)
+            prompt, one = prompts[written][0], made.pop(written)
             total += len(one.ids)
-            content = {**prompt.facts, "prompt": prompt.text, **one.describe(count)}
+            content = {**prompt.facts, "prompt": prompt.text, **one.describe()}
             print_result(json.dumps(content, ensure_ascii=False))
             written += 1
     return total

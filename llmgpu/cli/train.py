@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from llmgpu.backend import Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter, human_count, human_time, print_json
 from llmgpu.cli.given import refuse_given
@@ -206,23 +207,11 @@ def _open_run(
         _announce(report, run_settings, backend, host_bytes, needed_bytes, workers.count)
     if workers.is_first:
         keep_options(folder.path)
-    dtype = asked.reading.pop("token_dtype")
-    options = make_corpus_options(**asked.reading)
-    templates = Conversations(vocabulary) if asked.chat else nullcontext()
-    with closing(report), templates as conversations:
-        opened = partial(
-            open_tokens,
-            vocabulary=vocabulary,
-            vocabulary_name=asked.start.name,
-            backend=_encoding_backend(backend, asked.device),
-            reading=with_chat(options, conversations),
-            separator=separator,
-            resume=asked.resume or not workers.is_first,
-            progress=report,
-            dtype=dtype,
-        )
-        source = opened(asked.sources, folder=folder.tokens)
-        evaluated = asked.evaluated and opened(asked.evaluated, folder=folder.evaluation_tokens)
+    resume = asked.resume or not workers.is_first
+    encoding = _encoding_backend(backend, asked.device)
+    source, evaluated = _open_tokens(
+        asked, folder, report, vocabulary, encoding, separator=separator, resume=resume
+    )
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if asked.force and workers.is_first:  # not before: nothing can be wrong with the new run
@@ -245,6 +234,35 @@ def _open_run(
         **_callbacks(report, steps),
     )
     return run, host_bytes
+
+
+def _open_tokens(
+    asked: _Asked,
+    folder: RunFolder,
+    report: Reporter,
+    vocabulary: Vocabulary,
+    backend: Backend,
+    **how: Any,
+) -> tuple[TokenSource, TokenSource | None]:
+    """Return the tokens to train on, and those to evaluate on instead of a part of them, if any."""
+    dtype = asked.reading.pop("token_dtype")
+    options = make_corpus_options(**asked.reading)
+    templates = Conversations(vocabulary) if asked.chat else nullcontext()
+    with closing(report), templates as conversations:
+        opened: Callable[..., TokenSource] = partial(
+            open_tokens,
+            vocabulary=vocabulary,
+            vocabulary_name=asked.start.name,
+            backend=backend,
+            reading=with_chat(options, conversations),
+            progress=report,
+            dtype=dtype,
+            **how,
+        )
+        source = opened(asked.sources, folder=folder.tokens)
+        if asked.evaluated is None:
+            return source, None
+        return source, opened(asked.evaluated, folder=folder.evaluation_tokens)
 
 
 def _resolve(corpus: Sequence[str], settings: dict[str, Any]) -> Sources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -26,8 +27,9 @@ def test_what_is_needed_first_is_listed_first(llmgpu: Run, command: str, expecte
     assert positions == sorted(positions)
 
 
-def test_numbers_have_units(llmgpu: Run) -> None:
+def test_numbers_have_units(llmgpu: Run, tmp_path: Path) -> None:
     """What is wrong with a number is said before anything is read."""
+    (tmp_path / "text").write_bytes(b"a")
     command = ("train", "text", "-o", "run", "--vocab", "missing.bin", "--dim", "1Ki", "--steps")
     fails(llmgpu(*command, "2k"), 1, "can't read the vocabulary missing.bin")
     fails(llmgpu(*command, "x"), 2, "'x' is not a number; write 500, 8k or 1Ki")

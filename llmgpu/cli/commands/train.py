@@ -98,6 +98,8 @@ def _training_options(command: Decorated) -> Decorated:
          "f16 rounds the factors of matrix products (needs shader-f16; fast with llmgpu[dawn])."),
         ("--seed", "seed", click.IntRange(min=0),
          "Seed of the initial weights and of the order of the text."),
+    )  # fmt: skip
+    evaluation = (
         ("--eval-fraction", "evaluation_fraction", number,
          "Share of the text held out for evaluation."),
         ("--eval-parts", "evaluation_parts", COUNT,
@@ -121,8 +123,8 @@ def _training_options(command: Decorated) -> Decorated:
         is_flag=True,
         help="Compute activations again in the backward pass: less memory, more time, same result.",
     )
-    options = [*options_of(TrainOptions, table, _DERIVED), sparse, mask, recompute]
-    return add_options(command, options)
+    options = options_of(TrainOptions, (*table, *evaluation), _DERIVED)
+    return add_options(command, [*options, sparse, mask, recompute])
 
 
 def _interval_options(command: Decorated) -> Decorated:
