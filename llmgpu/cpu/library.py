@@ -263,14 +263,21 @@ class CVocabulary(EngineObject):
         )
 
     def find_cuts(self) -> None:
-        """Find where words may be cut, unless that is known; `has_cuts` says so."""
-        with self._finding_cuts:
-            if self.has_cuts:
-                return
+        """Find where words may be cut, unless that is known or another thread does it.
+
+        `has_cuts` says so. Other threads need not wait: the ids do not depend on cuts.
+        """
+        if not self._finding_cuts.acquire(blocking=False):
+            return
+        try:
             plain = map(_plain, self._tokens)
-            if self._library.llmgpu_vocabulary_find_cuts(self.address, *plain):
+            if not self.has_cuts and self._library.llmgpu_vocabulary_find_cuts(
+                self.address, *plain
+            ):
                 raise out_of_memory()
             self.has_cuts = True
+        finally:
+            self._finding_cuts.release()
 
     def is_of(self, loaded: ctypes.CDLL | None) -> bool:
         """Whether it was made by this library."""

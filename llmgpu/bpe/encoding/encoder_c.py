@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,7 @@ SLICE_BYTES = 1 << 20
 MAX_TABLE_BYTES = 384 << 20  # of the words
 LONG_TEXT = 1 << 17  # bytes; shorter text is encoded faster than cuts are found
 _LEAST_SHARE = 32  # characters beyond ASCII begin at 1/32 of the bytes or more: cuts pay off
+_MOST_LEADS = 0.5  # of them in a token on average: with more, few places to cut are left
 _SAMPLE = 1 << 16  # bytes of a slice that are looked at for that
 _FIRST_LEAD = 0xC0  # lead bytes, before which words may be cut, start here
 
@@ -132,9 +134,20 @@ class CSliceEncoder:
         if self._has_no_cuts or self._matching.has_cuts or len(text) < self._cuts_from:
             return
         sample = text[:_SAMPLE]
-        if self._cuts_from and _LEAST_SHARE * np.count_nonzero(sample >= _FIRST_LEAD) < len(sample):
+        if self._cuts_from and (
+            _leads(sample) * _LEAST_SHARE < len(sample) or not self._cuts_are_many
+        ):
             return
         self._matching.find_cuts()
+
+    @cached_property
+    def _cuts_are_many(self) -> bool:
+        return _leads(self._vocabulary.token_data) <= _MOST_LEADS * self._vocabulary.size
+
+
+def _leads(text: NDArray[np.uint8]) -> int:
+    """Return how many characters beyond ASCII begin in a text."""
+    return int(np.count_nonzero(text >= _FIRST_LEAD))
 
 
 def host_slices(vocabulary: Vocabulary, make_matcher: Callable[[], Matcher]) -> HostSlices:
