@@ -219,6 +219,11 @@ def test_rates_of_large_texts_are_those_of_the_recorded_runs() -> None:
     assert {tuple(row) for row in table_rows(6)} == {large_text_row(r) for r in results}
 
 
+def test_start_up_is_that_of_the_recorded_runs() -> None:
+    record = json.loads((RECORDED / "startup" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    assert table_rows(8) == [startup_row(result) for result in record["results"]]
+
+
 def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
     record = json.loads((RECORDED / "precision" / "nvidia-h200.json").read_text(encoding="utf-8"))
     assert {tuple(row) for row in table_rows(4)} == {precision_row(r) for r in record["steps"]}
@@ -338,6 +343,14 @@ def large_text_row(result: dict[str, Any]) -> tuple[str, ...]:
         f"{seconds['median']:.3f}",
         f"{result['text_bytes'] / seconds['median'] / 1e9:.2f}",
     )
+
+
+def startup_row(result: dict[str, Any]) -> list[str]:
+    phases = {name: times["median"] for name, times in result["phases"].items()}
+    floor, rest = phases.pop("python and NumPy"), phases.pop("the rest")
+    named = [phases.pop(name, 0.0) for name in ("open device", "compile kernels")]
+    seconds = [result["seconds"]["median"], floor, *named, sum(phases.values()), rest]
+    return [result["job"], result["engine"], *(f"{number:.3f}" for number in seconds)]
 
 
 def precision_row(result: dict[str, Any]) -> tuple[str, ...]:
