@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmgpu.bench.results import BPE_TRAIN, EMBEDDING, KERNELS, STARTUP, TOKENIZE, TRAIN
+from llmgpu.bench.results import BPE_TRAIN, EMBEDDING, GENERATE, KERNELS, STARTUP, TOKENIZE, TRAIN
 from llmgpu.errors import LlmgpuError
 
 TEXT_PARTS = (BPE_TRAIN, TOKENIZE)
-PARTS = (*TEXT_PARTS, EMBEDDING, KERNELS, TRAIN, STARTUP)
+PARTS = (*TEXT_PARTS, EMBEDDING, KERNELS, TRAIN, GENERATE, STARTUP)
 ALL = "all"  # devices
 GENERATED = "generated"  # a corpus
 DEFAULT_LIMIT = 20_000_000

@@ -22,6 +22,7 @@ FORMAT = "llmgpu-bench"
 VERSION = 2
 BPE_TRAIN, TOKENIZE = "bpe-train", "tokenize"
 EMBEDDING, KERNELS, TRAIN, STARTUP = "embedding", "kernels", "train", "startup"
+GENERATE = "generate"
 NUMPY_ENGINE, C_ENGINE = "NumPy", "llmgpu in C"
 HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # what computes on the CPU
 

@@ -15,12 +15,14 @@ from pathlib import Path
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine, describe_machine, open_engines
+from llmgpu.bench.generate import measure_generate
 from llmgpu.bench.kernels.embedding import measure_embedding
 from llmgpu.bench.kernels.measure import measure_kernels
 from llmgpu.bench.options import TEXT_PARTS, BenchOptions
 from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
+    GENERATE,
     KERNELS,
     STARTUP,
     TOKENIZE,
@@ -48,6 +50,7 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], PartOptions, Progress], Itera
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
     TRAIN: measure_train,
+    GENERATE: measure_generate,
     STARTUP: measure_startup,
 }
 RECOUNT_LIMIT = 10_000_000  # bytes of text for a GPU to recount for each merge

@@ -17,6 +17,7 @@ from llmgpu.bench.report.tables import (
 from llmgpu.bench.results import (
     BPE_TRAIN,
     EMBEDDING,
+    GENERATE,
     KERNELS,
     STARTUP,
     TOKENIZE,
@@ -65,6 +66,11 @@ _PARTS: dict[str, tuple[str, ...]] = {
     TRAIN: (
         "Training a language model",
         "Whole steps: forward, backward, optimizer. The losses are compared first.",
+    ),
+    GENERATE: (
+        "Generating",
+        "The likeliest ids after prompts, one sequence alone and many together. The ids of a tiny "
+        "model are compared first. The limit is reading all weights once for each step.",
     ),
     STARTUP: (
         "Starting",

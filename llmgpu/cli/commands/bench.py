@@ -107,8 +107,8 @@ def bench(**options: Any) -> None:
     """Benchmark this machine: median and spread, end to end, by phase and by kernel.
 
     WHAT is bpe-train (training a tokenizer), tokenize, embedding (looking up rows), kernels (each
-    kernel of a language model alone), train (training a language model), startup (whole commands
-    with little to do) or all, the default.
+    kernel of a language model alone), train (training a language model), generate (continuing
+    prompts with one), startup (whole commands with little to do) or all, the default.
 
     Every answer is checked before its time is shown. An interrupted run shows what it measured.
     The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, where
