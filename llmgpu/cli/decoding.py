@@ -52,9 +52,9 @@ def decode_files(
                 if has_side_file(source):
                     made_with = str(read_side_file(source)["fingerprint"])
                     matched_as(source, made_with, vocabulary, vocab)
-                elif source != STANDARD_INPUT:
-                    report.note(note_of_foreign([source], vocab))
                 blocks = read_bin(source, size, layout, dtype)
+                if source != STANDARD_INPUT and not has_side_file(source):
+                    report.note(note_of_foreign([source], vocab))
             else:
                 blocks = read_tokens(source, format)
             for ids in blocks:

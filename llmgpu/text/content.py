@@ -35,6 +35,7 @@ _COMPRESSED = {  # how files begin, by suffixes in `llmgpu.text.streams.COMPRESS
 }
 _TAR = slice(257, 262), b"ustar"
 _WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
+_PACKED = ("an archive of tar", "a compressed file")
 _CONTROL = re.compile(rb"[\0-\x06\x0e-\x1a\x1c-\x1f]")
 _OBJECT = re.compile(rb'\s*\{\s*"')
 
@@ -114,15 +115,19 @@ def check_text(head: bytes, name: str) -> None:
     """
     kind = binary_format(head)
     if kind is not None:
-        convert = "convert it with iconv" if kind.startswith("text") else "leave it out (--exclude)"
-        raise InputError(f"{name} is {kind}: {convert}, or {AS_BYTES}")
+        todo = "leave it out (--exclude)"
+        if kind.startswith("text"):
+            todo = "convert it with iconv"
+        elif kind in _PACKED:
+            todo = f"unpack it, {todo}"
+        raise InputError(f"{name} is {kind}: {todo}, or {AS_BYTES}")
 
 
 def note_of_zeros(names: Sequence[str]) -> str:
     """Return what to tell of files that have zero bytes."""
     return (
-        f"{listed(names)}: zero bytes, as in files that are not text: leave out what is none "
-        "(--exclude)"
+        f"{listed(names)}: zero bytes, as in files that are not text; --exclude GLOB leaves files "
+        "out"
     )
 
 

@@ -81,7 +81,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["export", "v.bin", "-o", "no/t.json"], 1, "make the folder no first"),
         (["tokenize", "--vocab", "v.bin", "a text"], 1, "if it is the text itself, pipe it in"),
         (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "ids themselves are piped in"),
-        (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "--format bin < x.bin gives"),
+        (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "x.bin has no side file"),
         (["generate", "v.bin"], 1, "v.bin: a file, not the folder of a run"),
         (["import", "v.bin"], 1, "v.bin is already a vocabulary of llmgpu"),
         (["import", "ranks"], 1, "--pattern"),

@@ -40,7 +40,7 @@ def test_a_compressed_pipe_is_decompressed(
     (vocab.parent / "t").write_bytes(packed)
     done = llmgpu(*ENCODE, "t")
     fails(
-        done, 1, "t is a compressed file: leave it out (--exclude), or take its bytes as they are"
+        done, 1, "t is a compressed file: unpack it, leave it out (--exclude), or take its they are"
     )
     assert ids_of(llmgpu, "t", "--input-format", "bytes") != expected
     assert ids_of(llmgpu, "--input-format", "bytes", stdin=packed) == ids_of(
