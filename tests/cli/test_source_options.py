@@ -39,9 +39,7 @@ def test_a_compressed_pipe_is_decompressed(
     assert ids_of(llmgpu, stdin=packed) == expected
     (vocab.parent / "t").write_bytes(packed)
     done = llmgpu(*ENCODE, "t")
-    fails(
-        done, 1, "t is a compressed file: unpack it, leave it out (--exclude), or take its they are"
-    )
+    fails(done, 1, "t is a compressed file: unpack it, leave it out (--exclude), or take its bytes")
     assert ids_of(llmgpu, "t", "--input-format", "bytes") != expected
     assert ids_of(llmgpu, "--input-format", "bytes", stdin=packed) == ids_of(
         llmgpu, "t", "--input-format", "bytes"
