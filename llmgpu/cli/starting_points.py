@@ -17,7 +17,8 @@ from llmgpu.lm.checkpoints.checkpoint import VOCABULARY, list_checkpoints, open_
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import ModelConfig
 
-FINE_TUNING_RATE = 2e-5  # default of --lr with --init: weights that are good already move little
+# Defaults of --lr with --init: weights that are good already move little, adapters start from 0.
+FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class StartingPoint:
         if "preset" in explicit:
             raise InputError("--preset can't be given with --init, whose model has its sizes")
         if "learning_rate" not in explicit:
-            settings = settings | {"learning_rate": FINE_TUNING_RATE}
+            rate = ADAPTER_RATE if settings["lora_rank"] else FINE_TUNING_RATE
+            settings = settings | {"learning_rate": rate}
         return settings
 
 

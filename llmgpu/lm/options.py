@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from llmgpu.errors import InputError
+from llmgpu.input_files import quote
 from llmgpu.lm.optimizers import OPTIMIZERS
 
 Precision = Literal["f32", "f16"]
@@ -17,6 +18,7 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Initialisation = Literal["normal", "fan-in"]
 INITIALISATIONS: tuple[Initialisation, ...] = get_args(Initialisation)
 DriverName = Literal["wgpu", "dawn"]
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
@@ -51,6 +53,10 @@ class TrainOptions:
     checkpoints have all rows. half_weights_only: f16 rounds the weights in products and nothing
     else, and does not scale the loss.
 
+    lora_rank: the rank of adapters that are trained in place of the model's weights, 0: none.
+    lora_alpha: they count lora_alpha / lora_rank times. lora_targets: the matrices that have one,
+    from `LORA_TARGETS`, with commas between them.
+
     f16_version: which numbers are rounded to half precision, and in which order sums are made.
     """
 
@@ -79,6 +85,9 @@ class TrainOptions:
     evaluation_parts: int = 32
     padded_loss: bool = False
     dense_gradient: bool = False
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
+    lora_targets: str = ""
     driver: DriverName = "wgpu"
     half_weights_only: bool = False
     f16_version: int = F16_VERSION
@@ -94,6 +103,7 @@ class TrainOptions:
             ("steps", 1),
             ("warmup_steps", 0),
             ("decay_steps", 0),
+            ("lora_rank", 0),
             ("evaluation_parts", 1),
         ):
             if getattr(self, name) < least:
@@ -113,6 +123,8 @@ class TrainOptions:
                 raise InputError(f"{name} is {given}, use one of {', '.join(choices)}")
         if self.decay_steps and self.schedule != "wsd":
             raise InputError("decay_steps are those of the schedule wsd: use --schedule wsd")
+        if self.lora_rank:
+            self._check_lora()
         if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
             able = ", ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
             raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
@@ -123,6 +135,26 @@ class TrainOptions:
                 f"the learning rate goes from {self.learning_rate} to {self.min_learning_rate}; "
                 "use a min_learning_rate of 0 to learning_rate"
             )
+
+    def _check_lora(self) -> None:
+        """Check the options of adapters."""
+        for name in self.targets:
+            if name not in LORA_TARGETS:
+                known = ", ".join(LORA_TARGETS)
+                raise InputError(f"lora_targets has {quote(name)}, use some of {known}")
+        if not self.lora_alpha:
+            raise InputError("lora_alpha is 0, with which adapters change nothing; use 16")
+        for name, clashes in (
+            ("sparse_embedding", self.sparse_embedding),
+            (f"optimizer {self.optimizer}", OPTIMIZERS[self.optimizer].make_hidden is not None),
+        ):
+            if clashes:
+                raise InputError(f"{name} is not for adapters: leave it or lora_rank out")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names of matrices that have adapters."""
+        return tuple(name.strip() for name in self.lora_targets.split(","))
 
     def _check_types(self) -> None:
         """Check what a stored run may have in place of numbers, and that numbers are finite."""

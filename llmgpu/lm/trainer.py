@@ -6,13 +6,14 @@ step does on the device is recorded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import TrainingError
+from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
@@ -20,7 +21,7 @@ from llmgpu.lm.exchange import Exchange, Stage
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, Program
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.ops.weight_state import BAD
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
@@ -80,12 +81,14 @@ class Trainer:
         self.slots = slots
         half = options.precision == "f16"
         self.model = Model(operations, config, half=half, mixed=options.is_mixed)
-        self.updates = Updates(self.model, options, slots)
+        self.adapters = Adapters(self.model, options) if options.lora_rank else None
+        trained = None if self.adapters is None else self.adapters.trained
+        self.updates = Updates(self.model, options, slots, trained)
         self.graph = LossGraph(
             self.model,
             options.batch_size,
             config.seq_len,
-            self.updates.gradients,
+            self.updates.gradients if self.adapters is None else self.adapters.gradients,
             padded=options.padded_loss,
             separator=separator,
             recompute=options.recompute,
@@ -102,7 +105,13 @@ class Trainer:
                 self._ops.fill_zero(self.updates.loss_sums)
         ends: list[tuple[str, int]] = []  # of the gradients of weights whose names start so
         with self._ops.record("gradients") as gradients:
-            self.graph.record_gradients(lambda start: ends.append((start, len(gradients.steps))))
+
+            def end(start: str) -> None:
+                if self.adapters is not None:
+                    self.adapters.record_gradients(start, self.updates.gradients)
+                ends.append((start, len(gradients.steps)))
+
+            self.graph.record_gradients(end)
         self._batch_programs = {}  # of this worker's batches, by their number in the step
         for index in self._workers.own(self.options.grad_accum):
             with self._ops.record("sums of losses") as sums:
@@ -113,6 +122,8 @@ class Trainer:
             self._batch_programs[index] = program
         with self._ops.record("update") as self._update:
             self.updates.record_update()
+            if self.adapters is not None:
+                self.adapters.record_merge()
         # A step of one batch is one submission, unless workers add up their gradients before the
         # update.
         first, *_, last = 2 * list(self._batch_programs.values())
@@ -186,6 +197,27 @@ class Trainer:
             self._ops.write(self.updates.stats, np.zeros(4, np.float32))
             self._skipped.add(step)
         self._skipped.discard(step - self.slots)
+
+    def load(self, values: Callable[[str], AnyArray]) -> None:
+        """Write the weights that training begins with, by name, and the first adapters."""
+        self.model.load(values)
+        if self.adapters is not None:
+            self.adapters.load(values)
+            self.adapters.initialise(self.options.seed)
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        """Yield all tensors that a checkpoint has beside the model; each has its own name."""
+        yield from self.updates.state_tensors()
+        if self.adapters is not None:
+            yield from self.adapters.trained.values()
+
+    def write_state(self, values: Mapping[str, AnyArray]) -> None:
+        """Write them, by name."""
+        self.updates.write_state(values)
+        if self.adapters is not None:
+            for tensor in self.adapters.trained.values():
+                self._ops.write(tensor, values[tensor.name])
+            self.adapters.merge()
 
     def losses(
         self, batches: Iterable[Batch]

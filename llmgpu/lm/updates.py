@@ -37,10 +37,19 @@ class Updates:
     of label smoothing and of z-losses.
     """
 
-    def __init__(self, model: Model, options: TrainOptions, slots: int) -> None:
-        """Make all tensors."""
+    def __init__(
+        self,
+        model: Model,
+        options: TrainOptions,
+        slots: int,
+        trained: Mapping[Weight, Tensor] | None = None,
+    ) -> None:
+        """Make all tensors; trained: what is updated, all weights of the model by default."""
         ops = model.operations
         self._model = model
+        if trained is None:
+            trained = {weight: model.weights[weight.name] for weight in model.config.weights()}
+        self._trained = trained
         self._options = options
         self.rows: Tensor | None = None
         if options.sparse_embedding:
@@ -51,10 +60,12 @@ class Updates:
             name: self._row_gradient
             if name == EMBEDDING and options.sparse_embedding and not options.dense_gradient
             else ops.tensor(f"gradient of {name}", tensor.shape)
-            for name, tensor in model.weights.items()
+            for name, tensor in ((weight.name, tensor) for weight, tensor in trained.items())
         }
         self._optimizer = OPTIMIZERS[options.optimizer]
-        self.states = {weight.name: self._make_state(weight) for weight in model.config.weights()}
+        self.states = {
+            weight.name: self._make_state(weight, tensor) for weight, tensor in trained.items()
+        }
         self.partials = ops.tensor("partial norms", (len(self.gradients), NORM_PARTIALS))
         self.stats = ops.tensor("gradient statistics", (4,))
         self.history = ops.tensor("history", (slots, 8))
@@ -62,9 +73,8 @@ class Updates:
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
         self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
-    def _make_state(self, weight: Weight) -> WeightState:
+    def _make_state(self, weight: Weight, tensor: Tensor) -> WeightState:
         operations, optimizer = self._model.operations, self._optimizer
-        tensor = self._model.weights[weight.name]
         if self.rows is not None and weight.name == EMBEDDING and optimizer.make_rows is not None:
             return optimizer.make_rows(operations, tensor, self.rows)
         if weight.is_hidden and optimizer.make_hidden is not None:
@@ -127,9 +137,9 @@ class Updates:
         if self.rows is not None and self._options.dense_gradient:
             ops.embed_lookup(self.rows, self.gradients[EMBEDDING], self._row_gradient)
             updated[EMBEDDING] = self._row_gradient
-        for weight in self._model.config.weights():
+        for weight, tensor in self._trained.items():
             update = WeightUpdate(
-                self._model.weights[weight.name],
+                tensor,
                 updated[weight.name],
                 self.stats,
                 self._hyper,

@@ -308,6 +308,7 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     )
     losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
     yield s.case("sum_losses", "losses +sum:1", rows, lambda: {"losses": losses}, sizes=sizes)
+    yield s.case("scale", "x:VC +out:VC", s.vocabulary * s.config.dim, more=(2.0,))
     yield s.case("cast_f32_to_f16", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
     yield s.case("round_to_half", "x:VC +out:VC:h", 0, needs_half=True, tolerance=0)
     yield s.case("cast_f16_to_f32", "x:VC:h +out:VC", 0, needs_half=True, tolerance=0)

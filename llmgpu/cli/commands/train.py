@@ -24,6 +24,7 @@ from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import (
     INITIALISATIONS,
+    LORA_TARGETS,
     PRECISIONS,
     PRESET_STEPS,
     SCHEDULES,
@@ -37,6 +38,8 @@ _DERIVED = (
     "min_learning_rate",
     "warmup_steps",
     "decay_steps",
+    "lora_alpha",
+    "lora_targets",
 )  # their defaults follow from others
 
 
@@ -94,6 +97,12 @@ def _training_options(command: Decorated) -> Decorated:
          "Weight of the penalty on the squared log-sum-exp of the logits."),
         ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
          f"{optimizers}."),
+        ("--lora-rank", "lora_rank", click.IntRange(min=0),
+         "With --init, train adapters of this rank in place of the weights; 0: none."),
+        ("--lora-alpha", "lora_alpha", number,
+         "Adapters count this divided by --lora-rank.  [default: twice --lora-rank]"),
+        ("--lora-targets", "lora_targets", TEXT,
+         f"Matrices that have adapters.  [default: {','.join(LORA_TARGETS)}]"),
         ("--precision", "precision", click.Choice(PRECISIONS),
          "f16 rounds the factors of matrix products (needs shader-f16; fast with llmgpu[dawn])."),
         ("--seed", "seed", click.IntRange(min=0),

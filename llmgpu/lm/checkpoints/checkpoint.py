@@ -3,6 +3,8 @@
 - config.json, model.safetensors, generation_config.json, tokenizer.json, tokenizer_config.json: the
   model and its tokenizer as Hugging Face's libraries read them. A vocabulary that tokenizer.json
   can't hold gets no tokenizer files, and the caller is told.
+- adapter: a folder that the library peft opens, where low-rank adapters are what is trained;
+  model.safetensors has the weights with them.
 - vocabulary.bin, optimizer.safetensors, training.json: what those files have no place for.
   training.json has the SHA-256 of all files that are read again, and of itself.
 - Each step has a folder of its name. It is written under a temporary name, forced to the disk and
@@ -65,6 +67,7 @@ VOCABULARY = "vocabulary.bin"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINING = "training.json"
+ADAPTER = "adapter"
 
 _READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
 _CHECKSUM = "sha256"
@@ -96,6 +99,14 @@ class TrainingState:
     sequence_position: int
     random_state: dict[str, Any]
     options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """Low-rank adapters as peft opens them: tensors by its names, and their adapter_config.json."""
+
+    tensors: Mapping[str, TensorSource]
+    config: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,11 +146,12 @@ def save_checkpoint(
     eos_id: int | None = None,
     keep: int = 2,
     spare: int | None = None,
+    adapter: AdapterFiles | None = None,
     note: Note = no_notes,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
-    spare: the step of one that is never removed.
+    spare: the step of one that is never removed. adapter: is written to a folder in it.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
     comes, so that one at a time is in memory. padded: write all rows of the tables, those that
@@ -164,9 +176,21 @@ def save_checkpoint(
         if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
             described = describe_tokenizer(config, vocabulary, **ids)
             _write_json(folder / TOKENIZER_CONFIG, described)
+        if adapter is not None:
+            _write_adapter(folder / ADAPTER, adapter)
         _write_training(folder, vocabulary, state)
     remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
+
+
+def _write_adapter(folder: Path, adapter: AdapterFiles) -> None:
+    with output_errors(str(folder)):
+        folder.mkdir()
+    write_tensors(folder / "adapter_model.safetensors", adapter.tensors, {"format": "pt"})
+    _write_json(folder / "adapter_config.json", adapter.config)
+    with output_errors(str(folder)):
+        for path in folder.iterdir():
+            sync(path)
 
 
 def _check_arguments(

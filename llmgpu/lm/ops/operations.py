@@ -258,6 +258,10 @@ class Operations(ABC):
             DeviceError: the device has no half-precision numbers.
         """
 
+    @abstractmethod
+    def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
+        """Out = factor * x; any shape, the same for both."""
+
     # Embedding
 
     @abstractmethod

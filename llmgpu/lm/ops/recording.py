@@ -122,6 +122,10 @@ class NumpyRecorder(Operations):
     def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
         target.array[...] = source.array
 
+    @recorded
+    def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
+        np.multiply(x.array, np.float32(factor), out=out.array)
+
 
 class GpuRecorder(Operations):
     """Programs of bound kernels with their numbers of workgroups."""
@@ -244,6 +248,16 @@ class GpuRecorder(Operations):
             halves=source,
             singles=target,
             n=dims(source.size),
+        )
+
+    def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
+        self.dispatch(
+            "lm/08_scale.wgsl",
+            workgroups(x.size),
+            x=x,
+            out=out,
+            n=dims(x.size),
+            params=np.array([factor, 0, 0, 0], np.float32),
         )
 
     def _require_half_precision(self) -> None:

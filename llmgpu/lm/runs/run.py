@@ -23,9 +23,12 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
+from llmgpu.lm.adapters import Adapters, describe_adapter
 from llmgpu.lm.checkpoints.checkpoint import (
+    AdapterFiles,
     Checkpoint,
     TrainingState,
+    open_model,
     prepare_step_folders,
     save_checkpoint,
     step_folder_name,
@@ -155,11 +158,11 @@ class TrainingRun:
         self._seconds = 0.0  # of training before this process
         self._saved_step = -1
         self._last: StepRecord
-        self._init = init
+        self._init_path = None if init is None else str(init.folder)
         if checkpoint is not None:
             self._load(checkpoint)
         elif init is not None:
-            self._trainer.model.load(init.weights.__getitem__)
+            self._trainer.load(init.weights.__getitem__)
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
         self._samples = None
@@ -220,7 +223,7 @@ class TrainingRun:
             "options": asdict(self._options),
             "intervals": asdict(self._intervals),
             "eos_id": self._eos_id,
-            **({} if self._init is None else {"init": str(self._init.folder)}),
+            **({} if self._init_path is None else {"init": self._init_path}),
         }
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -232,13 +235,13 @@ class TrainingRun:
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
         self._note_other_machine(begun)
         checkpoint.optimizer.require(
-            {
-                tensor.name: (tensor.dtype, tensor.shape)
-                for tensor in trainer.updates.state_tensors()
-            }
+            {tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.state_tensors()}
         )
-        trainer.model.load(checkpoint.weights.__getitem__)
-        trainer.updates.write_state(checkpoint.optimizer.tensors)
+        if trainer.adapters is None:
+            trainer.model.load(checkpoint.weights.__getitem__)
+        else:
+            self._load_base(checkpoint, str(begun.get("init")), trainer.adapters)
+        trainer.write_state(checkpoint.optimizer.tensors)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
             raise CheckpointError(
@@ -258,6 +261,18 @@ class TrainingRun:
             changes.append(f"with {threads} threads, and continues with {usable_processors()}")
         for change in changes:
             self._note(f"the run began {change}: its last bits will differ from an unbroken run's")
+
+    def _load_base(self, checkpoint: Checkpoint, path: str, adapters: Adapters) -> None:
+        """Load the model that adapters are for, from the folder that the run began with."""
+        base = open_model(path)
+        self._init_path = path
+        for name, values in checkpoint.weights.items():
+            if name not in adapters.adapters and not np.array_equal(base.weights[name], values):
+                raise CheckpointError(
+                    f"{path} is not the model that the run in {self._folder.path} began with: "
+                    f"{name} differs"
+                )
+        self._trainer.load(base.weights.__getitem__)
 
     def _open_log(self, checkpoint: Checkpoint | None, needed_bytes: int) -> RunLog:
         """Start the log, or continue after the record of a checkpoint."""
@@ -428,7 +443,7 @@ class TrainingRun:
     def _write_checkpoint(self) -> None:
         trainer = self._trainer
         sync(self._folder.log)  # a checkpoint is resumed with the log up to its step
-        moments = {tensor.name: tensor for tensor in trainer.updates.state_tensors()}
+        moments = {tensor.name: tensor for tensor in trainer.state_tensors()}
         save_checkpoint(
             self._folder.path,
             trainer.model.config,
@@ -446,8 +461,17 @@ class TrainingRun:
             eos_id=self._eos_id,
             keep=self._intervals.keep,
             spare=self._decay_start,
+            adapter=self._adapter(),
             note=self._note,
         )
+
+    def _adapter(self) -> AdapterFiles | None:
+        """Return what a checkpoint has of adapters, if they are what is trained."""
+        adapters = self._trainer.adapters
+        if adapters is None:
+            return None
+        tensors = adapters.files(self._trainer.source)
+        return AdapterFiles(tensors, describe_adapter(self._options, str(self._init_path)))
 
     def _summary(self) -> dict[str, Any]:
         last = self._last

@@ -9,7 +9,7 @@ from typing import Any
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
-from llmgpu.lm.options import F16_VERSION, PRESET_STEPS, TrainOptions
+from llmgpu.lm.options import F16_VERSION, LORA_TARGETS, PRESET_STEPS, TrainOptions
 
 # Options that runs of earlier versions do not have, and what these runs did.
 FORMER_OPTIONS: dict[str, Any] = {
@@ -21,6 +21,9 @@ FORMER_OPTIONS: dict[str, Any] = {
     "schedule": "cosine",
     "decay_steps": 0,
     "initialisation": "normal",
+    "lora_rank": 0,
+    "lora_alpha": 0.0,
+    "lora_targets": "",
     "document_mask": False,
     "evaluation_parts": 1,
     "recompute": False,
@@ -67,6 +70,8 @@ def new_settings(
     else:
         name, config = "", _shortened(model, sizes)
     _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps), config.dim)
+    if options.get("lora_rank") and model is None:
+        raise InputError("lora_rank is for a model that is trained already: use --init FOLDER")
     settings = RunSettings(config, TrainOptions(**options))
     _check_together(settings.options)
     if settings.options.sparse_embedding and config.tied:
@@ -100,6 +105,13 @@ def _fill_in(options: dict[str, Any], steps: int, dim: int) -> None:
         options["decay_steps"] = -(-options["steps"] // DECAY_SHARE) if is_wsd else 0
     if options.get("learning_rate") is None:
         options["learning_rate"] = min(LARGEST_RATE, RATE_TIMES_WIDTH / dim)
+    if not options.get("lora_rank"):
+        options["lora_alpha"], options["lora_targets"] = 0.0, ""
+    else:
+        if options.get("lora_alpha") is None:
+            options["lora_alpha"] = 2.0 * options["lora_rank"]
+        if options.get("lora_targets") is None:
+            options["lora_targets"] = ",".join(LORA_TARGETS)
     if options.get("min_learning_rate") is None:
         options["min_learning_rate"] = 0.0
 

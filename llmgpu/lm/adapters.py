@@ -1,0 +1,176 @@
+"""Low-rank adapters: training a model by a small change to each of its matrices.
+
+A matrix W (O, I) of the model stays as it is; what is trained are A (R, I) and B (O, R), and the
+model computes with W' = W + (alpha / R) B A (E. Hu et al., LoRA, arXiv 2106.09685; the names are
+those of the library peft). A begins as uniform random numbers of up to 1 / sqrt(I), B as zeros.
+
+W' is made once a step, so the model's forward and backward pass know nothing of adapters. The
+backward pass leaves the gradient of W', of which those of both factors follow:
+
+    dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
+
+That is done layer by layer, in memory that all layers share; so is the gradient of what is not
+trained, which nothing reads. A is kept transposed, as products here take it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
+from llmgpu.lm.config import ModelConfig, Weight
+from llmgpu.lm.model import Model
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
+from llmgpu.lm.options import TrainOptions
+
+_STREAM = 1 << 32  # random streams of A are numbered from here, beyond those of weights
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The factors of one matrix, and the matrix without them.
+
+    a: (I, R), A transposed. b: (O, R).
+    """
+
+    weight: Weight
+    base: Tensor
+    a: Tensor
+    b: Tensor
+
+    @property
+    def tensors(self) -> Iterator[tuple[Weight, Tensor]]:
+        """What is trained, as weights are described."""
+        for tensor in (self.a, self.b):
+            yield Weight(tensor.name, tensor.shape, 0.0, decays=True), tensor
+
+
+class Adapters:
+    """The adapters of a model, by weight name, and what its gradients need.
+
+    gradients: by weight name, what the backward pass adds to. trained: the factors.
+    """
+
+    def __init__(self, model: Model, options: TrainOptions) -> None:
+        """Make all tensors."""
+        ops, rank = model.operations, options.lora_rank
+        self._model, self._options = model, options
+        self._factor = options.lora_alpha / rank
+        self.adapters: dict[str, Adapter] = {}
+        for weight in adapted_weights(model.config, options.targets):
+            name, (outputs, inputs) = weight.name.removesuffix(".weight"), weight.shape
+            self.adapters[weight.name] = Adapter(
+                weight,
+                ops.tensor(f"{weight.name} without its adapter", weight.shape),
+                ops.tensor(f"{name}.lora_A.weight", (inputs, rank)),
+                ops.tensor(f"{name}.lora_B.weight", (outputs, rank)),
+            )
+        shared: dict[str, Tensor] = {}
+        for weight in model.config.weights():
+            role = _role(weight.name)
+            if role not in shared:
+                shared[role] = ops.tensor(f"gradient of each {role}", weight.shape)
+        self.gradients = {name: shared[_role(name)] for name in model.weights}
+        factors = (adapter.tensors for adapter in self.adapters.values())
+        self.trained: dict[Weight, Tensor] = dict(chain.from_iterable(factors))
+
+    def initialise(self, seed: int) -> None:
+        """Draw the first values of A, each from its own random stream; B is zeros."""
+        for number, adapter in enumerate(self.adapters.values()):
+            stream = np.random.Generator(np.random.Philox(key=[seed, _STREAM + number]))
+            inputs = adapter.a.shape[0]
+            drawn = stream.random(adapter.a.shape, np.float32) * np.float32(2) - np.float32(1)
+            self._model.operations.write(adapter.a, drawn / np.float32(math.sqrt(inputs)))
+
+    def load(self, values: Callable[[str], AnyArray]) -> None:
+        """Write the matrices without adapters, by the names of the model's weights."""
+        for name, adapter in self.adapters.items():
+            self._model.operations.write(adapter.base, values(name))
+
+    def merge(self) -> None:
+        """Put the matrices with their adapters into the model."""
+        with self._model.operations.record("merge") as program:
+            self.record_merge()
+        self._model.operations.run(program)
+
+    def record_merge(self) -> None:
+        """Record the same."""
+        ops, model = self._model.operations, self._model
+        for name, adapter in self.adapters.items():
+            ops.linear(self._scaled(adapter.b), adapter.a, model.weights[name], adapter.base)
+            if name in model.half_copies:
+                ops.cast_f32_to_f16(model.weights[name], model.half_copies[name])
+
+    def record_gradients(self, start: str, gradients: Mapping[str, Tensor]) -> None:
+        """Record the gradients of factors.
+
+        start: how the names of matrices begin whose gradients are final. gradients: by the names
+        of the factors, to which they are added.
+        """
+        ops = self._model.operations
+        for name, adapter in self.adapters.items():
+            if name.startswith(start):
+                whole = self.gradients[name]
+                of_a, of_b = gradients[adapter.a.name], gradients[adapter.b.name]
+                ops.linear_backward_input(whole, self._scaled(adapter.a), of_b, accumulate=True)
+                ops.linear_backward_weight(whole, self._scaled(adapter.b), of_a)
+                ops.fill_zero(whole)  # the layer before adds its own to it
+
+    def _scaled(self, tensor: Tensor) -> Tensor:
+        """Record the scaling of a factor by alpha / R; return the result."""
+        scaled = self._model.operations.scratch("scaled factor", tensor.shape)
+        self._model.operations.scale(tensor, scaled, self._factor)
+        return scaled
+
+    def files(self, source: Callable[[Tensor], TensorSource]) -> dict[str, TensorSource]:
+        """Return the tensors of peft's file; source: returns how a tensor is read."""
+        found = {}
+        for name, adapter in self.adapters.items():
+            prefix = f"base_model.model.{name.removesuffix('.weight')}"
+            found[f"{prefix}.lora_A.weight"] = _transposed(source(adapter.a))
+            found[f"{prefix}.lora_B.weight"] = source(adapter.b)
+        return found
+
+
+def describe_adapter(options: TrainOptions, base: str) -> dict[str, Any]:
+    """Return the content of peft's adapter_config.json; base: where the model is."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": options.lora_rank,
+        "lora_alpha": options.lora_alpha,
+        "target_modules": list(options.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+
+
+def adapted_weights(config: ModelConfig, targets: tuple[str, ...]) -> Iterator[Weight]:
+    """Yield the matrices of layers whose names are among the targets, such as q_proj."""
+    for weight in config.weights():
+        if weight.is_hidden and weight.name.split(".")[-2] in targets:
+            yield weight
+
+
+def _role(name: str) -> str:
+    """Return a weight's name without the number of its layer."""
+    return re.sub(r"^model\.layers\.\d+\.", "", name)
+
+
+def _transposed(source: TensorSource) -> TensorSource:
+    return TensorSource(
+        source.dtype, source.shape[::-1], lambda: np.ascontiguousarray(source.read().T)
+    )
