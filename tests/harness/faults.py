@@ -1,6 +1,6 @@
 """Faults at every call to the file system of every command.
 
-``python -m tests.harness.faults [FAULT ...] [--jobs N]``, of "kill" and names of errors. Each
+``python -m tests.harness.faults [FAULT ...] [--jobs N]``, of "kill", signals and errors. Each
 command runs over an earlier result, in a child. Afterwards each file is the earlier one or the new
 one, what describes other files belongs to them, and the next run gives what a run without a fault
 gives.
@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 
 from tests.cli.conftest import run_here
-from tests.harness.faulty_calls import KILLED, READING, Faults
+from tests.harness.faulty_calls import KILLED, READING, SIGNALS, Faults
 from tests.harness.properties import what_is_wrong
 from tests.harness.samples import CHECKPOINTED, MODEL, SHARDED, TRAINED, make_samples
 
-FAULTS = ("kill", "EIO", "ENOSPC", READING)
+FAULTS = ("kill", "EIO", "ENOSPC", READING, *SIGNALS)
 _MOST = 400  # calls of a command
 _PARTS = 4  # processes that share the calls of a command
 _MANIFEST = "s.json"
@@ -57,7 +57,7 @@ _CPU = ("--device", "cpu")
 _V = ("--vocab", "in/v.bin", *_CPU)
 _CHAT = ("--vocab", "in/chat/v.bin", *_CPU)
 _SMALL = ("--vocab-size", "300", *_CPU)
-_SHARD_PARTS = ("kept/parts-1-of-2.json", "kept/parts-2-of-2.json")
+_SHARD_PARTS = ("out/parts-1-of-2.json", "out/parts-2-of-2.json")
 JOBS = {
     job.name: job
     for job in (
@@ -85,6 +85,10 @@ JOBS = {
             Job(name, ("export", "in/v.bin", "--to", name, "-o", f"out/{name}"))
             for name in ("huggingface", "tiktoken", "gpt2")
         ),
+        Job("chat", ("tokenize", "in/chat.jsonl", "--chat", *_CHAT, "-o", "out/chat.bin")),
+        Job("part", (*SHARDED, "--part", "1/2", "-o", "out/p-%P.bin")),
+        Job("merge counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
+        Job("merge shards", ("merge-shards", *_SHARD_PARTS, "-o", "out/all.json")),
         Job("import", ("import", "in/t.json", "-o", "out/v.bin")),
         Job("bench", ("bench", "--from", "in/record.json", "-o", "out/r.json", "-q")),
         Job(
@@ -104,14 +108,11 @@ _READ = (
     Job("generate", ("generate", "kept/model", "--prompt", "a", "--max-new-tokens", "2", *_CPU)),
     Job("decode", ("tokenize", "in/ids.bin", "--decode", *_V, "-o", "out/text")),
     Job("decode shards", ("tokenize", "in/shards.json", "--decode", *_V, "-o", "out/text")),
-    Job("chat", ("tokenize", "in/chat.jsonl", "--chat", *_CHAT, "-o", "out/chat.bin")),
     *(
         Job(name, ("tokenize", f"in/c.{name}", *_V, "-o", f"out/{name}.ids"))
         for name in ("txt.gz", "txt.zst", "txt.xz", "txt.bz2", "jsonl", "parquet")
     ),
     Job("from counts", ("bpe-train", "--from-counts", "in/counts", *_SMALL, "-o", "out/v.bin")),
-    Job("merge counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
-    Job("merge shards", ("merge-shards", *_SHARD_PARTS, "-o", "kept/all.json")),
     Job("import gpt2", ("import", "in/gpt2", "-o", "out/v.bin")),
     Job("import tekken", ("import", "in/tekken.json", "-o", "out/v.bin")),
     Job("train on ids", ("train", "in/ids.bin", *_V, *MODEL, "--steps", "1", "-o", "out/run")),
@@ -129,7 +130,7 @@ def contents(folder: Path) -> Files:
     return {
         name: data
         for name, data in found.items()
-        if not name.endswith((".tmp", ".lock", ".progress.json"))
+        if not name.endswith((".tmp", ".lock", ".progress.json", ".part.json"))
         and os.path.basename(name) not in _CHANGING
     }
 
@@ -138,6 +139,9 @@ def make_old(job: Job, folder: Path) -> None:
     """Write an earlier result, of another text."""
     if job.name in ("train", "checkpoint") or job in _READ:
         return
+    if job.name == "merge shards":
+        for path in (folder / "kept").glob("parts-*"):
+            shutil.copy2(path, folder / "out")
     command = tuple("in/other.txt" if word == "in/corpus.txt" else word for word in job.command)
     done = run_here(folder, command, b"")
     assert done.returncode == 0, done.stderr
@@ -152,7 +156,8 @@ def run_with_fault(job: Job, folder: Path, fault: str, nth: int) -> tuple[int, s
             faults = Faults(fault, nth)
             faults.install()
             done = run_here(folder, job.command, b"")
-            wrong = what_is_wrong(done)
+            interrupted = fault in SIGNALS and done.returncode == 128 + SIGNALS[fault]
+            wrong = "" if interrupted else what_is_wrong(done)
             left = faults.left
             faults.left = -1
             if done.returncode and fault == READING and not wrong:
@@ -163,8 +168,8 @@ def run_with_fault(job: Job, folder: Path, fault: str, nth: int) -> tuple[int, s
             os._exit(0)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code == KILLED:
-        return KILLED, "", True
+    if code == KILLED or (fault in SIGNALS and code == 128 + SIGNALS[fault]):
+        return code, "", True
     if code or not report.exists():
         return code, f"the process ended with {code}", True
     found = json.loads(report.read_text())

@@ -6,6 +6,7 @@ import builtins
 import errno
 import io
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,14 @@ CALLS = ("fsync", "rename", "replace", "rmdir", "unlink", "mkdir", "truncate", "
 LOOKING = ("stat", "lstat", "open", "listdir", "scandir", "readlink")  # of files in the folder
 KILLED = 78  # exit code
 READING = "EIO-reading"
+SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
 
 
 class Faults:
     """Counts calls, and makes the nth one fail.
 
-    fault: "kill", or the name of an error as EIO; READING: EIO, of calls that read or look only.
+    fault: "kill", a signal that comes then, or the name of an error as EIO; READING: EIO, of calls
+        that read or look only.
     named: the file of the call that failed, as far as it is known.
     """
 
@@ -33,6 +36,9 @@ class Faults:
         if self.left == 0:
             if self.fault == "kill":
                 os._exit(KILLED)
+            if self.fault in SIGNALS:
+                os.kill(os.getpid(), SIGNALS[self.fault])
+                return
             self.named = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
             number = getattr(errno, self.fault.partition("-")[0])
             raise OSError(number, os.strerror(number), *([self.named] if self.named else []))

@@ -92,6 +92,7 @@ def test_an_unknown_device_is_refused(samples: Path, tmp_path: Path) -> None:
 def test_faults_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_all(["import", "bin", "checkpoint"], ["kill", "EIO"], print)
     found |= run_all(["decode", "merge counts"], [READING], print)
+    found |= run_all(["merge shards"], ["SIGTERM"], print)
     assert all(tried == survived > 20 for tried, survived in found.values()), capsys.readouterr()
 
 
