@@ -14,8 +14,11 @@ RULES: dict[str, list[str]] = {
         r"\b(\w+) [<>] (\w+) \? (?:\1 : \2|\2 : \1)\b.* \| \d+: (?:< -> <=|> -> >=)$",
         # A limit of memory or of time, but for one byte or one step.
         r"\b_?(?:MOST|MAX)_(?:STEPS|TABLE_\w+|BATCH)\b.* \| \d+: (?:> -> >=|>= -> >|.*\d -> \d+)$",
+        # Sizes of blocks, and estimates of memory, which have a margin.
+        r"^_?(?:(?:NUMPY_|ENGINE_)?COSTS|SLICE_BYTES|BLOCK|WORD_BYTES|LEAST_BLOCK)\b.*: \d+ -> ",
     ],
     "llmgpu/cpu/blocks.c": [
+        r"^classes\.\w+ &= ascii;",  # `certain` takes off what is beyond, too
         # Equal numbers; 64 kept bits of 64, which is bit 0, where a pre-token begins anyway.
         r"end - p < 64 \? \(int\)\(end - p\) : 64\); \| (?:\d+: < -> <=|40: 64 -> 65)",
         r"^starts \|= (?:after - p|closed) < 64 \? .* \| \d+: < -> <=",
@@ -50,12 +53,16 @@ RULES: dict[str, list[str]] = {
         r"^while \(table\[4 \* \(size_t\)at \+ 2\] != empty\) \| \d+: 2 -> 3$",
     ],
     "llmgpu/cpu/merging.c": [
+        r"^if \(size > 0\) \{ \| \d+: > -> >=",  # a list of none is copied, and sorted in vain
         r"^room \+= room / 8 > POOL_SPARE",  # time alone: how much more room
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
     ],
     "llmgpu/cpu/pairs.c": [
         # The place after the last holds the candidate that is moved, which ends the loop as well.
-        r"^if \(child \+ 1 < trainer->heap_used && \| \d+: < -> <=",
+        r"^if \(child \+ 1 < trainer->heap_used && \| \d+: (?:< -> <=|\+ -> -)",
+    ],
+    "llmgpu/cpu/pretokens.c": [
+        r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
     ],
     "llmgpu/cpu/trainer.c": [
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
@@ -78,12 +85,13 @@ RULES: dict[str, list[str]] = {
         r"^(?:WINDOW|_LEAST_TOKENS|_CUTS|_REMEMBERED_WORDS) = ",
         # From an earlier token on, or up to a later one: the same answer, later.
         r"^if self\._go_together\(word, first \+ int\(begins\[cut - 1\]\).*: 1 -> 2$",
-        r"^end = border \+ int\(begins\[1\]\) if .*: min -> max$",
+        r"^end = border \+ int\(begins\[1\]\) if .*: (?:min -> max|1 -> 2)$",
         r"made\[pairs\.\w+\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
         r"list\(range\(1, end \+ 1\)\) \| 62: 1 -> 2$",  # room to spare
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
+        r"^self\._added = self\._taken = 0",  # only their difference counts
         r"^closed = final or bool",  # the end of the text ends the last document anyway
     ],
     "llmgpu/bpe/encoding/special_search.py": [
@@ -93,7 +101,13 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/interchange/tiktoken.py": [
         r"json\.dumps\(side, indent=1\).*: 1 -> 2$",  # white space
     ],
+    "llmgpu/bpe/words/counts_file.py": [
+        r"^most = max\(1, block_bytes ",  # time alone: how many counts are in a block
+        r"^max_map_len=",  # a limit of memory, but for one field
+    ],
     "llmgpu/bpe/words/count_host.py": [
+        r"^if self\._table\.nbytes > self\._memory_bytes: ",  # a limit of memory, but for one byte
+        r"^self\.measured = 0, 0, self\._slices",  # rather one word too many
         r"^if 4 \* self\._slices > 5 \* self\.measured\[2\]: ",  # how often an estimate is made
     ],
     "llmgpu/bpe/words/number_words.py": [
@@ -104,6 +118,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/training/scanned_words.py": [
         r"^self\._most_positions = ",  # time alone: when positions are dropped
+        r"^total, waiting, size = ",  # time alone: when pairs are added up
     ],
     "llmgpu/bpe/words/spilling.py": [
         r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it

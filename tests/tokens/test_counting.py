@@ -95,3 +95,13 @@ def test_how_often_each_id_is_used(tmp_path: Path) -> None:
     with Corpus(paths) as text:
         count_files(encoder, text, used=used)
     assert used.tolist() == np.bincount(ids, minlength=vocabulary.size).tolist()
+
+
+def test_files_without_a_document_at_the_end(tmp_path: Path) -> None:
+    for name, content in (("a.txt", "a b"), ("b.jsonl", ""), ("c.jsonl", "")):
+        (tmp_path / name).write_text(content)
+    paths = [str(tmp_path / name) for name in ("a.txt", "b.jsonl", "c.jsonl")]
+    encoder = open_encoder(train(hostile_text(5, 900)), NUMPY, 1000)
+    with Corpus(paths, CorpusOptions()) as text:
+        found = [(count.text_bytes, count.tokens) for count in count_files(encoder, text)]
+    assert found[0][1] > 0 and found[1:] == [(0, 0), (0, 0)]

@@ -339,6 +339,7 @@ def test_a_document_at_once_has_what_is_put_around(
     expected = [*([] if bos is None else [token_id(vocabulary(), bos)]), 97, 98]
     expected += [] if eos is None else [token_id(vocabulary(), eos)]
     assert ids is not None and ids.tolist() == expected
+    assert DocumentEncoder(lambda text: None, vocabulary(), options).encode(b"ab") is None
 
 
 def test_a_byte_without_a_token_in_normalized_text() -> None:
