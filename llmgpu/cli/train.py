@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
@@ -32,6 +34,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     load_checkpoint,
     set_aside_checkpoints,
 )
+from llmgpu.lm.checkpoints.model_card import Origin
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.options import Intervals, TrainOptions
@@ -229,6 +232,7 @@ def _open_run(
         needed_bytes,
         eos_id=separator,
         init=asked.start.model,
+        origin=Origin(_command(), [source.path for source in asked.sources.files]),
         evaluation_source=evaluated,
         workers=workers,
         **_callbacks(report, steps),
@@ -282,6 +286,11 @@ def _resolve_evaluated(path: str | None) -> Sources | None:
         return None
     refuse_given(("evaluation_fraction", "evaluation_parts"), "is for CORPUS; use no --eval-corpus")
     return resolve_sources([path], Selection(may_be_tokens=True))
+
+
+def _command() -> str:
+    """Return the command line, as a shell takes it."""
+    return shlex.join(["llmgpu", *sys.argv[1:]])
 
 
 def _say_failure(line: str) -> None:

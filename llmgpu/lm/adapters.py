@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -137,25 +136,6 @@ class Adapters:
             found[f"{prefix}.lora_A.weight"] = _transposed(source(adapter.a))
             found[f"{prefix}.lora_B.weight"] = source(adapter.b)
         return found
-
-
-def describe_adapter(options: TrainOptions, base: str) -> dict[str, Any]:
-    """Return the content of peft's adapter_config.json; base: where the model is."""
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": options.lora_rank,
-        "lora_alpha": options.lora_alpha,
-        "target_modules": list(options.targets),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": False,
-        "use_dora": False,
-        "modules_to_save": None,
-        "inference_mode": True,
-    }
 
 
 def adapted_weights(config: ModelConfig, targets: tuple[str, ...]) -> Iterator[Weight]:

@@ -82,3 +82,25 @@ def test_a_run_never_replaces_the_model_that_it_begins_with(llmgpu: Run, model: 
     again = ("train", "--init", "run", "corpus.txt", "--device", "cpu", "-o", "run", "--force")
     fails(llmgpu(*again, "--steps", "1"), 1, "is an input")
     fails(llmgpu(*TRAIN, "-o", "model"), 1, "model is not empty and is not a run folder")
+
+
+def test_a_checkpoint_says_where_it_is_from_and_where_texts_end(
+    llmgpu: Run, corpus: Path, model: Path
+) -> None:
+    """The ends of the model's texts are kept, beside the one that the run puts after documents."""
+    (model / "generation_config.json").write_text('{"eos_token_id": [262, 5]}')
+    command = (*TRAIN, "-o", "run", "--steps", "2", "--seq-len", "16", "--eos", "<|x|>")
+    assert llmgpu(*command, "--save-interval", "1").returncode == 0
+    shutil.rmtree(corpus.parent / "run/step-00000002")
+    assert llmgpu("train", "-o", "run", "--resume").returncode == 0
+    step = corpus.parent / "run/step-00000002"
+    card = (step / "README.md").read_text()
+    assert "It began with the weights of `model`." in card and "- `corpus.txt`\n" in card
+    assert "| steps | 2 |" in card and "bits per byte" in card
+    assert "```sh\nllmgpu train --init model corpus.txt --device cpu " in card
+    generation = json.loads((step / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == ([5, 261, 262], 261)
+    assert open_model(step).stop_ids == {5, 261, 262}
+    tokenizer = json.loads((step / "tokenizer_config.json").read_text())
+    assert tokenizer["pad_token"] == tokenizer["eos_token"] == "<|x|>"
+    assert tokenizer["model_max_length"] == 64

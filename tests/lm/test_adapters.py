@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmgpu.lm.adapters import Adapters, adapted_weights, describe_adapter
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource, write_tensors
+from llmgpu.lm.adapters import Adapters, adapted_weights
+from llmgpu.lm.checkpoints.peft_files import AdapterFiles, describe_adapter
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
@@ -180,12 +180,9 @@ def test_adapters_are_those_of_peft(operations: Operations, tmp_path: Path, kind
     trainer.load(weights_of(config).__getitem__)
 
     def saved(name: str) -> Path:
-        (tmp_path / name).mkdir()
         assert trainer.adapters is not None
         files = trainer.adapters.files(trainer.source)
-        write_tensors(tmp_path / name / "adapter_model.safetensors", files)
-        described = json.dumps(describe_adapter(LORA, str(folder)))
-        (tmp_path / name / "adapter_config.json").write_text(described)
+        AdapterFiles(files, describe_adapter(LORA, str(folder))).write(tmp_path / name)
         return tmp_path / name
 
     begun = saved("begun")

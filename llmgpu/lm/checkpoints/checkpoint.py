@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -43,7 +43,9 @@ from llmgpu.lm.checkpoints.huggingface import (
     model_type,
     read_model,
     read_token_id,
+    read_token_ids,
 )
+from llmgpu.lm.checkpoints.peft_files import AdapterFiles
 from llmgpu.lm.checkpoints.pretrained import (
     CONFIG,
     GENERATION_CONFIG,
@@ -68,6 +70,7 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINING = "training.json"
 ADAPTER = "adapter"
+CARD = "README.md"
 
 _READ_AGAIN = (CONFIG, MODEL, OPTIMIZER, VOCABULARY)
 _CHECKSUM = "sha256"
@@ -99,14 +102,6 @@ class TrainingState:
     sequence_position: int
     random_state: dict[str, Any]
     options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class AdapterFiles:
-    """Low-rank adapters as peft opens them: tensors by its names, and their adapter_config.json."""
-
-    tensors: Mapping[str, TensorSource]
-    config: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,11 +142,14 @@ def save_checkpoint(
     keep: int = 2,
     spare: int | None = None,
     adapter: AdapterFiles | None = None,
+    stop_ids: Iterable[int] = (),
+    card: str | None = None,
     note: Note = no_notes,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
     spare: the step of one that is never removed. adapter: is written to a folder in it.
+    stop_ids: tokens after which a text is complete, beside `eos_id`. card: the text of README.md.
 
     weights: all of `config.weights()`, float32. optimizer: any tensors. Each is read when its turn
     comes, so that one at a time is in memory. padded: write all rows of the tables, those that
@@ -171,26 +169,19 @@ def save_checkpoint(
         vocabulary.save(folder / VOCABULARY)
         ids = {"bos_id": bos_id, "eos_id": eos_id}
         _write_json(folder / CONFIG, describe_model(config, padded=padded, **ids))
-        described = describe_generation(config, padded=padded, **ids)
+        described = describe_generation(config, padded=padded, **ids, stop_ids=stop_ids)
         _write_json(folder / GENERATION_CONFIG, described)
         if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
             described = describe_tokenizer(config, vocabulary, **ids)
             _write_json(folder / TOKENIZER_CONFIG, described)
+        if card is not None:
+            with atomic_output(folder / CARD) as stream:
+                stream.write(card.encode())
         if adapter is not None:
-            _write_adapter(folder / ADAPTER, adapter)
+            adapter.write(folder / ADAPTER)
         _write_training(folder, vocabulary, state)
     remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
-
-
-def _write_adapter(folder: Path, adapter: AdapterFiles) -> None:
-    with output_errors(str(folder)):
-        folder.mkdir()
-    write_tensors(folder / "adapter_model.safetensors", adapter.tensors, {"format": "pt"})
-    _write_json(folder / "adapter_config.json", adapter.config)
-    with output_errors(str(folder)):
-        for path in folder.iterdir():
-            sync(path)
 
 
 def _check_arguments(
@@ -315,6 +306,11 @@ def _load(folder: Path) -> Checkpoint:
             )
         bos_id = read_token_id(described, "bos_token_id", vocabulary)
         eos_id = read_token_id(described, "eos_token_id", vocabulary)
+    stop_ids = frozenset(() if eos_id is None else (eos_id,))
+    if (folder / GENERATION_CONFIG).is_file():
+        with _naming(folder / GENERATION_CONFIG):
+            generation = _read_json(folder / GENERATION_CONFIG)
+            stop_ids |= {*read_token_ids(generation, "eos_token_id", config.vocab_size)}
     weights = _read_weights(folder, config, padded=has_padded_tables(described, config))
     optimizer = read_tensors(folder / OPTIMIZER)
     return Checkpoint(
@@ -324,7 +320,7 @@ def _load(folder: Path) -> Checkpoint:
         weights=weights,
         bos_id=bos_id,
         eos_id=eos_id,
-        stop_ids=frozenset(() if eos_id is None else (eos_id,)),
+        stop_ids=stop_ids,
         optimizer=optimizer,
         state=state,
     )

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -312,9 +312,19 @@ def describe_generation(
     padded: bool = False,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    stop_ids: Iterable[int] = (),
 ) -> dict[str, Any]:
-    """Return the content of generation_config.json, which suppresses rows without a token."""
-    content: dict[str, Any] = {"bos_token_id": bos_id, "eos_token_id": eos_id, "do_sample": True}
+    """Return the content of generation_config.json, which suppresses rows without a token.
+
+    stop_ids: tokens after which a text is complete, beside `eos_id`.
+    """
+    stops = sorted({*stop_ids, *(() if eos_id is None else (eos_id,))})
+    content: dict[str, Any] = {
+        "bos_token_id": bos_id,
+        "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
+        "pad_token_id": eos_id,  # what batches are filled up with, where nothing else is
+        "do_sample": True,
+    }
     no_tokens = list(range(config.vocab_size, config.padded_vocab_size)) if padded else []
     return content | ({"suppress_tokens": no_tokens} if no_tokens else {})
 
@@ -328,10 +338,14 @@ def describe_tokenizer(
 ) -> dict[str, Any]:
     """Return the content of tokenizer_config.json.
 
-    Both tokens are named by their text, which only special tokens have.
+    Tokens are named by their text, which only special tokens have. Batches are filled up with the
+    token that the vocabulary names for that, or else with the last one of a text.
     """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     named = {"bos_token": texts.get(bos_id), "eos_token": texts.get(eos_id)}  # type: ignore[arg-type]
     chosen = {name: text for name, text in named.items() if text is not None}
-    tokens = vocabulary.chat.tokens if vocabulary.chat else {}
-    return describe_config(vocabulary, {**tokens, **chosen}, config.seq_len)
+    if "eos_token" in chosen:
+        chosen["pad_token"] = chosen["eos_token"]
+    named_there = vocabulary.chat.tokens if vocabulary.chat else {}
+    tokens = {**chosen, **named_there, **{k: v for k, v in chosen.items() if k != "pad_token"}}
+    return describe_config(vocabulary, tokens, config.max_positions or config.seq_len)

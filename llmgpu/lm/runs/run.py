@@ -6,15 +6,11 @@ is resumed from a checkpoint on the same device gets the same weights as an unin
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,9 +19,8 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
-from llmgpu.lm.adapters import Adapters, describe_adapter
+from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.checkpoint import (
-    AdapterFiles,
     Checkpoint,
     TrainingState,
     open_model,
@@ -33,6 +28,8 @@ from llmgpu.lm.checkpoints.checkpoint import (
     save_checkpoint,
     step_folder_name,
 )
+from llmgpu.lm.checkpoints.model_card import Origin, model_card
+from llmgpu.lm.checkpoints.peft_files import AdapterFiles, describe_adapter
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
@@ -45,6 +42,7 @@ from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, read_lo
 from llmgpu.lm.runs.run_folder import RunFolder
 from llmgpu.lm.runs.samples import Samples
 from llmgpu.lm.runs.settings import RunSettings
+from llmgpu.lm.runs.stopping import stop_requests
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.processors import usable_processors
@@ -52,47 +50,14 @@ from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
-_STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if sys.platform != "win32":
-    _STOP_SIGNALS.append(signal.SIGHUP)
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """Yield the numbers of the signals that asked the run to stop; in the main thread only.
-
-    Ctrl-C asks for it, and so do SIGTERM, which schedulers send before they end a job, and SIGHUP
-    unless it is ignored. A second signal does not wait: it does what it does elsewhere.
-    """
-    asked: list[int] = []
-    former: dict[signal.Signals, Any] = {}
-
-    def restore() -> None:
-        for number, handler in former.items():
-            if handler is not None:  # one that was not set from Python can't be restored
-                signal.signal(number, handler)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        if len(asked) > 1:
-            restore()
-            signal.raise_signal(number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in _STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                former[number] = signal.signal(number, note)
-    try:
-        yield asked
-    finally:
-        restore()
 
 
 class TrainingRun:
     """A run in its folder, which is locked for it.
 
     backend: where to compute. checkpoint: the one to resume from, if any. needed_bytes: what
-    `training_memory` returned. init: the model whose weights a new run begins with. on_record:
+    `training_memory` returned. init: the model whose weights a new run begins with. origin:
+    what the model card says it was made from. on_record:
     called with each record as it is logged, and the seconds that the remaining steps will take at
     the pace so far. note: called with what other tools can't use of a checkpoint, and where a run
     that was stopped can be resumed.
@@ -112,6 +77,7 @@ class TrainingRun:
         *,
         eos_id: int | None = None,
         init: SavedModel | None = None,
+        origin: Origin | None = None,
         evaluation_source: TokenSource | None = None,
         workers: Workers = ALONE,
         on_record: Callable[[StepRecord, float], None],
@@ -159,6 +125,9 @@ class TrainingRun:
         self._saved_step = -1
         self._last: StepRecord
         self._init_path = None if init is None else str(init.folder)
+        self._origin = origin
+        started = init if checkpoint is None else checkpoint
+        self._stop_ids = frozenset[int]() if started is None else started.stop_ids
         if checkpoint is not None:
             self._load(checkpoint)
         elif init is not None:
@@ -224,6 +193,7 @@ class TrainingRun:
             "intervals": asdict(self._intervals),
             "eos_id": self._eos_id,
             **({} if self._init_path is None else {"init": self._init_path}),
+            **({} if self._origin is None else {"command": self._origin.command}),
         }
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -231,6 +201,9 @@ class TrainingRun:
         trainer, state = self._trainer, checkpoint.state
         tokens = {"evaluation_tokens_crc32": None, **self._token_facts()}
         begun = read_log(self._folder.log).facts
+        self._init_path = begun.get("init")
+        if self._origin is not None and "command" in begun:
+            self._origin = replace(self._origin, command=str(begun["command"]))
         before = {name: begun.get(name) for name in tokens}
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
         self._note_other_machine(begun)
@@ -240,7 +213,7 @@ class TrainingRun:
         if trainer.adapters is None:
             trainer.model.load(checkpoint.weights.__getitem__)
         else:
-            self._load_base(checkpoint, str(begun.get("init")), trainer.adapters)
+            self._load_base(checkpoint, str(self._init_path), trainer.adapters)
         trainer.write_state(checkpoint.optimizer.tensors)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
@@ -265,7 +238,6 @@ class TrainingRun:
     def _load_base(self, checkpoint: Checkpoint, path: str, adapters: Adapters) -> None:
         """Load the model that adapters are for, from the folder that the run began with."""
         base = open_model(path)
-        self._init_path = path
         for name, values in checkpoint.weights.items():
             if name not in adapters.adapters and not np.array_equal(base.weights[name], values):
                 raise CheckpointError(
@@ -462,6 +434,8 @@ class TrainingRun:
             keep=self._intervals.keep,
             spare=self._decay_start,
             adapter=self._adapter(),
+            stop_ids=self._stop_ids,
+            card=self._card(),
             note=self._note,
         )
 
@@ -472,6 +446,13 @@ class TrainingRun:
             return None
         tensors = adapters.files(self._trainer.source)
         return AdapterFiles(tensors, describe_adapter(self._options, str(self._init_path)))
+
+    def _card(self) -> str | None:
+        """Return the README.md of a checkpoint."""
+        if self._origin is None:
+            return None
+        origin = replace(self._origin, init=self._init_path)
+        return model_card(self._trainer.model.config, origin, self._last)
 
     def _summary(self) -> dict[str, Any]:
         last = self._last
