@@ -177,14 +177,14 @@ class Operations(ABC):
     def open_transfers(self, numbers: int) -> Transfers:
         """Return what moves up to `numbers` numbers at a time while programs run."""
 
-    def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
-        """Return float32 memory that an operation may use until the next one starts.
+    def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        """Return memory that an operation may use until the next one starts.
 
         All operations that ask for the same role and shape share it; its contents are undefined.
         """
         key = (role, shape)
         if key not in self._scratch:
-            self._scratch[key] = self.tensor(f"{role} scratch", shape)
+            self._scratch[key] = self.tensor(f"{role} scratch", shape, dtype)
         return self._scratch[key]
 
     @abstractmethod

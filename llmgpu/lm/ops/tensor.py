@@ -108,8 +108,8 @@ class Packed:
 class TensorMaker(Protocol):
     """Anything that makes tensors, as all `Operations` do."""
 
-    def scratch(self, role: str, shape: tuple[int, ...]) -> Tensor:
-        """Return float32 memory that all who ask for this role and shape share."""
+    def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+        """Return memory that all who ask for this role and shape share."""
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         """Make a tensor of zeros."""

@@ -103,11 +103,20 @@ class OrthogonalStep(WeightState):
         )
 
 
-def record_orthogonal(operations: Operations, matrix: Tensor) -> Tensor:
+def record_orthogonal(operations: Operations, matrix: Tensor, *, half: bool = False) -> Tensor:
     """Record that a matrix (rows, columns) becomes nearly orthogonal; return the result.
 
     The matrix is overwritten. Singular values below about 1e-3 of the largest stay below 1.
+    half: the factors of products are rounded to half precision, as those of the model are.
     """
+
+    def factor(single: Tensor, role: str) -> Tensor:
+        if not half:
+            return single
+        rounded = operations.scratch(f"{role} in half", single.shape, np.float16)
+        operations.round_to_half(single, rounded)
+        return rounded
+
     rows, columns = matrix.shape
     side = min(rows, columns)
     gram, square = (
@@ -119,17 +128,20 @@ def record_orthogonal(operations: Operations, matrix: Tensor) -> Tensor:
     operations.scale_to_norm(x, partials)
     for _ in range(ITERATIONS):
         # The smaller of the two products of the matrix and its transpose, and the polynomial of it.
+        own = factor(x, "direction")
         if rows <= columns:
-            operations.linear(x, x, gram)
+            operations.linear(own, own, gram)
         else:
             operations.fill_zero(gram)
-            operations.linear_backward_weight(x, x, gram)
-        operations.linear(gram, gram, square)
+            operations.linear_backward_weight(own, own, gram)
+        of_gram = factor(gram, "gram")
+        operations.linear(of_gram, of_gram, square)
         operations.newton_schulz(gram, square)
+        polynomial = factor(square, "polynomial")
         if rows <= columns:
-            operations.linear_backward_input(square, x, other, accumulate=False)
+            operations.linear_backward_input(polynomial, own, other, accumulate=False)
         else:
-            operations.linear_backward_input(x, square, other, accumulate=False)
+            operations.linear_backward_input(own, polynomial, other, accumulate=False)
         x, other = other, x
     return x
 
@@ -138,7 +150,8 @@ def _record(operations: Operations, state: WeightState, update: WeightUpdate) ->
     """Record the step of a weight."""
     operations.update_weight(state, update)
     if isinstance(state, Momentum):
-        step = OrthogonalStep(record_orthogonal(operations, state.direction))
+        half = update.half_copy is not None
+        step = OrthogonalStep(record_orthogonal(operations, state.direction, half=half))
         operations.update_weight(step, update)
 
 

@@ -27,10 +27,10 @@ def matrix(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
     return float32_values(rng, *shape) * np.geomspace(1, 0.1, shape[0])[:, None]
 
 
-def orthogonal(operations: Operations, values: NDArray[Any]) -> NDArray[Any]:
+def orthogonal(operations: Operations, values: NDArray[Any], *, half: bool = False) -> NDArray[Any]:
     tensor = tensor_of(operations, "matrix", values)
     made: list[Tensor] = []
-    run(operations, lambda: made.append(record_orthogonal(operations, tensor)))
+    run(operations, lambda: made.append(record_orthogonal(operations, tensor, half=half)))
     return operations.read(made[0])
 
 
@@ -41,6 +41,14 @@ def test_matrices_become_orthogonal(operations: Operations, shape: tuple[int, in
     np.testing.assert_allclose(found, reference.orthogonal(values), atol=2e-4)
     singular = np.linalg.svd(found, compute_uv=False)
     assert 0.4 < singular.min() <= singular.max() < 1.3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_may_round_their_factors(operations: Operations, shape: tuple[int, int]) -> None:
+    require_half_precision(operations)
+    values = matrix(np.random.default_rng(shape[0]), *shape)
+    found = orthogonal(operations, values, half=True)
+    np.testing.assert_allclose(found, reference.orthogonal(values), atol=1e-2)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-25, 1e-10, 1e15])
