@@ -37,6 +37,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
 from llmgpu.lm.checkpoints.model_card import Origin
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
+from llmgpu.lm.exchange import exchange_memory
 from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
 from llmgpu.lm.runs.records import StepRecord, read_log
@@ -206,6 +207,8 @@ def _open_run(
     steps = run_settings.options.steps
     needed_bytes = training_memory(run_settings, backend, asked.intervals.unread_steps(steps))
     host_bytes = host_memory(run_settings, backend, needed_bytes)
+    if workers.count > 1:
+        host_bytes += exchange_memory(run_settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         _announce(report, run_settings, backend, host_bytes, needed_bytes, workers.count)
     if workers.is_first:

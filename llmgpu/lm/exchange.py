@@ -21,10 +21,12 @@ import numpy as np
 
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.ops.transfers import STAGED
 from llmgpu.processors import usable_processors
 
 BUCKET = 1 << 23  # numbers
 AHEAD = 3  # buckets that are being read while one is added up
+_SLOTS = 2  # buckets in a worker's memory for the others
 _START = 64  # a part of a tensor starts at a multiple of so many numbers, 256 bytes
 _BLOCK = 1 << 16  # numbers that are added up at a time, which fit in a cache
 _TOKEN = 16  # bytes that tell a worker's memory from any other
@@ -66,7 +68,8 @@ class Exchange:
         self._operations = operations
         self._open_sums = cache(open_sums)
         self._stages = [(stage.program, list(buckets(stage.tensors))) for stage in stages]
-        self._transfers = operations.open_transfers(BUCKET)
+        sizes = [_size(bucket) for _, given in self._stages for bucket in given]
+        self._transfers = operations.open_transfers(max(sizes))
 
     def finish(self) -> int:
         """Run the stages after the first, which was run; return how many there are.
@@ -86,8 +89,16 @@ class Exchange:
         return len(self._stages) - 1
 
     def _add_up(self, bucket: list[Tensor], read: Read) -> None:
-        count = sum(tensor.size for tensor in bucket)
-        self._open_sums().add_up(count, read, partial(self._transfers.write, bucket))
+        self._open_sums().add_up(_size(bucket), read, partial(self._transfers.write, bucket))
+
+
+def exchange_memory(parameters: int) -> int:
+    """Return an upper bound of the bytes that a worker takes to add up so many gradients."""
+    return (_SLOTS + AHEAD + 1 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
+
+
+def _size(bucket: Sequence[Tensor]) -> int:
+    return sum(tensor.size for tensor in bucket)
 
 
 def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -120,7 +131,7 @@ class SharedSums(Sums):
     def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
         """Take the memory of all workers, by number, as `share_memory` returns it."""
         self._communicator = communicator
-        arrays = [np.frombuffer(each, np.float32, 2 * BUCKET, _TOKEN) for each in memory]
+        arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
         self._slots = [[array[:BUCKET] for array in arrays], [array[BUCKET:] for array in arrays]]
         threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-sums")
@@ -188,7 +199,7 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
 
     It has no name in a file system, so nothing is left of it when a worker dies.
     """
-    nbytes = _TOKEN + 2 * 4 * BUCKET
+    nbytes = _TOKEN + _SLOTS * 4 * BUCKET
     token = os.urandom(_TOKEN)
     try:
         descriptor = os.memfd_create("llmgpu gradients")  # only Linux has it

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from llmgpu.lm import exchange
-from llmgpu.lm.exchange import buckets
+from llmgpu.lm.exchange import buckets, exchange_memory
 from llmgpu.lm.ops.backends import NumpyOperations
+from llmgpu.lm.ops.transfers import STAGED
 from tests.lm.test_workers import command, environment, needs_mpi
 
 
@@ -33,6 +34,14 @@ def test_buckets_hold_all_numbers_once_and_in_order(monkeypatch: pytest.MonkeyPa
     for part in parts:  # a device binds memory from a multiple of 256 bytes
         start = next(t.array for t in tensors if np.shares_memory(t.array, part))
         assert (part.ctypes.data - start.ctypes.data) % 256 == 0
+
+
+def test_memory_is_that_of_the_buckets_in_use() -> None:
+    most = exchange_memory(10**9)
+    assert (
+        most == exchange_memory(10**12) == 4 * exchange.BUCKET * (2 + exchange.AHEAD + 1 + STAGED)
+    )
+    assert exchange_memory(1000) < most / 7
 
 
 SUMS = """
