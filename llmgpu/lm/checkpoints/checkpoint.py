@@ -217,7 +217,8 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
     """Write tokenizer.json; False, and a note, where it can't hold the vocabulary."""
     try:
-        tokenizer_json.write(vocabulary, path, note=note)
+        # The chat template is in tokenizer_config.json.
+        tokenizer_json.write(replace(vocabulary, chat=None), path, note=note)
     except VocabularyError as error:
         note(f"the checkpoint has no {path.name}: {error}")
         return False

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoints.checkpoint import (
@@ -410,3 +411,15 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
         assert theirs(text).input_ids == ids
         assert theirs.decode(ids) == text
     assert (theirs.eos_token, theirs.bos_token_id, theirs.vocab_size) == (END, end, vocabulary.size)
+
+
+def test_a_chat_template_is_kept_without_a_note(tmp_path: Path) -> None:
+    vocabulary = dataclasses.replace(small_vocabulary(), chat=ChatTemplate("{{ messages }}", {}))
+    config = small_config(vocabulary)
+    notes: list[str] = []
+    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    folder = save_checkpoint(tmp_path, config, vocabulary, *given, note=notes.append)
+    assert notes == []
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    assert described["chat_template"] == "{{ messages }}"
+    assert load_checkpoint(folder).vocabulary.chat == vocabulary.chat
