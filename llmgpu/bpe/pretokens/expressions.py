@@ -82,17 +82,19 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
     return re.compile(written.encode(), re.DOTALL)
 
 
-def _members(names: tuple[str, ...], more: bytes = b"") -> bytes:
-    """Return all bytes in the sets of these names."""
-    pattern = re.compile(f"[{''.join(_SETS[name] for name in names)}]".encode())
-    return bytes(byte for byte in range(256) if pattern.match(bytes([byte]))) + more
+def _members(*names: str, others: bool = False) -> bytes:
+    """Return all bytes in the sets of these names, or all others."""
+    written = "^" * others + "".join(_SETS[name] for name in names)
+    return b"".join(re.findall(f"[{written}]".encode(), bytes(range(256)), re.DOTALL))
 
 
-_LETTERS = _members((r"\p{L}", r"\p{M}"))
-_NUMBERS, _SPACES = _members((r"\p{N}",)), _members((r"\s",))
-_OTHERS = bytes(byte for byte in range(256) if byte not in _LETTERS + _NUMBERS + _SPACES)
-_MARKS = _members((r"\p{M}",))
-_RUNS = (_NUMBERS, _SPACES, _LETTERS, _OTHERS + _MARKS)
+# Characters that a pattern may pass over together: marks with letters, or with other characters.
+_RUNS = (
+    _members(r"\p{N}"),
+    _members(r"\s"),
+    _members(r"\p{L}", r"\p{M}"),
+    _members(r"\p{L}", r"\p{N}", r"\s", others=True),
+)
 
 
 def mark_starts(
@@ -181,7 +183,6 @@ def _decided(characters: bytes | bytearray) -> int:
     end = len(characters) - _INCOMPLETE
     if end <= 0:
         return 0
-    # Marks may be in a run of letters as well as in one of other characters.
     runs = [run for run in _RUNS if characters[end - 1] in run]
     size = _NEAR
     while True:

@@ -1,9 +1,9 @@
 """Pre-tokenization patterns: where text is cut into the pieces that tokens never cross.
 
-- A pattern is published as a regular expression, so that others can reproduce it; the code never
-  runs that expression. It applies a rule on characters and runs of them, which is equivalent and
-  vectorises. No pattern looks back: what follows a pre-token's start does not depend on what is
-  before it, so a text may be cut there.
+- A pattern is published as a regular expression, so that others can reproduce it. NumPy's side runs
+  that expression, see `llmgpu.bpe.pretokens.expressions`; the kernels and the CPU engine apply an
+  equivalent rule on characters and runs of them. No pattern looks back: what follows a pre-token's
+  start does not depend on what is before it, so a text may be cut there.
 - `llmgpu.bpe.pretokens.names` lists all patterns. To add one, write a `Pattern` in a module here
   (with a kernel in wgsl/pretoken, unless it is a variant of a family) and a line to that table.
 - By pattern ``none`` a document is one pre-token. Any other regular expression is the pattern

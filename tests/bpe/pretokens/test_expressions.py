@@ -56,6 +56,18 @@ def test_the_last_start_does_not_depend_on_what_follows(
     assert mask[:last].tolist() == expected[:last]
 
 
+def test_a_character_that_is_cut_off_may_be_any() -> None:
+    """White space before the first bytes of U+2028 goes with the newline after it."""
+    text = b"\n" + b" " * 100 + "\u2028".encode()
+    expression = PATTERNS["cl100k"].expression
+    for size in range(len(text) - 3, len(text) + 1):
+        data = np.frombuffer(text[:size], np.uint8)
+        assert expressions.long_pretoken_end(data, expression, "16.0", closed=False) is None
+        assert expressions.mark_starts(data, data[:0], expression, "16.0")[1] == 1
+    data = np.frombuffer(text + b"\nab!!!!!!!!", np.uint8)
+    assert expressions.long_pretoken_end(data, expression, "16.0", closed=False) == len(text) + 1
+
+
 def test_a_start_is_found_after_a_long_pretoken() -> None:
     for text, expected in ((b"a" * 100 + b"!" * 100, 100), (b"a" * 200, 0)):
         assert last_start(np.frombuffer(text, np.uint8), "gpt2", np.zeros(1, np.int64)) == expected
