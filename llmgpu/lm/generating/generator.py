@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.errors import InputError
+from llmgpu.errors import DeviceError, InputError
 from llmgpu.lm.data.token_source import check_ids
 from llmgpu.lm.generating.cached_rows import MAX_STEPS, CachedRows
 from llmgpu.lm.generating.sampling import Sampler
@@ -77,12 +77,19 @@ class Generator:
         """Make the caches, and record a pass over a block of prompts and a step.
 
         ids: how many of the model's first ids stand for tokens; all by default. sequences: how many
-        there are in a batch.
+        there are in a batch. DeviceError if their keys and values are more than the device binds.
         """
         config = model.config
         self._config = config
         self._sequences = sequences
         shape = (sequences * config.seq_len + 1, 2 * config.kv_dim)
+        needed, limit = 4 * shape[0] * shape[1], model.operations.max_tensor_bytes
+        if needed > limit:
+            raise DeviceError(
+                f"keys and values of {sequences} sequences of {config.seq_len} tokens take "
+                f"{needed:,} bytes a layer, the device binds at most {limit:,}; use a smaller --batch-size or "
+                "fewer --max-new-tokens"
+            )
         caches = [
             model.operations.tensor(f"layer {layer} keys and values", shape)
             for layer in range(config.layers)

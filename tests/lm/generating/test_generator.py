@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmgpu.errors import InputError
+from llmgpu.errors import DeviceError, InputError
+from llmgpu.gpu import Device
 from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
@@ -139,6 +140,15 @@ def test_sequences_of_a_batch_are_drawn_as_alone_and_end_at_their_stop(
     for number, token in Generator(model, sequences=4).continue_all(requests):
         made[number].append(token)
     assert made == [[*ids[: ids.index(stop)], None] for ids, stop in zip(alone, stops, strict=True)]
+
+
+def test_a_batch_that_the_device_can_not_bind_is_refused(portable_device: Device) -> None:
+    from llmgpu.lm.ops.backends import open_operations
+
+    config = replace(CONFIG, seq_len=1 << 14)
+    model = Model(open_operations(portable_device), config)
+    with pytest.raises(DeviceError, match="of 16384 tokens take 419,430,528 bytes"):
+        Generator(model, sequences=200)
 
 
 @pytest.mark.parametrize("prompt", [[], [300], [-1], [1 << 40]])
