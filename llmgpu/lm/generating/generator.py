@@ -87,8 +87,8 @@ class Generator:
         if needed > limit:
             raise DeviceError(
                 f"keys and values of {sequences} sequences of {config.seq_len} tokens take "
-                f"{needed:,} bytes a layer, the device binds at most {limit:,}; use a smaller --batch-size or "
-                "fewer --max-new-tokens"
+                f"{needed:,} bytes a layer, the device binds at most {limit:,}; use a smaller "
+                "--batch-size or fewer --max-new-tokens"
             )
         caches = [
             model.operations.tensor(f"layer {layer} keys and values", shape)
