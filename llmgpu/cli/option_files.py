@@ -123,6 +123,11 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
     for parameter in command.params:
         if parameter.name not in command.not_kept - {"output", "force"}:
             known |= {name: str(parameter.name) for name in _names(parameter)}
+    repeated = {
+        str(parameter.name)
+        for parameter in command.params
+        if parameter.nargs != 1 or getattr(parameter, "multiple", False)
+    }
     found = {}
     for key, value in content.items():
         name = known.get(key.replace("_", "-"))
@@ -134,9 +139,10 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
             raise InputError(f"{path} has {quote(key)}, which is not an option{hint}")
         if isinstance(value, dict) or not _is_plain(value):
             raise InputError(f"{path}: {key} is not a string, a number, true or false, or a list")
-        found[name] = value if isinstance(value, (bool, list)) else str(value)
-    if isinstance(found.get("corpus"), str):
-        found["corpus"] = [found["corpus"]]
+        if isinstance(value, list) and name not in repeated:
+            raise InputError(f"{path}: {key} is a list, but takes one value")
+        given = value if isinstance(value, (bool, list)) else str(value)
+        found[name] = [given] if name in repeated and not isinstance(given, list) else given
     return found
 
 

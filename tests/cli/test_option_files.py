@@ -90,6 +90,7 @@ def test_resuming_needs_only_the_folder(
         ("dim = {a = 1}", "dim is not a string"),
         ("dim = [[1]]", "dim is not a string"),
         ("dim = 1979-05-27", "dim is not a string"),
+        ("weight-decay = []", "weight-decay is a list, but takes one value"),
         ("dim = ", "can't read the options in run.toml"),
         ("\xff", "can't read the options in run.toml"),
         (f"dim = {'[' * 100_000}", "can't read the options in run.toml: nested too deep"),
@@ -109,6 +110,17 @@ def test_a_file_with_anything_else_is_refused(
 def test_values_are_checked_as_on_the_command_line(llmgpu: Run, vocab: Path) -> None:
     write(vocab.parent / "run.toml", vocab="v.bin", dim="x")
     fails(llmgpu("train", "--config", "run.toml", "-o", "run"), 2, "'--dim': 'x'")
+
+
+def test_an_option_that_may_be_repeated_takes_one_value_or_a_list(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    for value in ("cat", ["cat"]):
+        write(vocab.parent / "run.toml", vocab="v.bin", corpus="corpus.txt", doc_separator=value)
+        done = llmgpu("train", "--config", "run.toml", *OPTIONS, "--device", "cpu", "-o", "run")
+        assert done.returncode == 0, done.stderr
+        assert 'doc-separator = ["cat"]' in (corpus.parent / "run" / "options.toml").read_text()
+        shutil.rmtree(corpus.parent / "run")
 
 
 def test_lines_as_json(llmgpu: Run, corpus: Path, vocab: Path) -> None:

@@ -95,6 +95,8 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "merge-word-counts": (("in/counts", "in/counts", "-o", "out/all"),),
     "generate": (("out", "--max-new-tokens", "2", "--device", "cpu"),),
     "info": (("in/v.bin",), ("in/v.bin", "--tokens")),
+    "run": (("--ray", "nowhere:1", "--", "tokenize", "in/corpus.txt"),),
+    "score": (("out", "in/corpus.txt", "--device", "cpu"),),
     "tokenize": (
         ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/ids", "--device", "cpu"),
         ("in/corpus.txt", "--vocab", "in/v.bin", "-o", "out/i.bin", "--layout", "megatron"),
