@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_generation_continues_after_the_longest_sequence(operations: Operations)
     assert list(generator.generate(long_prompt, 2, Sampler(GREEDY))) == list(
         generator.generate(long_prompt[-(length // 2) :], 2, Sampler(GREEDY))
     )
+
+
+def test_steps_under_way_are_dropped_with_what_asked_for_them(operations: Operations) -> None:
+    generator = Generator(make_model(operations))
+    whole = list(generator.generate(IDS[:3], 20, Sampler(GREEDY)))
+    for taken in (1, 2, 5, 9):
+        continued = generator.generate(IDS[:3], 60, Sampler(GREEDY))
+        assert list(islice(continued, taken)) == whole[:taken]
+        del continued
+        assert next(generator.generate(IDS[4:9], 60, Sampler(GREEDY))) is not None
+    assert list(generator.generate(IDS[:3], 20, Sampler(GREEDY))) == whole
 
 
 def test_no_id_beyond_the_vocabulary_is_drawn(operations: Operations) -> None:
