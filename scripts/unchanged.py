@@ -53,6 +53,7 @@ RULES: dict[str, list[str]] = {
         r"^while \(table\[4 \* \(size_t\)at \+ 2\] != empty\) \| \d+: 2 -> 3$",
     ],
     "llmgpu/cpu/merging.c": [
+        r"^int is_new = result >= trainer->next; .*>= -> >",  # room to spare
         r"^if \(size > 0\) \{ \| \d+: > -> >=",  # a list of none is copied, and sorted in vain
         r"^room \+= room / 8 > POOL_SPARE",  # time alone: how much more room
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
@@ -62,6 +63,7 @@ RULES: dict[str, list[str]] = {
         r"^if \(child \+ 1 < trainer->heap_used && \| \d+: (?:< -> <=|\+ -> -)",
     ],
     "llmgpu/cpu/pretokens.c": [
+        r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
     ],
     "llmgpu/cpu/trainer.c": [
@@ -88,6 +90,7 @@ RULES: dict[str, list[str]] = {
         r"^end = border \+ int\(begins\[1\]\) if .*: (?:min -> max|1 -> 2)$",
         r"made\[pairs\.\w+\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
         r"list\(range\(1, end \+ 1\)\) \| 62: 1 -> 2$",  # room to spare
+        r"^made = np\.full\(int\(symbols\) \+ 1, .*: 1 -> 2$",  # the same
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
