@@ -96,11 +96,12 @@ class Rewound(io.RawIOBase):
 
 def binary_format(head: bytes) -> str | None:
     """Return what a file is, in a few words, if it is surely not text; head: its first bytes."""
+    if _is_clean(head):  # most files are
+        return None
     if _is_wide(head):
         return "text in UTF-16, not UTF-8"
     place, mark = _TAR
-    found = "an archive of tar" if head[place] == mark else binary_kind(head)
-    return found if found and not _is_clean(head) else None
+    return "an archive of tar" if head[place] == mark else binary_kind(head)
 
 
 def has_zero_bytes(head: bytes) -> bool:
@@ -146,6 +147,8 @@ def note_of_binaries(names: Sequence[str]) -> str:
 
 def looks_like_jsonl(head: bytes, least: int) -> bool:
     """Whether text begins with JSON objects, a line each, of which there are `least` or more."""
+    if not _OBJECT.match(head):
+        return False
     lines = [line for line in head.split(b"\n") if line.strip()]
     if len(lines) < least or not all(_OBJECT.match(line) for line in lines):
         return False

@@ -54,6 +54,13 @@ FORMATS: dict[str, type[DocumentFile]] = {
 }
 
 
+# Files of these names are looked at when they are read, and not before: there may be many.
+_TEXTS = (
+    ".c .cc .cfg .conf .cpp .cs .css .csv .cu .go .h .hpp .htm .html .ini .java .js .json .jsx .kt "
+    ".log .lua .m .md .php .pl .py .pyi .r .rb .rs .rst .scala .sh .sql .srt .swift .tex .toml .ts "
+    ".tsv .tsx .txt .wgsl .xml .yaml .yml"
+)
+_OF_TEXT = frozenset(_TEXTS.split())
 INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", BYTES)  # see `Selection`
 
 
@@ -190,7 +197,8 @@ class _Found:
         chosen = self._selection
         if chosen.may_be_tokens or source.format != AUTO or not source.size:
             return False
-        if format_of(source) is not None:
+        ending = os.path.splitext(source.path)[1].lower()
+        if ending in _OF_TEXT or format_of(source) is not None:
             return False
         head = _head_of(source.path)
         if chosen.without_binaries and not is_named:
