@@ -38,7 +38,7 @@ peers: $(ENGINE) ## install what models are compared with
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch]' -c .ci/peers.txt
 
 test-peers: peers ## compare models with PyTorch and transformers
-	LLMGPU_REQUIRE_PEERS=1 $(PYTEST) tests/lm -m 'not slow' -k 'torch or transformers or library or huggingface'
+	LLMGPU_REQUIRE_PEERS=1 $(PYTEST) tests/lm -m 'not slow' -k 'torch or transformers or library or huggingface or peft'
 
 mutate: $(ENGINE) ## change the exact paths in 800 places: tests have to fail
 	nice $(BIN)/python scripts/mutate.py --sample 800
