@@ -183,3 +183,11 @@ def test_token_files_of_other_tools(llmgpu: Run, vocab: Path) -> None:
     done = llmgpu("info", "c.bin", "--json")
     assert json.loads(done.stdout)["kind"] == "a token file of another tool"
     fails(llmgpu(*ENCODE, "--token-dtype", "uint16"), 2, "--token-dtype is for --decode")
+
+
+def test_what_is_inside_is_looked_at_when_it_is_read(llmgpu: Run, vocab: Path) -> None:
+    """The name says text, or there is something else in what is compressed."""
+    (vocab.parent / "p.txt").write_bytes(PNG)
+    (vocab.parent / "p.gz").write_bytes(gzip.compress(PNG))
+    for name in ("p.txt", "p.gz"):
+        fails(llmgpu(*ENCODE, name), 1, f"{name} is a picture")
