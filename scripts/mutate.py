@@ -80,14 +80,15 @@ TESTS = {
     "bpe/encoding/test_encoder_numpy_cuts.py bpe/test_engines.py",
     "llmgpu/bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
     "llmgpu/bpe/training/linked_words.py": "bpe/training/test_batched_numpy.py "
-    "bpe/training/test_train.py",
+    "bpe/training/test_merge_host.py bpe/training/test_train.py",
     "llmgpu/bpe/training/batched_numpy.py": "bpe/training/test_batched_numpy.py",
     "llmgpu/bpe/training/symbols.py": "bpe/training/test_symbols.py bpe/training/test_train.py",
     "llmgpu/bpe/vocabulary/trie.py": "bpe/vocabulary/test_trie.py",
     "llmgpu/bpe/vocabulary/recovery.py": "bpe/vocabulary/test_recovery.py",
     "llmgpu/tokens/ids.py": "tokens/test_formats.py",
     "llmgpu/tokens/npy.py": "tokens/test_formats.py",
-    "llmgpu/tokens/bin.py": "tokens/test_bin.py tokens/test_formats.py tokens/test_shards.py",
+    "llmgpu/tokens/bin.py": "tokens/test_bin.py tokens/test_formats.py tokens/test_layouts.py "
+    "tokens/test_shards.py",
     "llmgpu/tokens/manifest.py": "tokens/test_shards.py",
     "llmgpu/tokens/shards.py": "tokens/test_shards.py",
     "llmgpu/tokens/layouts.py": "tokens/test_layouts.py tokens/test_shards.py",
