@@ -38,6 +38,8 @@ from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 from tests.gpu.guarded import GuardedDevice
 
 ROOT = Path(__file__).parents[1]
+# For processes that run this checkout, with the packages that this one finds.
+PYTHON_PATH = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NOBODY = 65534
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml

@@ -217,6 +217,10 @@ class VocabularySizes(click.ParamType[tuple[int, ...]]):
             self.fail(f"{shown} is not a vocabulary size; write 32768, or 8192,32768", param, ctx)
         return tuple(sorted({VocabularySize().convert(part, param, ctx) for part in parts}))
 
+    def spell(self, value: Sequence[int]) -> str:
+        """Return sizes as they are given; see `llmgpu.cli.option_files.Spelled`."""
+        return ",".join(map(str, value))
+
 
 class Share(click.ParamType[tuple[str, float]]):
     """A part's name and its share: val=0.01, or val=1%."""

@@ -292,8 +292,8 @@ def _resolve_evaluated(path: str | None) -> Sources | None:
 
 
 def _command() -> str:
-    """Return the command line, as a shell takes it."""
-    return shlex.join(["llmgpu", *sys.argv[1:]])
+    """Return the command line, as a shell takes it; bytes that are not UTF-8 are escaped."""
+    return printable(shlex.join(["llmgpu", *sys.argv[1:]]))
 
 
 def _say_failure(line: str) -> None:

@@ -18,7 +18,7 @@ from llmgpu.cli.run import make_job
 from llmgpu.text.generated import generate_text
 from llmgpu.text.parts import Part
 from tests.cli.conftest import Run, fails
-from tests.conftest import ROOT
+from tests.conftest import PYTHON_PATH
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install llmgpu[ray]"
@@ -60,7 +60,7 @@ def test_files_are_those_of_parts_by_hand_after_a_worker_was_killed(
     assert trained.returncode == 0, trained.stderr
     process = subprocess.Popen(
         [sys.executable, "-m", "llmgpu", *ON_RAY, *TOKENIZE, "-o", "t.bin"],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        env=os.environ | {"PYTHONPATH": PYTHON_PATH},
         stderr=subprocess.PIPE,
     )
     while not list(data.glob("t-?-of-3-000000.bin")):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, require_adapter
+from tests.conftest import PYTHON_PATH, require_adapter
 
 LAVAPIPE = "lvp_icd.x86_64.json"
 PROGRAM = """
@@ -51,7 +51,7 @@ def test_two_adapters_of_one_name(tmp_path: Path) -> None:
     environment = os.environ | {
         "VK_DRIVER_FILES": drivers,
         "VK_ICD_FILENAMES": drivers,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PYTHON_PATH,
         "LLMGPU_DRIVER": "wgpu",
     }
 

@@ -24,7 +24,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device, drivers, list_adapters, load_driver
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.kernel_source import compose
-from tests.conftest import ROOT
+from tests.conftest import PYTHON_PATH
 from tests.test_kernel_source import KERNELS
 
 COUNT = """
@@ -294,7 +294,7 @@ def test_dawn_lists_both_of_two_adapters_of_one_name(dawn_device: Device, tmp_pa
     )
     listed = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {"VK_DRIVER_FILES": both, "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"VK_DRIVER_FILES": both, "PYTHONPATH": PYTHON_PATH},
         capture_output=True,
         text=True,
         timeout=60,

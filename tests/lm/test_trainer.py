@@ -89,7 +89,8 @@ def test_gradients_are_those_of_the_float64_model(
     loss, expected = reference.loss_and_gradients(tokens, targets, smoothing=0.1, z_weight=1e-3)
     parts = [operations.read(part).sum() for part in graph.losses.parts]
     assert sum(parts[: 1 if padded else 3]) / count == pytest.approx(loss, rel=1e-5)
-    tolerance = 1e-4 if config.qk_norm else 3e-5  # which divides by small numbers
+    # Norms of heads divide by small numbers: float32 errs by 5e-5 in NumPy and 1.6e-4 on an H200.
+    tolerance = 3e-4 if config.qk_norm else 3e-5
     for name, gradient in gradients.items():
         found = operations.read(gradient).reshape(1, -1)
         assert_close(found, expected[name].reshape(1, -1), tolerance)

@@ -20,7 +20,7 @@ from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.workers import ALONE, Workers, start_workers
-from tests.conftest import ROOT
+from tests.conftest import PYTHON_PATH
 
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 needs_mpi = pytest.mark.skipif(
@@ -49,7 +49,7 @@ def command(workers: int, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     waits = {"OMPI_MCA_mpi_yield_when_idle": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return os.environ | waits | {"PYTHONPATH": str(ROOT)}
+    return os.environ | waits | {"PYTHONPATH": PYTHON_PATH}
 
 
 def run(folder: Path, workers: int, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ is resumed from a checkpoint on the same device gets the same weights as an unin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,7 +45,6 @@ from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.runs.stopping import stop_requests
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
-from llmgpu.processors import usable_processors
 from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
@@ -181,7 +180,6 @@ class TrainingRun:
             "tool": f"llmgpu {__version__}",
             **self._arithmetic(),
             "fixed_products": self._fixed_products,
-            "threads": usable_processors(),
             "vocabulary": self._vocabulary.fingerprint,
             "parameters": config.parameters,
             "memory_bytes": needed_bytes,
@@ -206,7 +204,6 @@ class TrainingRun:
             self._origin = replace(self._origin, command=str(begun["command"]))
         before = {name: begun.get(name) for name in tokens}
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
-        self._note_other_machine(begun)
         checkpoint.optimizer.require(
             {tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.state_tensors()}
         )
@@ -221,19 +218,6 @@ class TrainingRun:
                 f"{checkpoint.folder}: it has taken {state.sequence_position} sequences in "
                 f"{state.step} steps, but its options make {self._position(state.step)}"
             )
-
-    def _note_other_machine(self, begun: Mapping[str, Any]) -> None:
-        """Say what is not as it was when the log was begun, and changes bits of the results."""
-        device = begun.get("device")
-        changes = []
-        if device != self._backend.description:
-            changes.append(f"on {device}, and continues on {self._backend.description}")
-        threads = begun.get("threads")
-        free = self._backend.device is None and not self._fixed_products
-        if free and threads not in (None, usable_processors()):
-            changes.append(f"with {threads} threads, and continues with {usable_processors()}")
-        for change in changes:
-            self._note(f"the run began {change}: its last bits will differ from an unbroken run's")
 
     def _load_base(self, checkpoint: Checkpoint, path: str, adapters: Adapters) -> None:
         """Load the model that adapters are for, from the folder that the run began with."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from llmgpu.gpu import Device
+from tests.conftest import PYTHON_PATH
 
 CHILD = """
 import sys
@@ -50,7 +51,7 @@ def test_results_do_not_depend_on_the_subgroup_size(device: Device, size: int) -
         pytest.skip("only Mesa's software driver can change its subgroup size")
     environment = os.environ | {
         "LP_NATIVE_VECTOR_WIDTH": str(32 * size),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": PYTHON_PATH,
     }
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(size)],
