@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.cli.given import refuse_given, was_given
-from llmgpu.cli.options import TEXT, Decorated, add_options
+from llmgpu.cli.options import Decorated, add_options
+from llmgpu.cli.values import TEXT
 from llmgpu.errors import InputError
 
 if TYPE_CHECKING:

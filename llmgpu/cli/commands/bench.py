@@ -10,13 +10,8 @@ from llmgpu.bench.options import ALL, DEFAULT_PATTERN, DEFAULT_RUNS, DEFAULT_VOC
 from llmgpu.bench.report.compare import DEFAULT_THRESHOLD
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import MATCH_RULES
-from llmgpu.cli.options import (
-    ByteSize,
-    Percentage,
-    VocabularySize,
-    force_option,
-    output_options,
-)
+from llmgpu.cli.options import force_option, output_options
+from llmgpu.cli.values import ByteSize, Percentage, VocabularySize
 
 
 @click.command()

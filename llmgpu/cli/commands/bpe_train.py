@@ -12,9 +12,6 @@ from llmgpu.bpe.training import ENGINES
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.cli.option_files import CheckpointedCommand
 from llmgpu.cli.options import (
-    TEXT,
-    THREADS,
-    VocabularySizes,
     corpus_options,
     device_option,
     force_option,
@@ -23,6 +20,7 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.part_option import part_option
 from llmgpu.cli.source_options import source_options
+from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
 
 
 @click.command("bpe-train", cls=CheckpointedCommand)

@@ -8,9 +8,7 @@ import click
 
 from llmgpu.backend import select_early
 from llmgpu.cli.options import (
-    THREADS,
     VOCAB_HELP,
-    TokenCount,
     corpus_options,
     device_option,
     output_options,
@@ -18,6 +16,7 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.part_option import part_option
 from llmgpu.cli.source_options import source_options
+from llmgpu.cli.values import THREADS, TokenCount
 
 
 @click.command()

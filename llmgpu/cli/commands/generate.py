@@ -6,15 +6,8 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import (
-    COUNT,
-    TEXT,
-    Decorated,
-    add_options,
-    device_option,
-    options_of,
-    output_options,
-)
+from llmgpu.cli.options import Decorated, add_options, device_option, options_of, output_options
+from llmgpu.cli.values import COUNT, TEXT
 from llmgpu.lm.options import SamplingOptions
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import TEXT, force_option, output_options
+from llmgpu.cli.options import force_option, output_options
+from llmgpu.cli.values import TEXT
 
 
 @click.command()

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
-from llmgpu.cli.options import SpecialToken, force_option, output_options, pattern_options
+from llmgpu.cli.options import force_option, output_options, pattern_options
+from llmgpu.cli.values import SpecialToken
 
 
 class FormatName(click.Choice[str]):

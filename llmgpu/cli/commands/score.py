@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import COUNT, corpus_options, device_option, output_options
+from llmgpu.cli.options import corpus_options, device_option, output_options
 from llmgpu.cli.source_options import source_options
+from llmgpu.cli.values import COUNT
 
 
 @click.command()

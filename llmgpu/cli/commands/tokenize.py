@@ -10,9 +10,6 @@ from llmgpu.backend import select_early
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.options import (
-    THREADS,
-    Share,
-    TokenCount,
     corpus_options,
     device_option,
     force_option,
@@ -22,6 +19,7 @@ from llmgpu.cli.options import (
 )
 from llmgpu.cli.part_option import part_option
 from llmgpu.cli.source_options import source_options, token_dtype_option
+from llmgpu.cli.values import THREADS, Share, TokenCount
 from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
 from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 

@@ -9,8 +9,6 @@ import click
 from llmgpu.cli.chat_options import chat_options
 from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import (
-    COUNT,
-    TEXT,
     VOCAB_HELP,
     Decorated,
     add_options,
@@ -20,6 +18,7 @@ from llmgpu.cli.options import (
     output_options,
 )
 from llmgpu.cli.source_options import source_options, token_dtype_option
+from llmgpu.cli.values import COUNT, TEXT
 from llmgpu.lm.config import ACTIVATIONS, PRESETS
 from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.lm.options import (
