@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu import Tokenizer
-from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.python_words import in_python_words
 

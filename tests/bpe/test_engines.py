@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.training import train as training
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.encoding.test_encoder_gpu import with_pattern
 from tests.bpe.encoding.test_matching import make_vocabulary, merge_vocabularies
 from tests.conftest import examples

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 
 def build_vocabulary(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
 DIGITS = "9" * 5000

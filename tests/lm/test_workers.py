@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import list_adapters
-from llmgpu.bpe.vocabulary.vocabulary import byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.workers import ALONE, Workers, start_workers

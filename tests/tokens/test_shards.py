@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import open_writer, read_tokens

@@ -14,9 +14,10 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training import ENGINES
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import quote

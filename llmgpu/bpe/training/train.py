@@ -35,8 +35,9 @@ from llmgpu.bpe.training.symbols import (
     check_replayed,
     translate,
 )
+from llmgpu.bpe.vocabulary.building import extend_vocabulary
 from llmgpu.bpe.vocabulary.tie import byte_ranks
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator

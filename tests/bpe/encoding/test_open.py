@@ -11,7 +11,8 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, with_special_tokens
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.plain.greedy_gpu import STEPS_PER_BYTE
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
 from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes

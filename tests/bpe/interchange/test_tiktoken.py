@@ -15,7 +15,8 @@ from tiktoken.load import load_tiktoken_bpe
 from llmgpu.bpe.interchange import tiktoken
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
 from llmgpu.input_files import MAX_BYTES
 from tests.bpe.interchange.samples import (

@@ -18,7 +18,8 @@ from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.training.test_batched_numpy import make_text

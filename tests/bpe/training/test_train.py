@@ -15,7 +15,8 @@ from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.train import Logged, count_corpus, train_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.gpu import Device

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import file as vocabulary_file
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, LlmgpuError, OutputError, VocabularyError
 from tests.bpe.vocabularies import build_vocabulary
 from tests.conftest import examples

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary, byte_vocabulary
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.lm.data import token_source
 from llmgpu.lm.data.inputs import default_separator, open_tokens

@@ -1,0 +1,105 @@
+"""Making vocabularies: of the 256 bytes, and with merges and special tokens more than another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from llmgpu.bpe.pretokens.pattern import get_pattern
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
+from llmgpu.bpe.vocabulary.file import PackedTokens
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import library
+from llmgpu.cpu.tokens import append_merges
+from llmgpu.errors import VocabularyError
+from llmgpu.input_files import quote
+
+_LONG_TOKEN = 64  # mean bytes of new tokens that there is room for at first
+
+
+def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:
+    """Return the vocabulary of the 256 bytes, matched by merges, from which training starts.
+
+    unicode: version of the pattern's character classes.
+
+    Raises LlmgpuError for an unknown pattern or version, VocabularyError for an unknown tie rule.
+    """
+    known = get_pattern(pattern, unicode)
+    return Vocabulary(
+        tokens=tuple(bytes([value]) for value in range(256)),
+        merges=np.empty((0, 3), np.uint32),
+        pattern=known.name,
+        expression=known.expression,
+        tie=tie,
+        match="bpe",
+        unicode=unicode,
+    )
+
+
+def extend_vocabulary(
+    seed: Vocabulary,
+    merges: ArrayLike,
+    *,
+    special_tokens: Sequence[str],
+    training: dict[str, int | float | str],
+) -> Vocabulary:
+    """Append merges to those of a vocabulary, and special tokens last; existing ids stay.
+
+    merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
+        next free id, or the id of an existing token that spells the same.
+
+    Raises VocabularyError for a merge of an id that does not exist yet or with any other result,
+    and for a special token that is empty, repeated or spelled like another token.
+    """
+    triples = np.asarray(merges)
+    triples = triples.astype(np.int64) if triples.size else np.empty((0, 3), np.int64)
+    tokens = _appended(seed, triples)
+    special = _number_special_tokens(special_tokens, tokens)
+    return replace(
+        seed,
+        tokens=(*tokens, *(text.encode() for text in special)) if special else tokens,
+        merges=np.concatenate([seed.merges, triples.astype(np.uint32)]),
+        special_tokens=seed.special_tokens | special,
+        training=dict(training),
+    )
+
+
+def _appended(seed: Vocabulary, merges: NDArray[np.int64]) -> PackedTokens:
+    """Return the tokens of a vocabulary with what merges make after them."""
+    if library() is not None and len(merges) and 0 <= merges.min() <= merges.max() < NO_TOKEN:
+        most = seed.token_offsets[-1] + _LONG_TOKEN * len(merges)
+        made = append_merges(seed.token_data, seed.token_offsets, merges.astype(np.uint32), most)
+        if made is not None:
+            return PackedTokens(made[0].tobytes(), made[1])
+    tokens = list(seed.tokens)
+    for k, (left, right, result) in enumerate(merges.tolist()):
+        if not (0 <= left < len(tokens) and 0 <= right < len(tokens)):
+            raise VocabularyError(
+                f"merge {k} of {[left, right]}: only ids below {len(tokens)} exist by then"
+            )
+        if result == len(tokens):
+            tokens.append(tokens[left] + tokens[right])
+        elif not 0 <= result < len(tokens):
+            raise VocabularyError(f"merge {k} makes id {result}, but the next one is {len(tokens)}")
+    return PackedTokens.of(tokens)
+
+
+def _number_special_tokens(texts: Sequence[str], tokens: Sequence[bytes]) -> dict[str, int]:
+    """Give special tokens the ids after all other tokens."""
+    numbered: dict[str, int] = {}
+    taken = set(tokens) if texts else set()
+    for text in texts:
+        try:
+            spelled = text.encode()
+        except UnicodeEncodeError as error:
+            raise VocabularyError(f"special token {quote(text)} is not valid Unicode") from error
+        if not spelled or spelled in taken:
+            reason = "is already a token" if spelled else "is empty"
+            raise VocabularyError(f"special token {quote(text)} {reason}: choose another text")
+        taken.add(spelled)
+        numbered[text] = len(tokens) + len(numbered)
+    return numbered
