@@ -141,6 +141,16 @@ def test_missing_peer_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.is_correct
 
 
+def test_a_peer_that_lacks_a_package_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import system refuses a package that is there, as where one that it needs is not."""
+    pytest.importorskip("tiktoken")
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    record = run(small(devices=("cpu",), runs=1))
+    result = of(record, "tokenize", "tiktoken")
+    assert result.note.startswith("left out: import of tiktoken halted") and not result.seconds
+    assert of(record, "tokenize", tokenizing_host()).seconds
+
+
 def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"some \xff\xfe words and words\n\x00" * 50)
