@@ -30,7 +30,7 @@ def source_options(command: Decorated) -> Decorated:
             type=click.Choice(INPUT_FORMATS),
             default="auto",
             show_default=True,
-            help="Read files as text, jsonl or parquet whatever their names say (standard input "
+            help="Read files as text, jsonl or parquet, not by their names (standard input "
             "has none), or take the bytes of any file as they are (bytes).",
         ),
         click.option(

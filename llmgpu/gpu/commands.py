@@ -260,7 +260,7 @@ class Download:
         self.start_all([(source, nbytes)])
 
     def start_all(self, pieces: Sequence[tuple[Buffer, int]]) -> None:
-        """Submit the copy of the first bytes of buffers, so many of each, end to end."""
+        """Submit the copy of a number of first bytes of each buffer, end to end."""
         commands = Commands(self._opened)
         self._record_all(commands, pieces)
         commands.submit()

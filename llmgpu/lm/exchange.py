@@ -27,7 +27,7 @@ from llmgpu.processors import usable_processors
 BUCKET = 1 << 23  # numbers
 AHEAD = 3  # buckets that are being read while one is added up
 _SLOTS = 2  # buckets in a worker's memory for the others
-_START = 64  # a part of a tensor starts at a multiple of so many numbers, 256 bytes
+_START = 64  # a part of a tensor starts at a multiple of this many numbers, 256 bytes
 _BLOCK = 1 << 16  # numbers that are added up at a time, which fit in a cache
 _TOKEN = 16  # bytes that tell a worker's memory from any other
 _MOST_THREADS = 8  # beyond them memory is the limit
@@ -93,7 +93,7 @@ class Exchange:
 
 
 def exchange_memory(parameters: int) -> int:
-    """Return an upper bound of the bytes that a worker takes to add up so many gradients."""
+    """Return an upper bound of the bytes that a worker needs to add up this many gradients."""
     return (_SLOTS + AHEAD + 1 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
 
 

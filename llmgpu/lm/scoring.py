@@ -123,7 +123,7 @@ class Scorer:
         return found
 
     def _length(self, ids: int) -> int:
-        """Return the length of the sequences of the batch that a window of so many ids goes in."""
+        """Return the length of the sequences of the batch that takes a window of this many ids."""
         return min(self.window, max(SHORTEST, 1 << (ids - 1).bit_length()))
 
     def _graph(self, length: int) -> tuple[LossGraph, Program]:

@@ -22,7 +22,7 @@ from llmgpu.cli.options import output_options
     type=click.IntRange(min=1, max=999_999),
     metavar="N",
     show_default="4 for each worker",
-    help="Cut the work into so many parts.",
+    help="Number of parts to cut the work into.",
 )
 @click.option(
     "--cpus",

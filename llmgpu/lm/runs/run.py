@@ -31,6 +31,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
 from llmgpu.lm.checkpoints.model_card import Origin, model_card
 from llmgpu.lm.checkpoints.peft_files import AdapterFiles, describe_adapter
 from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.ops.backends import open_operations
@@ -110,12 +111,9 @@ class TrainingRun:
         self._token_bytes = token_bytes(vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        slots = intervals.unread_steps(self._options.steps)
+        self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
         try:
-            self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
-            operations = open_operations(backend.device, fixed_products=self._fixed_products)
-            separator = eos_id if self._options.document_mask else None
-            self._trainer = Trainer(operations, config, self._options, slots, workers, separator)
+            self._trainer = self._open_trainer(config)
         except DeviceError as error:
             raise DeviceError(
                 f"{error}; the run needs {needed_bytes:,} bytes in all, {SMALLER}"
@@ -125,6 +123,23 @@ class TrainingRun:
         self._last: StepRecord
         self._init_path = None if init is None else str(init.folder)
         self._origin = origin
+        self._set_weights(checkpoint, init)
+        self._samples = None
+        if workers.is_first:
+            self._log = self._open_log(checkpoint, needed_bytes)
+            if intervals.sample:
+                model = self._trainer.model
+                self._samples = Samples(folder.samples, model, vocabulary, eos_id)
+                self._samples.keep_up_to(self._trainer.step)
+
+    def _open_trainer(self, config: ModelConfig) -> Trainer:
+        operations = open_operations(self._backend.device, fixed_products=self._fixed_products)
+        slots = self._intervals.unread_steps(self._options.steps)
+        separator = self._eos_id if self._options.document_mask else None
+        return Trainer(operations, config, self._options, slots, self._workers, separator)
+
+    def _set_weights(self, checkpoint: Checkpoint | None, init: SavedModel | None) -> None:
+        """Take the weights of a checkpoint or of another model, or draw them."""
         started = init if checkpoint is None else checkpoint
         self._stop_ids = frozenset[int]() if started is None else started.stop_ids
         if checkpoint is not None:
@@ -133,13 +148,6 @@ class TrainingRun:
             self._trainer.load(init.weights.__getitem__)
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
-        self._samples = None
-        if workers.is_first:
-            self._log = self._open_log(checkpoint, needed_bytes)
-            if intervals.sample:
-                model = self._trainer.model
-                self._samples = Samples(folder.samples, model, vocabulary, eos_id)
-                self._samples.keep_up_to(self._trainer.step)
 
     def _chosen_products(self, *, resumed: bool) -> bool:
         """Whether matrix products have the same bits with any number of threads, in NumPy."""

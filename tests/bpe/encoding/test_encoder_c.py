@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="the CPU engine is not
 
 
 def slices(doublings: int) -> CSliceEncoder:
-    """An encoder whose longest token is an e with an accent, doubled so many times."""
+    """An encoder whose longest token is an e with an accent, doubled this many times."""
     pairs = [(0xC3, 0xA9), *((256 + k, 256 + k) for k in range(doublings))]
     vocabulary = build_vocabulary(pairs, pattern="gpt2", tie="hf", special_tokens=[], training={})
     return CSliceEncoder(vocabulary)
