@@ -30,6 +30,8 @@ LIMITS_SHOWN = (
 )
 FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix")
 
+_Row = tuple[int, dict[str, Any], list[int]]  # an id, more facts of it, and the tokens to be shown
+
 
 def info(
     file: str | None,
@@ -248,26 +250,18 @@ def _list_tokens(
     as_json: bool,
 ) -> None:
     """Print tokens, a line each."""
-    from llmgpu.bpe.vocabulary.spelling import readable
-
-    wanted = _searched(search)
     special = set(vocabulary.special_tokens.values())
-    shown = 0
-    for token_id in ids or range(vocabulary.size):
-        if token_id >= vocabulary.size:
-            last = vocabulary.size - 1
-            raise VocabularyError(f"id {token_id} is not in the vocabulary, which ends at {last}")
-        token = vocabulary.tokens[token_id]
-        if not wanted.search(token.decode(errors="backslashreplace")):
-            continue
-        if shown == first:
-            break
-        shown += 1
-        if as_json:
-            facts = {"id": token_id, "text": _text_of(token), "hex": token.hex()}
-            print_json(facts | {"special": token_id in special}, to_stderr=False)
-        else:
-            print_result(f"{token_id}\t{readable(token)}")
+
+    def rows() -> Iterator[_Row]:
+        for token_id in ids or range(vocabulary.size):
+            if token_id >= vocabulary.size:
+                last = vocabulary.size - 1
+                raise VocabularyError(
+                    f"id {token_id} is not in the vocabulary, which ends at {last}"
+                )
+            yield token_id, {"special": token_id in special}, [token_id]
+
+    _print_rows(vocabulary, rows(), first, search, as_json)
 
 
 def _list_merges(
@@ -275,24 +269,41 @@ def _list_merges(
 ) -> None:
     """Print merges in their order, a line each: the token that is made, and what it is made of."""
     from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
-    from llmgpu.bpe.vocabulary.spelling import readable
 
-    merges, wanted, tokens = vocabulary.merges, _searched(search), vocabulary.tokens
+    merges = vocabulary.merges
     if not len(merges):  # it has ranks
         merges = recover_merges(ordinary_ranks(vocabulary))
-    shown = 0
-    for left, right, made in merges.tolist():
-        token = tokens[made]
+    rows: Iterator[_Row] = (
+        (made, {"left": left, "right": right}, [left, right])
+        for left, right, made in merges.tolist()
+    )
+    _print_rows(vocabulary, rows, first, search, as_json)
+
+
+def _print_rows(
+    vocabulary: Vocabulary,
+    rows: Iterable[_Row],
+    first: int | None,
+    search: str | None,
+    as_json: bool,
+) -> None:
+    """Print the first rows whose token matches; as text, the id and the tokens to be shown."""
+    from llmgpu.bpe.vocabulary.spelling import readable
+
+    wanted, tokens = _searched(search), vocabulary.tokens
+    printed = 0
+    for token_id, more, shown in rows:
+        token = tokens[token_id]
         if not wanted.search(token.decode(errors="backslashreplace")):
             continue
-        if shown == first:
+        if printed == first:
             break
-        shown += 1
+        printed += 1
         if as_json:
-            facts = {"id": made, "text": _text_of(token), "hex": token.hex()}
-            print_json(facts | {"left": left, "right": right}, to_stderr=False)
+            facts = {"id": token_id, "text": _text_of(token), "hex": token.hex()}
+            print_json(facts | more, to_stderr=False)
         else:
-            print_result(f"{made}\t{readable(tokens[left])}\t{readable(tokens[right])}")
+            print_result("\t".join([str(token_id), *(readable(tokens[each]) for each in shown)]))
 
 
 def _searched(search: str | None) -> re.Pattern[str]:
