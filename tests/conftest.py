@@ -45,7 +45,7 @@ NOBODY = 65534
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
 MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
-QUICK_EXAMPLES, FULL_EXAMPLES = 10, 30
+QUICK_EXAMPLES, FULL_EXAMPLES = 6, 30
 NO_ADAPTER = "no adapter; install a Vulkan driver"
 NO_DAWN = "Dawn lists no adapter; see scripts/get_swiftshader.sh"
 _GUARDED: list[GuardedDevice] = []  # opened by tests so far: one, or none

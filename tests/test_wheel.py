@@ -36,6 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("--wheel", tmp_path_factory.mktemp("wheel"), "llmgpu-*.whl")
 
 
+@pytest.mark.slow
 def test_it_carries_kernels_and_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     on_disk = {f"llmgpu/{path.relative_to(ROOT)}" for path in (ROOT / "wgsl").rglob("*.wgsl")}
@@ -64,6 +65,7 @@ def test_it_says_who_made_it_and_carries_the_license(wheel: Path) -> None:
     assert carried == (ROOT / "LICENSE").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_source_archive_holds_what_its_tests_need(tmp_path: Path) -> None:
     with tarfile.open(build("--sdist", tmp_path, "llmgpu-*.tar.gz")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,22 @@ from llmgpu.backend import Backend, list_adapters, select_backend
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
-from llmgpu.cli.console import Reporter, human_count, human_time, print_json
+from llmgpu.cli.console import Reporter
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
 from llmgpu.cli.source_options import check_text_field, lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
-from llmgpu.errors import InputError, shorten
+from llmgpu.cli.train_report import (
+    announce,
+    announce_resuming,
+    callbacks,
+    print_summary,
+    say_failure,
+)
+from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.input_files import number_of, printable
+from llmgpu.input_files import printable
 from llmgpu.lm.checkpoints.checkpoint import (
     Checkpoint,
     list_checkpoints,
@@ -38,9 +45,9 @@ from llmgpu.lm.checkpoints.model_card import Origin
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory
-from llmgpu.lm.options import Intervals, TrainOptions
-from llmgpu.lm.runs.memory import host_memory, require_free, training_memory
-from llmgpu.lm.runs.records import StepRecord, read_log
+from llmgpu.lm.options import Intervals
+from llmgpu.lm.runs.memory import host_memory, training_memory
+from llmgpu.lm.runs.records import read_log
 from llmgpu.lm.runs.run import TrainingRun
 from llmgpu.lm.runs.run_folder import (
     EVALUATION_TOKENS_NAME,
@@ -52,13 +59,11 @@ from llmgpu.lm.runs.run_folder import (
 )
 from llmgpu.lm.runs.settings import (
     RunSettings,
-    explain_schedule,
     new_settings,
     resumed_settings,
     step_to_resume_from,
 )
 from llmgpu.lm.workers import Workers, start_workers
-from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
@@ -140,7 +145,7 @@ def train(
         inputs += [*start.inputs, *filter(None, [config, chat_template]), *lists_of_files()]
         check_outputs(_written(output, force), inputs)
     with (
-        workers.together(_say_failure),
+        workers.together(say_failure),
         _open_folder(workers, output, resume=resume, force=force) as folder,
     ):
         with workers.first_alone():
@@ -148,7 +153,7 @@ def train(
         summary = run.run()
     if workers.is_first:
         summary |= {"estimated_memory_bytes": host_bytes}
-        _print_summary(report, summary, as_json=as_json)
+        print_summary(report, summary, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,47 @@ class _Asked:
         return self.select(matrices=self.settings["precision"] == "f16")
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """What a run does: as asked if it is new, else as its checkpoint says."""
+
+    settings: RunSettings
+    backend: Backend
+    vocabulary: Vocabulary
+    separator: int | None
+    checkpoint: Checkpoint | None = None
+
+
+def _settle_new(asked: _Asked, separator: int | None, backend: Backend | None) -> _Settled:
+    """Settle a run that starts at its first step; backend: if there is one already."""
+    backend = backend or asked.select_new()
+    settings = asked.settings | {"driver": backend.driver}
+    vocabulary = asked.start.vocabulary
+    made = new_settings(settings, vocabulary.size, asked.start.config)
+    return _Settled(made, backend, vocabulary, separator)
+
+
+def _settle_resumed(
+    asked: _Asked,
+    folder: RunFolder,
+    checkpoint: Checkpoint,
+    separator: int | None,
+    workers: Workers,
+) -> _Settled:
+    """Settle the rest of a run; InputError if what is asked for is another run."""
+    _check_same_init(folder, asked.init)
+    checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
+    settings = resumed_settings(checkpoint, asked.explicit)
+    workers.check(settings.options.grad_accum)
+    return _Settled(
+        settings,
+        asked.select(driver=settings.options.driver),
+        with_chat_template(checkpoint.vocabulary, asked.chat_template),
+        _same_separator(checkpoint, asked.eos, separator),
+        checkpoint,
+    )
+
+
 def _open_run(
     asked: _Asked,
     folder: RunFolder,
@@ -189,58 +235,65 @@ def _open_run(
     backend: of a new run.
     """
     checkpoint = _find_checkpoint(folder, asked.explicit, report) if asked.resume else None
-    vocabulary = asked.start.vocabulary
     if checkpoint is not None:
-        _check_same_init(folder, asked.init)
-        checkpoint.require_vocabulary(vocabulary, asked.start.name)
-        vocabulary = with_chat_template(checkpoint.vocabulary, asked.chat_template)
-        run_settings = resumed_settings(checkpoint, asked.explicit)
-        workers.check(run_settings.options.grad_accum)
-        backend = asked.select(driver=run_settings.options.driver)
-        separator = _same_separator(checkpoint, asked.eos, separator)
-        _announce_resuming(report, checkpoint, run_settings.options)
+        settled = _settle_resumed(asked, folder, checkpoint, separator, workers)
+        announce_resuming(report, checkpoint, settled.settings.options)
     else:
-        backend = backend or asked.select_new()
-        settings = asked.settings | {"driver": backend.driver}
-        run_settings = new_settings(settings, vocabulary.size, asked.start.config)
-        _announce_start(report, str(folder.path), resume=asked.resume)
-    steps = run_settings.options.steps
-    needed_bytes = training_memory(run_settings, backend, asked.intervals.unread_steps(steps))
-    host_bytes = host_memory(run_settings, backend, needed_bytes)
+        settled = _settle_new(asked, separator, backend)
+        if asked.resume:
+            report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
+    settings, backend = settled.settings, settled.backend
+    steps = settings.options.steps
+    needed_bytes = training_memory(settings, backend, asked.intervals.unread_steps(steps))
+    host_bytes = host_memory(settings, backend, needed_bytes)
     if workers.count > 1:
-        host_bytes += exchange_memory(run_settings.config.parameters)
+        host_bytes += exchange_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
-        _announce(report, run_settings, backend, host_bytes, needed_bytes, workers.count)
-    if workers.is_first:
-        keep_options(folder.path)
-    resume = asked.resume or not workers.is_first
-    encoding = _encoding_backend(backend, asked.device)
-    source, evaluated = _open_tokens(
-        asked, folder, report, vocabulary, encoding, separator=separator, resume=resume
-    )
-    if source.foreign_files:
-        report.note(note_of_foreign(source.foreign_files, asked.start.name))
-    if asked.force and workers.is_first:  # not before: nothing can be wrong with the new run
-        _remove_replaced(folder, (source, evaluated))
-    if checkpoint is not None and workers.is_first:
-        _set_decayed_aside(folder, checkpoint, report)
+        announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
+    source, evaluated = _open_sources(asked, folder, settled, workers, report)
     run = TrainingRun(
         folder,
-        run_settings,
+        settings,
         backend,
         source,
         source.vocabulary,
         asked.intervals,
         checkpoint,
         needed_bytes,
-        eos_id=separator,
+        eos_id=settled.separator,
         init=asked.start.model,
         origin=Origin(_command(), [source.path for source in asked.sources.files]),
         evaluation_source=evaluated,
         workers=workers,
-        **_callbacks(report, steps),
+        **callbacks(report, steps),
     )
     return run, host_bytes
+
+
+def _open_sources(
+    asked: _Asked, folder: RunFolder, settled: _Settled, workers: Workers, report: Reporter
+) -> tuple[TokenSource, TokenSource | None]:
+    """Open the tokens of a run; change what is in its folder, now that nothing can be wrong."""
+    if workers.is_first:
+        keep_options(folder.path)
+    resume = asked.resume or not workers.is_first
+    encoding = _encoding_backend(settled.backend, asked.device)
+    source, evaluated = _open_tokens(
+        asked,
+        folder,
+        report,
+        settled.vocabulary,
+        encoding,
+        separator=settled.separator,
+        resume=resume,
+    )
+    if source.foreign_files:
+        report.note(note_of_foreign(source.foreign_files, asked.start.name))
+    if asked.force and workers.is_first:
+        _remove_replaced(folder, (source, evaluated))
+    if settled.checkpoint is not None and workers.is_first:
+        _set_decayed_aside(folder, settled.checkpoint, report)
+    return source, evaluated
 
 
 def _open_tokens(
@@ -296,10 +349,6 @@ def _command() -> str:
     return printable(shlex.join(["llmgpu", *sys.argv[1:]]))
 
 
-def _say_failure(line: str) -> None:
-    click.echo(shorten(printable(" ".join(line.split()))), err=True)
-
-
 def _own_device(workers: Workers, device: str, corpus: Sequence[str]) -> str:
     """Return where this worker computes; InputError if the workers can't train together."""
     if workers.count == 1:
@@ -320,15 +369,6 @@ def _open_folder(workers: Workers, path: str, *, resume: bool, force: bool) -> R
 def _encoding_backend(training: Backend, device: str) -> Backend:
     """Return where text is encoded: by wgpu, no matter what trains."""
     return training if training.driver == "wgpu" else select_backend(device)
-
-
-def _callbacks(report: Reporter, steps: int) -> dict[str, Any]:
-    """Return what a run of this many steps calls to say how it is doing."""
-    return {
-        "on_record": partial(_print_record, report, steps),
-        "on_first_step": partial(_print_first_step, report, steps),
-        "note": report.line,
-    }
 
 
 def _piped_corpus(report: Reporter) -> tuple[str, ...]:
@@ -359,26 +399,6 @@ def _check_same_init(folder: RunFolder, init: str | None) -> None:
         )
 
 
-def _announce_start(report: Reporter, output: str, *, resume: bool) -> None:
-    if resume:
-        report.line(f"{output} has no checkpoint yet: starting at the first step")
-
-
-def _announce(
-    report: Reporter,
-    asked: RunSettings,
-    backend: Backend,
-    host_bytes: int,
-    needed_bytes: int,
-    workers: int,
-) -> None:
-    """Say what will be trained; DeviceError if there is no memory for it."""
-    if backend.is_software:
-        require_free(host_bytes, free_memory())
-    report.line(_description(asked, backend, workers))
-    report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
-
-
 def _remove_replaced(folder: RunFolder, sources: Sequence[TokenSource | None]) -> None:
     """Remove what is left of the earlier run, but for tokens that the new one reads."""
     in_use = {path for source in sources if source is not None for path in source.folders}
@@ -394,19 +414,6 @@ def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Report
         report.note(
             f"{path} is after the learning rate began to fall, which it does later now: it is kept "
             f"as {renamed}, with its log"
-        )
-
-
-def _announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
-    done, steps = checkpoint.state.step, options.steps
-    report.line(f"resuming from {checkpoint.folder}")
-    change = explain_schedule(checkpoint, options)
-    if change is not None:
-        report.note(change)
-    if done >= steps:
-        report.line(
-            f"nothing is left to do: {done} of {steps} steps are done; a larger --steps continues "
-            "the run"
         )
 
 
@@ -458,44 +465,3 @@ def _find_checkpoint(
         report.note(f"{folder.path} has no checkpoint of step {step}, where its decay began")
         return newest
     return load_checkpoint(steps[step])
-
-
-def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
-    config, options = settings.config, settings.options
-    tokens = options.sequences * config.seq_len
-    has_units = backend.device is not None and backend.device.matrix_shapes
-    slow = options.is_mixed and not has_units
-    return (
-        f"training {human_count(config.parameters)} parameters on {backend.description}"
-        f"{f' and {workers - 1} more' if workers > 1 else ''}: "
-        f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
-        + (" in f16, which is slower than f32 without matrix units" if slow else "")
-    )
-
-
-def _print_first_step(report: Reporter, steps: int, step: int, loss: float) -> None:
-    report.line(f"step {step}/{steps}: loss {loss:.4f}", step=step, steps=steps, loss=loss)
-
-
-def _print_record(report: Reporter, steps: int, record: StepRecord, left: float) -> None:
-    text = (
-        f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
-        f"lr {record.learning_rate:.2e}, {human_count(record.tokens_per_second)} tokens/s"
-    )
-    if record.validation_loss is not None:
-        text += f", validation loss {record.validation_loss:.4f}"
-    if record.bits_per_byte is not None:
-        text += f" ({record.bits_per_byte:.4f} bits per byte)"
-    facts = asdict(record) | {"steps": steps, "seconds_left": round(left, 3)}
-    report.line(f"{text}, {human_time(left)} left" if left else text, **facts)
-
-
-def _print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
-    seconds = summary["seconds"]
-    taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
-    text = f"{human_count(summary['tokens'])} tokens in {taken}"
-    if summary["perplexity"] is not None:
-        text += f"; perplexity {summary['perplexity']:.2f}"
-    report.line(f"{text}; checkpoint in {summary['checkpoint']}")
-    if as_json:
-        print_json(summary, to_stderr=False)

@@ -56,6 +56,7 @@ def of(record: Record, what: str, engine: str) -> Result:
     return found[0]
 
 
+@pytest.mark.slow
 def test_record_is_json_and_complete(record: Record) -> None:
     assert_is_read_as_it_was(record)
     assert record.complete

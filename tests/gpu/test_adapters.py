@@ -38,6 +38,7 @@ print(json.dumps([each.device.name for each in opened]))
 """
 
 
+@pytest.mark.slow
 def test_two_adapters_of_one_name(tmp_path: Path) -> None:
     """The driver is listed twice, so there are two adapters, each of which opens."""
     require_adapter()

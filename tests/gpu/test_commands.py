@@ -59,6 +59,7 @@ def test_counts_in_two_dimensions_come_from_the_device(any_device: Device) -> No
     assert (any_device.read(bound.buffers[3], size, np.uint32) == 7).all()
 
 
+@pytest.mark.slow
 def test_more_dispatches_than_a_query_set_times_are_all_timed(device: Device) -> None:
     if "timestamp-query" not in device.features:
         pytest.skip("no timestamp queries")

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(
 compose, decompose = NFC().normalize_str, NFD().normalize_str
 
 
+@pytest.mark.slow
 def test_every_code_point_alone_and_after_a_letter() -> None:
     # An ASCII character takes no part in what comes before it.
     for before in ("\n", "\na"):

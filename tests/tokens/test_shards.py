@@ -319,6 +319,7 @@ def test_shards_of_a_former_run_go_away(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_call_leaves_what_the_next_job_cleans_up(tmp_path: Path) -> None:
     """A manifest lists whole shards, and no shard of the longer job is left over."""
     from tests.tokens.killed_shards import SHORTER, write_shards

@@ -71,6 +71,7 @@ def kernel(number: int = 1, **more: Any) -> Any:
 LIMITS = {"NumPy": {"bytes_per_second": 2e9, "operations_per_second": 8e9}}
 
 
+@pytest.mark.slow
 def test_page_of_a_run_is_valid_and_whole(measured: Record) -> None:
     page = Page(draw_report(measured))
     assert [node.get("id") for node in page.all("h2")] == list(PARTS)
@@ -318,6 +319,7 @@ def seen(drawn: str, folder: Path, scheme: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_browser_shows_it_at_any_width_in_light_and_dark(measured: Record, tmp_path: Path) -> None:
     both = [seen(draw_report(measured), tmp_path, scheme) for scheme in (0, 1)]
     for frames in both:

@@ -134,6 +134,7 @@ def test_ids_by_the_longest_token(
     assert encode(vocabulary, text, slice_bytes) == greedy_reference.greedy(text, ids, pattern)
 
 
+@pytest.mark.slow
 def test_a_huge_word_of_many_characters() -> None:
     rng = np.random.default_rng(3)
     signs = ["的", "一", "é", "ß", "あ", "x", "yz"]

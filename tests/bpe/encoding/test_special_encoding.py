@@ -246,6 +246,7 @@ def test_a_byte_without_a_token_has_its_offset_in_the_whole_text() -> None:
             encode(encoder, ["a<s>", "a <s>", "ba<s>a"])
 
 
+@pytest.mark.slow
 def test_many_documents_and_tokens_in_large_blocks() -> None:
     generator = np.random.default_rng(5)
     parts = generator.choice(np.array(PARTS), 40_000).tolist()

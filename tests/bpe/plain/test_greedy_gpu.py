@@ -113,6 +113,7 @@ def test_more_than_65535_chunks(any_device: Device, workgroup_size: int) -> None
     assert encode(encoder, text) == encode(NumpyEncoder(vocabulary), text)
 
 
+@pytest.mark.slow
 def test_more_than_65535_chunks_some_in_long_words(device: Device) -> None:
     # Ten long words, so that no thread of trie_long_chain walks over very many chunks.
     letters = np.random.default_rng(4).choice(np.frombuffer(b"ab", np.uint8), 20_000)

@@ -176,6 +176,7 @@ def test_more_than_65535_blocks_and_2_to_the_24_symbols(device: Device) -> None:
     assert trained.symbols == len(symbols)
 
 
+@pytest.mark.slow
 def test_trainings_on_one_device_do_not_disturb_one_another(device: Device) -> None:
     text, other = words(5, 1_000, 300), words(6, 500, 100)
     alone = [

@@ -153,6 +153,7 @@ def test_finished_merges_are_handed_over_in_order(device: Device) -> None:
     np.testing.assert_array_equal(np.concatenate([counts for _, counts in pieces]), trained.counts)
 
 
+@pytest.mark.slow
 def test_compaction_keeps_the_list_short(device: Device) -> None:
     """What is listed again and again takes more room than what is there at a time."""
     words = random_words(4, 2000, b"abcdef")
@@ -173,6 +174,7 @@ def test_compaction_keeps_the_list_short(device: Device) -> None:
         assert compacted < room()
 
 
+@pytest.mark.slow
 def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
     """Room for hardly more positions than the words have: merged pairs have to give theirs up."""
     words = random_words(4, 2000, b"abcdef")
@@ -208,6 +210,7 @@ def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
         batched_gpu.train(portable_device, run_words([3]), REPEATED, merges=(1 << 20) - 255)
 
 
+@pytest.mark.slow
 def test_trainings_on_one_device_do_not_disturb_one_another(any_device: Device) -> None:
     # The second has merges enough for several submissions, of which hardware needs fewer.
     words, merges = (1500, 400) if any_device.is_software else (5000, 900)

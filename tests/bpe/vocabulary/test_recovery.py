@@ -50,6 +50,7 @@ def test_no_merges() -> None:
     assert recover_merges(BYTES | {b"abcd": 300}).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_a_long_token_takes_no_long_time() -> None:
     ranks = BYTES | {b"a" * 2**k: 255 + k for k in range(1, 18)}
     assert len(recover_merges(ranks)) == 17

@@ -163,6 +163,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path / "c", data + b"\x00")
 
 
+@pytest.mark.slow
 def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
     data = written(tmp_path / "c", SAMPLE)
     rng = random.Random(5)

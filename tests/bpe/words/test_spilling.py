@@ -71,6 +71,7 @@ def test_runs_of_small_blocks_merged_a_few_at_a_time(
         assert sorted(listed(accumulate(pieces, 0))) == total(pieces)
 
 
+@pytest.mark.slow
 def test_many_runs_are_merged_in_order() -> None:
     pieces = [numbered(first, first + 3000) for first in range(0, 100_000, 1000)]
     assert listed(accumulate(pieces, 50_000)) == total(pieces)

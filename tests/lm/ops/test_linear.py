@@ -149,6 +149,7 @@ def test_parts_of_the_inner_dimension(operations: Operations) -> None:
     check_backward_weight(operations, (4003, 10, 16))
 
 
+@pytest.mark.slow
 def test_more_workgroups_than_a_dimension_of_a_dispatch_has(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

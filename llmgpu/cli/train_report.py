@@ -1,0 +1,105 @@
+"""What ``llmgpu train`` says: what begins, how it is going, what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import click
+
+from llmgpu.backend import Backend
+from llmgpu.cli.console import Reporter, human_count, human_time, print_json
+from llmgpu.errors import shorten
+from llmgpu.input_files import number_of, printable
+from llmgpu.lm.checkpoints.checkpoint import Checkpoint
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.runs.memory import require_free
+from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.settings import RunSettings, explain_schedule
+from llmgpu.memory import Memory, free_memory
+
+
+def announce(
+    report: Reporter,
+    asked: RunSettings,
+    backend: Backend,
+    host_bytes: int,
+    needed_bytes: int,
+    workers: int,
+) -> None:
+    """Say what will be trained; DeviceError if there is no memory for it."""
+    if backend.is_software:
+        require_free(host_bytes, free_memory())
+    report.line(_description(asked, backend, workers))
+    report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
+
+
+def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
+    """Say where a run continues, and what that does to its learning rate."""
+    done, steps = checkpoint.state.step, options.steps
+    report.line(f"resuming from {checkpoint.folder}")
+    change = explain_schedule(checkpoint, options)
+    if change is not None:
+        report.note(change)
+    if done >= steps:
+        report.line(
+            f"nothing is left to do: {done} of {steps} steps are done; a larger --steps continues "
+            "the run"
+        )
+
+
+def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
+    config, options = settings.config, settings.options
+    tokens = options.sequences * config.seq_len
+    has_units = backend.device is not None and backend.device.matrix_shapes
+    slow = options.is_mixed and not has_units
+    return (
+        f"training {human_count(config.parameters)} parameters on {backend.description}"
+        f"{f' and {workers - 1} more' if workers > 1 else ''}: "
+        f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
+        + (" in f16, which is slower than f32 without matrix units" if slow else "")
+    )
+
+
+def callbacks(report: Reporter, steps: int) -> dict[str, Any]:
+    """Return what a run of this many steps calls to say how it is doing."""
+    return {
+        "on_record": partial(_print_record, report, steps),
+        "on_first_step": partial(_print_first_step, report, steps),
+        "note": report.line,
+    }
+
+
+def _print_first_step(report: Reporter, steps: int, step: int, loss: float) -> None:
+    report.line(f"step {step}/{steps}: loss {loss:.4f}", step=step, steps=steps, loss=loss)
+
+
+def _print_record(report: Reporter, steps: int, record: StepRecord, left: float) -> None:
+    text = (
+        f"step {record.step}/{steps}: loss {record.loss:.4f}, norm {record.grad_norm:.3f}, "
+        f"lr {record.learning_rate:.2e}, {human_count(record.tokens_per_second)} tokens/s"
+    )
+    if record.validation_loss is not None:
+        text += f", validation loss {record.validation_loss:.4f}"
+    if record.bits_per_byte is not None:
+        text += f" ({record.bits_per_byte:.4f} bits per byte)"
+    facts = asdict(record) | {"steps": steps, "seconds_left": round(left, 3)}
+    report.line(f"{text}, {human_time(left)} left" if left else text, **facts)
+
+
+def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
+    """Say what a run has come to; with `as_json` also as JSON on stdout."""
+    seconds = summary["seconds"]
+    taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
+    text = f"{human_count(summary['tokens'])} tokens in {taken}"
+    if summary["perplexity"] is not None:
+        text += f"; perplexity {summary['perplexity']:.2f}"
+    report.line(f"{text}; checkpoint in {summary['checkpoint']}")
+    if as_json:
+        print_json(summary, to_stderr=False)
+
+
+def say_failure(line: str) -> None:
+    """Print why a worker ended, in one line."""
+    click.echo(shorten(printable(" ".join(line.split()))), err=True)
