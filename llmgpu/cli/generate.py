@@ -14,17 +14,11 @@ from llmgpu.backend import select_backend
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import READING_INPUT
-from llmgpu.cli.prompts import (
-    Continuation,
-    Ends,
-    Prompt,
-    continue_prompts,
-    prompt_ids,
-    read_prompts,
-)
+from llmgpu.cli.prompts import Prompt, continue_prompts, prompt_ids, read_prompts
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
+from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
