@@ -93,17 +93,19 @@ def load_package() -> Any:
 
 
 @contextmanager
-def new_file(path: str | Path, described: dict[str, Any], *, force: bool) -> Iterator[Any]:
+def new_file(
+    path: str | Path, described: dict[str, Any], *, force: bool, architecture: str = "llama"
+) -> Iterator[Any]:
     """Yield a `gguf.GGUFWriter` for the file `path`, which gets its name when the block ends.
 
-    described: the vocabulary, see `describe`.
+    described: the vocabulary, see `describe`. architecture: what llama.cpp calls the model.
     """
     package = load_package()
     check_outputs(outputs(path), force=force)
     if writes_directly(str(path)):
         raise OutputError(f"can't write {path}: a GGUF file has to be a file, not a pipe or device")
     output = OutputFile(path)
-    writer = package.GGUFWriter(output.temporary, "llama")
+    writer = package.GGUFWriter(output.temporary, architecture)
     try:
         with output_errors(output.path):
             for name, value in described.items():
@@ -123,9 +125,11 @@ def describe(
     *,
     bos_id: int | None = None,
     eos_id: int | None = None,
+    rows: int = 0,
 ) -> dict[str, Any]:
     """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
 
+    rows: of the model's tables, if they are more than the vocabulary has ids.
     bos_id, eos_id: what a text begins and ends with; the special token of the usual name ends it if
         eos_id is None, and begins it, too. None is added by itself. note: is told which texts get
         other ids in llama.cpp.
@@ -140,12 +144,13 @@ def describe(
         eos_id = vocabulary.special_tokens[end]
     texts = {number: text for text, number in ids.items()}
     special = set(vocabulary.special_tokens.values())
-    names = [texts.get(number, f"[PAD{number}]") for number in range(vocabulary.size)]
+    numbers = range(max(rows, vocabulary.size))
+    names = [texts.get(number, f"[PAD{number}]") for number in numbers]
     if len(set(names)) < len(names):
         raise VocabularyError("a token has the text of an id without a token, [PAD...]: rename it")
     kinds = (
         _CONTROL if number in special else _NORMAL if number in texts else _UNUSED
-        for number in range(vocabulary.size)
+        for number in numbers
     )
     _note_differences(vocabulary, note, eos_id)
     described = {

@@ -1,8 +1,10 @@
 """A trained model as a GGUF file, which llama.cpp runs: weights, sizes and vocabulary in one.
 
-- The architecture is llama's, whose rotary embedding there turns neighbouring numbers of a head;
-  Hugging Face's, and ours, turns the first half with the second. So the rows of the query and key
-  matrices are reordered: row i of the first half goes before row i of the second one.
+- The architecture is llama, qwen2 or qwen3. The rotary embedding of llama there turns neighbouring
+  numbers of a head; Hugging Face's, and ours, turns the first half with the second. So the rows of
+  the query and key matrices are reordered: row i of the first half goes before row i of the second
+  one. Those of the others stay, as llama.cpp turns halves for them, too.
+- Positions stretched as Llama 3 does it are a tensor: what each frequency is divided by.
 - Norms stay float32. With q8_0 (blocks of 32 numbers with one scale), matrices whose rows can't be
   divided into blocks become float16.
 - One tensor at a time is converted.
@@ -23,8 +25,11 @@ from llmgpu.input_files import Note, no_notes
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.checkpoints.huggingface import model_type
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.model import scaled_frequencies
+from llmgpu.lm.ops.layers import rotary_frequencies
 
 _BLOCK = 32  # numbers of q8_0 with one scale
+_LLAMA, _LLAMA3 = "llama", "llama3"  # an architecture, a way of stretching positions
 
 
 def write_model(
@@ -44,35 +49,69 @@ def write_model(
     written.
     """
     config = checkpoint.config
-    if model_type(config) is None:
-        raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
-    for name in ("rope_scaling", "qkv_bias", "qk_norm", "head_width"):
-        if getattr(config, name):
-            raise CheckpointError(f"models with {name} can't be exported to GGUF yet")
+    architecture = _architecture(config)
     described = gguf.describe(
-        checkpoint.vocabulary, note, bos_id=checkpoint.bos_id, eos_id=checkpoint.eos_id
+        checkpoint.vocabulary,
+        note,
+        bos_id=checkpoint.bos_id,
+        eos_id=checkpoint.eos_id,
+        rows=config.vocab_size,
     )
     package = gguf.load_package()
-    names = package.get_tensor_name_map(package.MODEL_ARCH.LLAMA, config.layers)
-    shapes = {weight.name: weight.used_shape for weight in config.weights()}
-    with gguf.new_file(path, _describe_sizes(config, weights) | described, force=force) as writer:
+    names = package.get_tensor_name_map(package.MODEL_ARCH[architecture.upper()], config.layers)
+    more = _frequency_divisors(config)
+    shapes = {name: values.shape for name, values in more.items()}
+    shapes |= {weight.name: weight.used_shape for weight in config.weights()}
+    with gguf.new_file(
+        path,
+        _describe_sizes(config, weights, package) | described,
+        force=force,
+        architecture=architecture,
+    ) as writer:
         for name, shape in shapes.items():
             kind = package.GGMLQuantizationType[_type_of(shape, weights).upper()]
             size = math.prod(package.quant_shape_to_byte_shape(shape, kind))
-            theirs = names.get_name(name, try_suffixes=(".weight",))
+            theirs = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
             writer.add_tensor_info(theirs, shape, np.dtype(np.float32), size, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, shape in shapes.items():
-            values = _in_their_order(name, checkpoint.weights[name][: shape[0]], config)
+            values = more[name] if name in more else checkpoint.weights[name][: shape[0]]
+            if architecture == _LLAMA:
+                values = _in_their_order(name, values, config)
             writer.write_tensor_data(_convert(name, values, _type_of(shape, weights), package))
 
 
-def _describe_sizes(config: ModelConfig, weights: str) -> dict[str, Any]:
-    return {
+def _architecture(config: ModelConfig) -> str:
+    """Return what llama.cpp calls such a model; CheckpointError for one that it can't run."""
+    kind = model_type(config)
+    if kind is None:
+        raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
+    scaling = config.rope_scaling
+    if kind != _LLAMA and scaling is not None and scaling.kind == _LLAMA3:
+        raise CheckpointError(
+            f"llama.cpp can't run a {kind} with rope_scaling of the kind {_LLAMA3}, only a llama"
+        )
+    return kind
+
+
+def _frequency_divisors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    """Return the tensor that the frequencies of positions are divided by, if there is one."""
+    if config.rope_scaling is None or config.rope_scaling.kind != _LLAMA3:
+        return {}
+    plain = rotary_frequencies(config.head_dim, config.rope_theta)
+    return {"rope_freqs.weight": (plain / scaled_frequencies(config)).astype(np.float32)}
+
+
+def _describe_sizes(config: ModelConfig, weights: str, package: Any) -> dict[str, Any]:
+    scaling: dict[str, Any] = {}
+    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
+        scaling["rope_scaling_type"] = package.RopeScalingType.LINEAR
+        scaling["rope_scaling_factor"] = config.rope_scaling.factor
+    return scaling | {
         "block_count": config.layers,
-        "context_length": config.seq_len,
+        "context_length": config.max_positions or config.seq_len,
         "embedding_length": config.dim,
         "feed_forward_length": config.ffn_dim,
         "head_count": config.heads,
@@ -80,6 +119,8 @@ def _describe_sizes(config: ModelConfig, weights: str) -> dict[str, Any]:
         "layer_norm_rms_eps": config.norm_epsilon,
         "rope_freq_base": config.rope_theta,
         "rope_dimension_count": config.head_dim,
+        "key_length": config.head_dim,
+        "value_length": config.head_dim,
         "vocab_size": config.vocab_size,
         "file_type": formats.WEIGHT_TYPES[weights],
     }
