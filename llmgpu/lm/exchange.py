@@ -2,7 +2,8 @@
 
 The last batch of a step is run in stages. After each one some gradients are final; they are cut
 into buckets, which are read, added up over the workers in the order of their numbers, and written
-back. The device has a few buckets' work in hand meanwhile, so it seldom waits.
+back. While a bucket is added up in threads the next one is read; the device has a few buckets' work
+in hand meanwhile, so it seldom waits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -25,15 +26,14 @@ from llmgpu.lm.ops.transfers import STAGED
 from llmgpu.processors import usable_processors
 
 BUCKET = 1 << 23  # numbers
-AHEAD = 3  # buckets that are being read while one is added up
-_SLOTS = 2  # buckets in a worker's memory for the others
+AHEAD = 3  # buckets that the device copies for the host while one is read
+_SLOTS = 3  # buckets in a worker's memory for the others
 _START = 64  # a part of a tensor starts at a multiple of this many numbers, 256 bytes
 _BLOCK = 1 << 16  # numbers that are added up at a time, which fit in a cache
 _TOKEN = 16  # bytes that tell a worker's memory from any other
 _MOST_THREADS = 8  # beyond them memory is the limit
 
-Read = Callable[[FloatArray], None]
-Write = Callable[[Callable[[FloatArray], None]], None]
+Fill = Callable[[FloatArray], None]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,14 @@ class Stage:
 
 
 class Sums(ABC):
-    """Adds up arrays of all workers."""
+    """Adds up arrays of all workers, one after the other."""
 
     @abstractmethod
-    def add_up(self, count: int, read: Read, write: Write) -> None:
-        """Give `write` what fills an array with the sums of what each worker's `read` fills.
+    def give(self, count: int, read: Fill) -> Fill:
+        """Take what `read` fills an array with; return what fills one with the sums of all workers.
 
-        count: numbers of the arrays, float32.
+        The sums are taken before the array after the next is given, in a thread or not. count:
+        numbers of the arrays, float32.
         """
 
 
@@ -70,13 +71,15 @@ class Exchange:
         self._stages = [(stage.program, list(buckets(stage.tensors))) for stage in stages]
         sizes = [_size(bucket) for _, given in self._stages for bucket in given]
         self._transfers = operations.open_transfers(max(sizes))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-exchange")
+        self._filling: tuple[Future[None], Callable[[], None]] | None = None
 
     def finish(self) -> int:
         """Run the stages after the first, which was run; return how many there are.
 
         The sums are written before what runs later.
         """
-        pending: deque[tuple[list[Tensor], Read]] = deque()
+        pending: deque[tuple[list[Tensor], Fill]] = deque()
         for number, (program, given) in enumerate(self._stages):
             if number:
                 self._operations.run(program)
@@ -86,10 +89,22 @@ class Exchange:
                     self._add_up(*pending.popleft())
         while pending:
             self._add_up(*pending.popleft())
+        self._write()
         return len(self._stages) - 1
 
-    def _add_up(self, bucket: list[Tensor], read: Read) -> None:
-        self._open_sums().add_up(_size(bucket), read, partial(self._transfers.write, bucket))
+    def _add_up(self, bucket: list[Tensor], read: Fill) -> None:
+        """Read a bucket, write the sums of the one before, and begin to add up this one."""
+        fill = self._open_sums().give(_size(bucket), read)
+        self._write()
+        sums, write = self._transfers.start_writing(bucket)
+        self._filling = self._thread.submit(fill, sums), write
+
+    def _write(self) -> None:
+        if self._filling is not None:
+            filling, write = self._filling
+            self._filling = None
+            filling.result()
+            write()
 
 
 def exchange_memory(parameters: int) -> int:
@@ -125,33 +140,32 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 class SharedSums(Sums):
     """Sums of workers of one machine, through memory that they share.
 
-    A worker writes to two slots in turns: those who wait for the second have read the first.
+    A worker writes to three slots in turns. One that waits for the second is done with the first,
+    and nobody writes to the first again before all have waited for the second.
     """
 
     def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
         """Take the memory of all workers, by number, as `share_memory` returns it."""
         self._communicator = communicator
         arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
-        self._slots = [[array[:BUCKET] for array in arrays], [array[BUCKET:] for array in arrays]]
+        self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
         threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-sums")
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
-    def add_up(self, count: int, read: Read, write: Write) -> None:
-        """Wait until all have written to the slot, and add it up, see `Sums.add_up`."""
+    def give(self, count: int, read: Fill) -> Fill:
+        """Write to a slot; add it up when all have written to it, see `Sums.give`."""
         slot = self._slots[0]
-        self._slots.reverse()
+        self._slots.rotate(-1)
         read(slot[self._communicator.rank][:count])
+        return partial(self._add_up, slot, count)
+
+    def _add_up(self, slot: Sequence[FloatArray], count: int, out: FloatArray) -> None:
         self._communicator.Barrier()
-
-        def fill(out: FloatArray) -> None:
-            size = max(_BLOCK, -(-count // len(self._scratch)))
-            starts = range(0, count, size)
-            parts = [slice(first, min(first + size, count)) for first in starts]
-            for _ in self._threads.map(partial(_add, slot, out), parts, self._scratch):
-                pass
-
-        write(fill)
+        size = max(_BLOCK, -(-count // len(self._scratch)))
+        parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
+        for _ in self._threads.map(partial(_add, slot, out), parts, self._scratch):
+            pass
 
 
 def _add(given: Sequence[FloatArray], out: FloatArray, part: slice, total: FloatArray) -> None:
@@ -174,18 +188,22 @@ class CollectiveSums(Sums):
         """Take an MPI communicator."""
         self._communicator = communicator
 
-    def add_up(self, count: int, read: Read, write: Write) -> None:
-        """Send each worker its range, and the sums to all, see `Sums.add_up`."""
+    def give(self, count: int, read: Fill) -> Fill:
+        """Send each worker its range, and then the sums to all, see `Sums.give`."""
         workers = self._communicator.size
         given = np.zeros((workers, -(-count // workers)), np.float32)
         read(given.reshape(-1)[:count])
-        taken = np.empty_like(given)
-        self._communicator.Alltoall(given, taken)
-        total = taken[0]
-        for other in taken[1:]:
-            total += other
-        self._communicator.Allgather(total, given)
-        write(lambda out: np.copyto(out, given.reshape(-1)[:count]))
+
+        def fill(out: FloatArray) -> None:
+            taken = np.empty_like(given)
+            self._communicator.Alltoall(given, taken)
+            total = taken[0]
+            for other in taken[1:]:
+                total += other
+            self._communicator.Allgather(total, given)
+            out[...] = given.reshape(-1)[:count]
+
+        return fill
 
 
 def open_sums(communicator: Any, *, one_machine: bool) -> Sums:

@@ -29,10 +29,10 @@ class Transfers(ABC):
         """Start after everything that was run; return what waits and moves the numbers to `out`."""
 
     @abstractmethod
-    def write(self, tensors: Sequence[Tensor], fill: Callable[[FloatArray], None]) -> None:
-        """Write what `fill` puts into the (n,) array that it is given, before what runs later.
+    def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
+        """Return an (n,) array to fill, and what then writes it, before what runs later.
 
-        The array may be slow to read.
+        The array may be slow to read. Write one before starting with the next.
         """
 
 
@@ -43,12 +43,17 @@ class NumpyTransfers(Transfers):
         values = np.concatenate([tensor.array.reshape(-1) for tensor in tensors])
         return lambda out: np.copyto(out, values)
 
-    def write(self, tensors: Sequence[Tensor], fill: Callable[[FloatArray], None]) -> None:
+    def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
-        fill(values)
-        for tensor in tensors:
-            own, values = values[: tensor.size], values[tensor.size :]
-            tensor.array[...] = own.reshape(tensor.shape)
+
+        def write() -> None:
+            first = 0
+            for tensor in tensors:
+                own = values[first : first + tensor.size]
+                tensor.array[...] = own.reshape(tensor.shape)
+                first += tensor.size
+
+        return values, write
 
 
 class GpuTransfers(Transfers):
@@ -74,17 +79,20 @@ class GpuTransfers(Transfers):
 
         return read
 
-    def write(self, tensors: Sequence[Tensor], fill: Callable[[FloatArray], None]) -> None:
+    def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         from llmgpu.gpu import Staging
 
         is_full = len(self._staged) == STAGED
         staging = self._staged.popleft() if is_full else Staging(self._device, self._nbytes)
         size = sum(tensor.nbytes for tensor in tensors)
-        fill(staging.array()[:size].view(np.float32))
-        commands = self._device.record()
-        offset = 0
-        for tensor in tensors:
-            staging.copy_to(commands, tensor.buffer, tensor.nbytes, source_offset=offset)
-            offset += tensor.nbytes
-        self._device.submit(commands)
-        self._staged.append(staging)
+
+        def write() -> None:
+            commands = self._device.record()
+            offset = 0
+            for tensor in tensors:
+                staging.copy_to(commands, tensor.buffer, tensor.nbytes, source_offset=offset)
+                offset += tensor.nbytes
+            self._device.submit(commands)
+            self._staged.append(staging)
+
+        return staging.array()[:size].view(np.float32), write

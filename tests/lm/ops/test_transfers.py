@@ -48,11 +48,9 @@ def test_more_writes_than_there_is_staging_memory_for(operations: Operations) ->
     transfers = operations.open_transfers(21 + 136)
     for seed in range(2 * STAGED + 1):
         values = numbers(21 + 136, seed)
-
-        def fill(out: FloatArray, values: FloatArray = values) -> None:
-            out[:] = values
-
-        transfers.write(pieces, fill)
+        out, write = transfers.start_writing(pieces)
+        out[:] = values
+        write()
         np.testing.assert_array_equal(operations.read(first).reshape(-1), values[:21])
     rest = operations.read(second)
     np.testing.assert_array_equal(rest[64:200], values[21:])
