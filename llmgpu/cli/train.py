@@ -45,6 +45,7 @@ from llmgpu.lm.checkpoints.model_card import Origin
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory
+from llmgpu.lm.local_steps import local_memory
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import host_memory, training_memory
 from llmgpu.lm.runs.records import read_log
@@ -121,6 +122,7 @@ def train(
         if not resume:  # what can't work is refused before there is a folder
             wanted = new_settings(settings, start.vocabulary.size, start.config)
             workers.check(wanted.options.grad_accum)
+            intervals.check(wanted.options)
         select = partial(select_backend, device, note=report.note)
         asked = _Asked(
             sources,
@@ -213,6 +215,7 @@ def _settle_resumed(
     checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
     settings = resumed_settings(checkpoint, asked.explicit)
     workers.check(settings.options.grad_accum)
+    asked.intervals.check(settings.options)
     return _Settled(
         settings,
         asked.select(driver=settings.options.driver),
@@ -248,6 +251,8 @@ def _open_run(
     host_bytes = host_memory(settings, backend, needed_bytes)
     if workers.count > 1:
         host_bytes += exchange_memory(settings.config.parameters)
+    if settings.options.sync_every:
+        host_bytes += local_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
     source, evaluated = _open_sources(asked, folder, settled, workers, report)

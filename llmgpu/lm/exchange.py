@@ -178,6 +178,14 @@ def _add(given: Sequence[FloatArray], out: FloatArray, part: slice, total: Float
         out[block] = sums
 
 
+class OwnSums(Sums):
+    """The arrays of the only worker."""
+
+    def give(self, count: int, read: Fill) -> Fill:
+        """Return what reads."""
+        return read
+
+
 class CollectiveSums(Sums):
     """Sums of workers of several machines: a range of each bucket is added up by each worker.
 
@@ -207,7 +215,12 @@ class CollectiveSums(Sums):
 
 
 def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
-    """Return what adds up over the workers of an MPI communicator; all of them call it."""
+    """Return what adds up over the workers of an MPI communicator; all of them call it.
+
+    communicator: None for a worker that is alone.
+    """
+    if communicator is None:
+        return OwnSums()
     memory = share_memory(communicator) if one_machine else None
     return CollectiveSums(communicator) if memory is None else SharedSums(communicator, memory)
 

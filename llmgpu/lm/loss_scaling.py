@@ -7,6 +7,8 @@ gradients overflow changes no weight and halves the scale; after many steps with
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from llmgpu.lm.ops.operations import Operations
@@ -35,6 +37,11 @@ class LossScaling:
         scale, good_steps, skipped, _ = values.tolist()
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 
+    def take_lowest(self, others: Iterable[AnyArray]) -> None:
+        """Take over the `tensor` of the worker with the lowest scale, the first of these."""
+        self.load(min(others, key=lambda values: float(values[0])))
+        self._write()
+
     def end_step(self, *, overflowed: bool) -> bool:
         """Choose the next step's scale; return False for an overflow that no scale prevents."""
         if overflowed:
@@ -45,6 +52,9 @@ class LossScaling:
             self.good_steps += 1
         else:
             self.scale, self.good_steps = min(2 * self.scale, LARGEST_SCALE), 0
+        self._write()
+        return True
+
+    def _write(self) -> None:
         values = np.array([self.scale, self.good_steps, self.skipped, 0], np.float32)
         self._operations.write(self.tensor, values)
-        return True

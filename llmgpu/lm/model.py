@@ -262,6 +262,10 @@ class Model:
             if lacking:
                 array = np.pad(array, ((0, lacking), (0, 0)))
             self.operations.write(tensor, array)
+        self.round_weights()
+
+    def round_weights(self) -> None:
+        """Make the half-precision copies, if there are any, those of the weights now."""
         with self.operations.record("half copies") as program:
             for name, half_copy in self.half_copies.items():
                 self.operations.cast_f32_to_f16(self.weights[name], half_copy)

@@ -57,6 +57,10 @@ class TrainOptions:
     lora_alpha: they count lora_alpha / lora_rank times. lora_targets: the matrices that have one,
     from `LORA_TARGETS`, with commas between them.
 
+    sync_every: steps that each worker takes with its own batches alone, before their weights are
+    brought together by a step of outer_learning_rate and outer_momentum, see
+    `llmgpu.lm.local_steps`; 0: workers add up their gradients in every step.
+
     f16_version: which numbers are rounded to half precision, and in which order sums are made.
     """
 
@@ -93,6 +97,9 @@ class TrainOptions:
     f16_version: int = F16_VERSION
     document_mask: bool = True
     recompute: bool = False
+    sync_every: int = 0
+    outer_learning_rate: float = 0.7
+    outer_momentum: float = 0.9
 
     def __post_init__(self) -> None:
         """Check each value, and that they fit together."""
@@ -105,10 +112,11 @@ class TrainOptions:
             ("decay_steps", 0),
             ("lora_rank", 0),
             ("evaluation_parts", 1),
+            ("sync_every", 0),
         ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be at least {least}")
-        for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction"):
+        for name in ("beta1", "beta2", "label_smoothing", "evaluation_fraction", "outer_momentum"):
             if getattr(self, name) >= 1:
                 raise InputError(f"{name} is {getattr(self, name)}, it must be less than 1")
         for name, choices in (
@@ -185,6 +193,14 @@ class TrainOptions:
             return max(self.warmup_steps, self.steps - self.decay_steps)
         return self.warmup_steps
 
+    def ends_round(self, step: int) -> bool:
+        """Whether all workers have the same weights after `step` steps."""
+        if not self.sync_every:
+            return True
+        # A run of more steps may continue from where the decay begins.
+        begins_decay = self.schedule == "wsd" and step == self.stable_end
+        return not step % self.sync_every or begins_decay or step == self.steps
+
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, 0 for the first: linear warm-up, then the schedule.
 
@@ -220,6 +236,21 @@ class Intervals:
     keep: int = 2
     sample: int = 0
     peak_teraflops: float = 0.0
+
+    def check(self, options: TrainOptions) -> None:
+        """Raise InputError if something is due while the workers' weights differ."""
+        for name, steps in (
+            ("eval_interval", self.evaluation),
+            ("save_interval", self.save),
+            ("sample_every", self.sample),
+        ):
+            if options.sync_every and steps % options.sync_every:
+                flag = f"--{name.replace('_', '-')}"
+                raise InputError(
+                    f"{name} is {steps}, but workers have the same weights every "
+                    f"{options.sync_every} steps alone: use a multiple, such as "
+                    f"{flag} {-(-steps // options.sync_every) * options.sync_every}"
+                )
 
     def unread_steps(self, steps: int) -> int:
         """Return the largest number of steps whose results are read at once."""

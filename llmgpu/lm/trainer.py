@@ -19,6 +19,7 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.exchange import Exchange, Stage
 from llmgpu.lm.gradients import LossGraph
+from llmgpu.lm.local_steps import LocalSteps
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
@@ -93,12 +94,24 @@ class Trainer:
             separator=separator,
             recompute=options.recompute,
         )
+        self._local = self._open_local_steps() if options.sync_every else None
         self._skipped: set[int] = set()  # of the last `slots` steps
         self._unfinished: int | None = None  # a step whose overflow has not been looked for
         self._record_programs()
 
+    def _open_local_steps(self) -> LocalSteps:
+        moments = [each for state in self.updates.states.values() for each in state.tensors]
+        return LocalSteps(
+            self._ops,
+            self.options,
+            self._workers.count,
+            self._workers.open_sums,
+            [*self.updates.trained.values()],
+            moments,
+        )
+
     def _record_programs(self) -> None:
-        alone = self._workers.count == 1
+        alone = self._workers.count == 1 or self._local is not None
         with self._ops.record("clear") as clear:
             self.updates.record_clear()
             if not alone:  # this worker writes the sums of its own batches
@@ -157,15 +170,18 @@ class Trainer:
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches; `results` returns what it found."""
+        if self._local is not None:
+            self._local.begin()
+        counted = batches if self._local is None else [batches[k] for k in self._batch_programs]
         # All that does not depend on the step before is done while the device is at that.
-        rows = self.updates.write_rows(batches)
+        rows = self.updates.write_rows(counted)
         first = next(iter(self._batch_programs))
         self.graph.write_batch(*batches[first], rows)
         self._ops.prepare(self._batch_programs[first])
         self._finish_step()
-        # The loss is the mean over the targets of all batches of the step.
+        # The loss is the mean over the targets of all batches that gradients are summed over.
         limit = self.graph.logits_of_tokens
-        count = sum(int(np.count_nonzero(targets < limit)) for _, targets in batches)
+        count = sum(int(np.count_nonzero(targets < limit)) for _, targets in counted)
         self.graph.write_loss_params(
             count, self.options.label_smoothing, self.options.z_loss, self.updates.scale
         )
@@ -185,6 +201,22 @@ class Trainer:
         self._ops.wait_for_runs(QUEUED_STEPS * runs)
         self._unfinished = self.step
         self.step += 1
+
+    def end_round(self) -> None:
+        """Make the weights and the optimizer's state of all workers the same; all call it.
+
+        It is for `TrainOptions.sync_every`, after steps that end a round.
+        """
+        self._finish_step()
+        assert self._local is not None, "the options have rounds"
+        self._local.end_round()
+        scaling = self.updates.loss_scaling
+        if scaling is not None:
+            scaling.take_lowest(self._workers.gather(self._ops.read(scaling.tensor)))
+        if self.adapters is None:
+            self.model.round_weights()
+        else:
+            self.adapters.merge()
 
     def _finish_step(self) -> None:
         """Wait for the last step if its loss was scaled, and choose the scale of the next."""
@@ -208,12 +240,17 @@ class Trainer:
     def state_tensors(self) -> Iterator[Tensor]:
         """Yield all tensors that a checkpoint has beside the model; each has its own name."""
         yield from self.updates.state_tensors()
+        if self._local is not None:
+            yield from self._local.momenta
         if self.adapters is not None:
             yield from self.adapters.trained.values()
 
     def write_state(self, values: Mapping[str, AnyArray]) -> None:
         """Write them, by name."""
         self.updates.write_state(values)
+        if self._local is not None:
+            for tensor in self._local.momenta:
+                self._ops.write(tensor, values[tensor.name])
         if self.adapters is not None:
             for tensor in self.adapters.trained.values():
                 self._ops.write(tensor, values[tensor.name])

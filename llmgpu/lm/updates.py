@@ -28,7 +28,8 @@ SUM_WIDTH = 64  # columns of the sums of losses, so that each row starts at a mu
 class Updates:
     """Gradients of a model's weights, and the optimizer's state.
 
-    gradients, states: by weight name. stats: results of the last step, see `finalize_grad_stats`.
+    trained: what is updated. gradients, states: by weight name. stats: results of the last step,
+    see `finalize_grad_stats`.
     rows: with sparse updates, the rows of the embedding table that a step updates; its gradient has
     these rows alone, unless `TrainOptions.dense_gradient` asks for all of them.
     history: (slots, 8) as `Operations.finalize_grad_stats` writes it; row step % slots.
@@ -49,7 +50,7 @@ class Updates:
         self._model = model
         if trained is None:
             trained = {weight: model.weights[weight.name] for weight in model.config.weights()}
-        self._trained = trained
+        self.trained = trained
         self._options = options
         self.rows: Tensor | None = None
         if options.sparse_embedding:
@@ -137,7 +138,7 @@ class Updates:
         if self.rows is not None and self._options.dense_gradient:
             ops.embed_lookup(self.rows, self.gradients[EMBEDDING], self._row_gradient)
             updated[EMBEDDING] = self._row_gradient
-        for weight, tensor in self._trained.items():
+        for weight, tensor in self.trained.items():
             update = WeightUpdate(
                 tensor,
                 updated[weight.name],

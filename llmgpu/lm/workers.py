@@ -13,13 +13,14 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import listed
 from llmgpu.lm.exchange import Sums, open_sums
 from llmgpu.processors import usable_processors
 
+T = TypeVar("T")
 # How many processes were started together, by Open MPI, MPICH or Intel MPI, and MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -90,16 +91,14 @@ class Workers:
         if self.is_first:
             self.wait()
 
-    def largest(self, number: int) -> int:
-        """Return the largest number that a worker has."""
-        if self._mpi is None:
-            return number
-        numbers: list[int] = self._mpi.allgather(number)
-        return max(numbers)
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all workers, by number; all of them call it."""
+        values: list[T] = [value] if self._mpi is None else self._mpi.allgather(value)
+        return values
 
     def require_same(self, what: str, value: str) -> None:
         """Raise InputError unless all workers have the same; all of them call it."""
-        values = [value] if self._mpi is None else self._mpi.allgather(value)
+        values = self.gather(value)
         if len(set(values)) > 1:
             raise InputError(
                 f"the workers' {what} differ: {listed([*dict.fromkeys(values)])}; use the same "
@@ -107,7 +106,7 @@ class Workers:
             )
 
     def open_sums(self) -> Sums:
-        """Return what adds up arrays of all workers; there are several, and all call it."""
+        """Return what adds up arrays of all workers; all of them call it."""
         return open_sums(self._mpi, one_machine=self.local_count == self.count)
 
     @contextmanager

@@ -17,8 +17,8 @@ from tests.lm.test_trainer import SMALL, random_batch
 OPTIONS = TrainOptions(batch_size=4, steps=20, precision="f16", learning_rate=1e-2)
 
 
-def scaling() -> LossScaling:
-    return LossScaling(open_operations(None))
+def scaling(operations: Operations | None = None) -> LossScaling:
+    return LossScaling(operations or open_operations(None))
 
 
 def test_an_overflow_halves_the_scale() -> None:
@@ -26,6 +26,18 @@ def test_an_overflow_halves_the_scale() -> None:
     made.good_steps = 5
     assert made.end_step(overflowed=True)
     assert (made.scale, made.good_steps, made.skipped) == (FIRST_SCALE / 2, 0, 1)
+
+
+def test_workers_take_the_lowest_scale() -> None:
+    operations = open_operations(None)
+    first, second = scaling(operations), scaling(operations)
+    for made in (first, second):
+        made.end_step(overflowed=False)
+    second.end_step(overflowed=True)
+    read = [operations.read(made.tensor) for made in (first, second)]
+    first.take_lowest(read)
+    assert (first.scale, first.good_steps, first.skipped) == (FIRST_SCALE / 2, 0, 1)
+    np.testing.assert_array_equal(operations.read(first.tensor), read[1])
 
 
 def test_the_scale_doubles_after_many_good_steps() -> None:

@@ -272,9 +272,14 @@ class TrainingRun:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 self._trainer.take_step(self._step_batches(step), self._options.rate(step))
+                ends_round = self._options.ends_round(self._trainer.step)
+                if ends_round and self._options.sync_every:
+                    self._check_steps()  # while the weights are those of a bad step, if one was
+                    self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
                 # After a step, so that there is something to save.
-                number = self._workers.largest(stop[0] if stop else 0)
+                if ends_round:
+                    number = max(self._workers.gather(stop[0] if stop else 0))
             if self._saved_step != self._trainer.step:
                 self._save()
         if self._trainer.step < self._options.steps:
@@ -333,6 +338,9 @@ class TrainingRun:
     def _write_record(self, *, evaluate: bool) -> None:
         results = self._check_steps()
         trainer = self._trainer
+        loss = _mean_loss(results)
+        if self._options.sync_every:  # each worker has that of its own batches
+            loss = float(np.mean(self._workers.gather(loss)))
         if not self._workers.is_first:
             self._logged_step = trainer.step
             return
@@ -342,7 +350,7 @@ class TrainingRun:
         rate = self._tokens(trainer.step - measured_step) / (now - before)
         record = StepRecord(
             step=trainer.step,
-            loss=_mean_loss(results),
+            loss=loss,
             learning_rate=self._options.rate(trainer.step - 1),
             grad_norm=results[-1].grad_norm if results else 0.0,
             tokens=self._tokens(trainer.step),

@@ -27,6 +27,9 @@ FORMER_OPTIONS: dict[str, Any] = {
     "document_mask": False,
     "evaluation_parts": 1,
     "recompute": False,
+    "sync_every": 0,
+    "outer_learning_rate": 0.7,
+    "outer_momentum": 0.9,
 }
 
 # When a run is resumed.
