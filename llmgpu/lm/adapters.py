@@ -10,7 +10,8 @@ backward pass leaves the gradient of W', of which those of both factors follow:
     dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
 
 That is done layer by layer, in memory that all layers share; so is the gradient of what is not
-trained, which nothing reads. A is kept transposed, as products here take it.
+trained, which nothing reads. Tables have no gradient. A is kept transposed, as products here take
+it.
 """
 
 from __future__ import annotations
@@ -72,11 +73,14 @@ class Adapters:
                 ops.tensor(f"{name}.lora_B.weight", (outputs, rank)),
             )
         shared: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
         for weight in model.config.weights():
+            if weight.is_table:
+                continue
             role = _role(weight.name)
             if role not in shared:
                 shared[role] = ops.tensor(f"gradient of each {role}", weight.shape)
-        self.gradients = {name: shared[_role(name)] for name in model.weights}
+            self.gradients[weight.name] = shared[role]
         factors = (adapter.tensors for adapter in self.adapters.values())
         self.trained: dict[Weight, Tensor] = dict(chain.from_iterable(factors))
 

@@ -49,6 +49,11 @@ class Weight:
         return self.decays and self.name.startswith("model.layers.")
 
     @property
+    def is_table(self) -> bool:
+        """Whether it has a row for each id: the embedding table or the output layer."""
+        return self.decays and not self.is_hidden
+
+    @property
     def is_residual(self) -> bool:
         """Whether it is a matrix that writes into the residual stream."""
         return self.name.endswith((".o_proj.weight", ".down_proj.weight"))

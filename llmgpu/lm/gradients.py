@@ -130,8 +130,9 @@ class LayerGradients:
 class LossGraph:
     """The loss of a batch of B sequences of T tokens.
 
-    With `gradients` (by weight name) it can also add the loss's gradients to them. The host writes
-    each batch by `write_batch`, and `write_loss_params` before each step.
+    With `gradients` (by weight name) it can also add the loss's gradients to them; those of tables,
+    which no other gradient follows from, may be left out. The host writes each batch by
+    `write_batch`, and `write_loss_params` before each step.
 
     padded: see `TrainOptions.padded_loss`. separator: attention does not reach back beyond this id;
     None: to the first token of the sequence. recompute: the backward pass computes what is inside
@@ -269,11 +270,12 @@ class LossGraph:
         assert self._gradients is not None
         ops, model, inside = self.model.operations, self.model, self._inside
         # A tied table gets gradients from both ends: as output layer here, as embedding below.
-        head = self._gradients[EMBEDDING if model.config.tied else OUTPUT]
+        head = self._gradients.get(EMBEDDING if model.config.tied else OUTPUT)
         for start, stop in self._blocks():
             logits = self._record_block_loss(start, stop)
             hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
-            ops.linear_backward_weight(logits, hidden, head)
+            if head is not None:
+                ops.linear_backward_weight(logits, hidden, head)
             ops.linear_backward_input(logits, model.output_weight, gradient, accumulate=False)
         if not model.config.tied:
             final(OUTPUT)
@@ -291,8 +293,9 @@ class LossGraph:
             self._record_attention_backward(layer)
             final(f"model.layers.{layer}.")
         # What is left is the gradient of the embedding's output.
-        table = self._gradients[EMBEDDING]
-        ops.embed_backward_grouped(self.groups, inside.residual, table)
+        if EMBEDDING in self._gradients:
+            table = self._gradients[EMBEDDING]
+            ops.embed_backward_grouped(self.groups, inside.residual, table)
 
     def _record_forward(self) -> None:
         ops, model = self.model.operations, self.model

@@ -11,7 +11,7 @@ import pytest
 
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
-from tests.cli.conftest import Run, fails
+from tests.cli.conftest import Run, fails, killed_before
 from tests.cli.test_train import SIZES, assert_same_weights
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 
@@ -26,7 +26,7 @@ def model(corpus: Path) -> Path:
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
-def test_adapters_are_written_merged_and_resumed(
+def test_adapters_are_written_merged_and_resumed_after_a_kill(
     llmgpu: Run, corpus: Path, model: Path, precision: str
 ) -> None:
     options = ("--device", "cpu", "--precision", precision, "--lr", "1e-2")
@@ -47,9 +47,9 @@ def test_adapters_are_written_merged_and_resumed(
             assert np.abs(change).max() > 1e-3
         np.testing.assert_allclose(merged[name], values + change, rtol=1e-5, atol=1e-6)
 
-    more = ("--save-interval", "3", "--keep", "9")
-    assert llmgpu(*LORA, "-o", "run", *options, *more).returncode == 0
-    shutil.rmtree(corpus.parent / "run/step-00000006")
+    more = ("--save-interval", "2", "--keep", "9")
+    killed_before("step-00000004", 1, corpus.parent, *LORA, "-o", "run", *options, *more)
+    assert [each.name for each in corpus.parent.glob("run/step-*")] == ["step-00000002"]
     done = llmgpu("train", "-o", "run", "--resume")
     assert done.returncode == 0, done.stderr
     assert_same_weights(corpus.parent / "run", corpus.parent / "whole")

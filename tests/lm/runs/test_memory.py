@@ -14,6 +14,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.runs.memory import NUMPY_BYTES, host_memory, training_memory
 from llmgpu.lm.runs.settings import RunSettings
@@ -27,11 +28,16 @@ KINDS = [
         TrainOptions(batch_size=3, grad_accum=2, optimizer="adamw-8bit"),
     ),
     RunSettings(replace(CONFIG, tied=False), TrainOptions(batch_size=2, sparse_embedding=True)),
+    RunSettings(
+        CONFIG,
+        TrainOptions(batch_size=2, lora_rank=3, lora_alpha=6.0, lora_targets="k_proj,up_proj"),
+    ),
 ]
+NAMES = ["plain", "8 bits", "rows", "adapters"]
 UNIFORM_BYTES = 64  # of the parameters, which are no storage buffers
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=["plain", "8 bits", "rows"])
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 def test_the_sum_for_a_device_is_what_its_buffers_take(
     any_device: Device, settings: RunSettings, monkeypatch: Any
 ) -> None:
@@ -56,7 +62,9 @@ def test_the_sum_for_a_device_is_what_its_buffers_take(
     assert not handles  # the sum itself takes no memory
     Trainer(open_operations(any_device), settings.config, settings.options, slots=5)
     scratch = [label for label in sizes if label.endswith("scratch")]
-    kinds = ("attention delta", "embedding pieces", "rms_norm_backward")
+    kinds = ["attention delta", "rms_norm_backward"]
+    if not settings.options.lora_rank:  # tables have no gradient then
+        kinds.append("embedding pieces")
     assert {f"{kind} scratch" for kind in kinds} <= set(scratch)
     held = sum(nbytes for of_label in sizes.values() for nbytes in of_label)
     assert 0 <= needed - held <= UNIFORM_BYTES
@@ -72,6 +80,28 @@ def test_sparse_updates_take_no_gradient_of_the_whole_table() -> None:
     ]
     rows = 2 * 3 * config.seq_len
     assert sizes[0] - sizes[1] == 4 * (6400 - rows) * config.dim - 4 * rows
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_adapters_leave_as_it_is_has_neither_gradient_nor_moments(tied: bool) -> None:
+    """A table takes its own memory, and its logits; a layer its weights, twice with an adapter."""
+    options = TrainOptions(batch_size=1, lora_rank=1, lora_alpha=1.0, lora_targets="up_proj")
+
+    def taken(**sizes: int) -> int:
+        config = replace(CONFIG, tied=tied, **sizes)
+        return training_memory(RunSettings(config, options), NUMPY, slots=1)
+
+    rows = 6400 - CONFIG.padded_vocab_size
+    tables = (1 if tied else 2) * CONFIG.dim
+    assert taken(vocab_size=6400) - taken() == 4 * rows * (tables + CONFIG.seq_len)
+    # Activations are twice those of half as many tokens.
+    layer = 2 * (taken(layers=3) - taken()) - (
+        taken(layers=3, seq_len=2 * CONFIG.seq_len) - taken(seq_len=2 * CONFIG.seq_len)
+    )
+    weights = replace(CONFIG, layers=3).parameters - CONFIG.parameters
+    adapted, factors = CONFIG.ffn_dim * CONFIG.dim, CONFIG.ffn_dim + CONFIG.dim
+    # A factor has a gradient, two moments, and partial norms of its gradient.
+    assert layer == 4 * (weights + adapted + 4 * factors + 2 * NORM_PARTIALS)
 
 
 def test_partial_sums_of_products_count(device: Device) -> None:
@@ -120,7 +150,7 @@ def test_a_run_that_can_t_fit_is_refused_before_anything_is_made(
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=["plain", "8 bits", "rows"])
+@pytest.mark.parametrize("settings", KINDS, ids=NAMES)
 def test_what_a_run_holds_is_within_its_estimate(settings: RunSettings) -> None:
     config = replace(settings.config, seq_len=160, ffn_dim=512)
     settings = replace(settings, config=config)
