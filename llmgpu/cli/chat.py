@@ -9,6 +9,7 @@ import click
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cli.given import was_given
 from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.text.chat import MESSAGES, Chat
 from llmgpu.text.corpus import CorpusOptions
@@ -18,7 +19,7 @@ def check_chat(chat: bool, template: str | None, special: SpecialOptions) -> Non
     """Raise click.UsageError for options that can't be combined with --chat, or need it."""
     if template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
-    if chat and not special.is_plain:
+    if chat and (not special.is_plain or was_given("add_special_tokens")):
         raise click.UsageError("--chat takes no special tokens: the chat template writes them")
 
 

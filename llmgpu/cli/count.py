@@ -26,6 +26,7 @@ from llmgpu.cli.options import (
     make_corpus_options,
     make_special_options,
     piped_input,
+    put_around,
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import named_files, resolve_texts, take_selection
@@ -74,6 +75,7 @@ def count(
     disallow_special: tuple[str, ...],
     bos: str | None,
     eos: str | None,
+    add_special_tokens: bool,
     **reading: Any,
 ) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
@@ -94,7 +96,12 @@ def count(
         vocabularies = [open_vocabulary(name, note=report.note) for name in vocabs]
         backend = selected()
         encoders = [
-            open_encoder(vocabulary, backend, special=special, threads=threads)
+            open_encoder(
+                vocabulary,
+                backend,
+                special=put_around(add_special_tokens, special, vocabulary, report),
+                threads=threads,
+            )
             for vocabulary in vocabularies
         ]
         rows, summary = _count(encoders, sources, options, report)

@@ -51,7 +51,7 @@ def generate(
     texts = _given_prompts(prompt, prompts, prompt_field, report)
     saved = open_model(run, report.note)
     tokenizer = Tokenizer(saved.vocabulary, device="cpu")
-    wanted = [(each, prompt_ids(tokenizer, each.text, saved.eos_id)) for each in texts]
+    wanted = [(each, prompt_ids(tokenizer, each.text, saved)) for each in texts]
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)

@@ -145,6 +145,8 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
         "trie nodes": len(vocabulary.trie.nodes),
         "fingerprint": vocabulary.fingerprint,
         "special tokens": vocabulary.special_tokens or "none",
+        **({"before a text": list(ids)} if (ids := vocabulary.prefix_ids) else {}),
+        **({"after a text": list(ids)} if (ids := vocabulary.suffix_ids) else {}),
         **({"chat template": vocabulary.chat.source} if vocabulary.chat else {}),
         "training": vocabulary.training or "unknown",
     }

@@ -15,6 +15,7 @@ from llmgpu.cli.values import TEXT, ByteSize, PatternExpression, PatternName
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
     from llmgpu.cli.console import Reporter
     from llmgpu.text.corpus import CorpusOptions
 
@@ -279,6 +280,12 @@ def special_options(command: Decorated) -> Decorated:
             metavar="ID|TEXT",
             help="Append this token to each document: an id, or a text that is one token.",
         ),
+        click.option(
+            "--add-special-tokens",
+            is_flag=True,
+            help="Put around each document what the tokenizer.json of the vocabulary puts around a "
+            "text, such as the token that begins it.",
+        ),
     )
     return add_options(command, options)
 
@@ -293,6 +300,17 @@ def make_special_options(
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
 
     return SpecialOptions(allowed_special, disallow_special, id_or_text(bos), id_or_text(eos))
+
+
+def put_around(
+    asked: bool, special: SpecialOptions, vocabulary: Vocabulary, report: Reporter
+) -> SpecialOptions:
+    """Return the options with what a vocabulary puts around a text, if that was asked for."""
+    if not asked:
+        return special
+    if not (vocabulary.prefix_ids or vocabulary.suffix_ids):
+        report.note("--add-special-tokens adds none: the vocabulary puts no tokens around a text")
+    return special.around(vocabulary)
 
 
 def id_or_text(token: str | None) -> int | str | None:

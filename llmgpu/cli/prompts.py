@@ -11,6 +11,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import print_result
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, read_whole
+from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
@@ -66,17 +67,17 @@ def _of_json(found: dict[str, object], field: str, where: str) -> Prompt:
     return Prompt(text, found)
 
 
-def prompt_ids(tokenizer: Tokenizer, text: str, eos_id: int | None) -> list[int]:
-    """Return a prompt's ids; without a prompt, the token between documents.
+def prompt_ids(tokenizer: Tokenizer, text: str, model: SavedModel) -> list[int]:
+    """Return a prompt's ids, after those that the model's vocabulary puts before a text.
 
-    Raises InputError if there is neither a prompt nor such a token.
+    Without any of these, return the token between documents; InputError if there is none.
     """
-    if text:
-        ids: list[int] = tokenizer.encode(text).tolist()
+    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(text).tolist()]
+    if ids:
         return ids
-    if eos_id is None:
+    if model.eos_id is None:
         raise InputError("the model has no token between documents; give a --prompt")
-    return [eos_id]
+    return [model.eos_id]
 
 
 def continue_prompts(

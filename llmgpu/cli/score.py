@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.open import open_encoder
@@ -65,7 +66,7 @@ def score(
     begin = time.perf_counter()
     with Corpus(sources, options) as text:
         encoder = open_encoder(saved.vocabulary, select_backend("cpu"))
-        for document, found in _scored(scorer, read_documents(encoder, text), totals.start):
+        for document, found in _scored(scorer, read_documents(encoder, text), totals.before):
             print_result(json.dumps(totals.add(document, found, per_token=per_token)))
         summary = totals.summary() | {"documents": text.documents, **left_out_of(text)}
     report.note_left_out(summary)
@@ -82,26 +83,28 @@ def score(
 
 
 def _scored(
-    scorer: Scorer, documents: Iterator[Document], start: int | None
+    scorer: Scorer, documents: Iterator[Document], before: NDArray[np.uint32]
 ) -> Iterator[tuple[Document, Score]]:
-    """Yield documents with the scores of their ids, the first of which follows `start`."""
+    """Yield documents with the scores of their ids, the first of which follows `before`."""
     scored, named = tee(documents)
-    before = np.array([] if start is None else [start], np.uint32)
-    requests = (Request(np.concatenate([before, each.ids])) for each in scored)
+    first = max(1, len(before))
+    requests = (Request(np.concatenate([before, each.ids]), first) for each in scored)
     yield from zip(named, scorer.scores(requests), strict=True)
 
 
 class _Totals:
     """What is told of each document, and the sums.
 
-    start: the token that the first id of a document is scored after: that at the beginning of a
-    text, or that between documents. Without either the first id is not scored.
+    before: uint32, what the first id of a document is scored after: what the vocabulary puts before
+    a text, or else the token at its beginning, or that between documents. Without any of these the
+    first id is not scored.
     """
 
     def __init__(self, saved: SavedModel) -> None:
         separator = default_separator(saved.vocabulary)
         known = (saved.bos_id, separator, saved.eos_id)
-        self.start = next((each for each in known if each is not None), None)
+        start = [each for each in known if each is not None][:1]
+        self.before = np.array(saved.vocabulary.prefix_ids or start, np.uint32)
         self._bytes = token_bytes(saved.vocabulary)
         self._tokens = self._text_bytes = 0
         self._log_likelihoods: list[float] = []

@@ -74,14 +74,14 @@ def find_starting_point(
             vocab = str(steps[max(steps)] / VOCABULARY)
         else:
             files = [str(path) for path in model.folder.iterdir()]
-            vocabulary = with_chat_template(model.vocabulary, chat_template)
+            vocabulary = _as_trained(model.vocabulary, chat_template)
             return StartingPoint(vocabulary, str(model.folder), files, model)
     if vocab is None:
         context = click.get_current_context()
         named = {parameter.name: parameter for parameter in context.command.params}
         raise click.MissingParameter(ctx=context, param=named["vocab"])
     found = find_vocabulary(vocab)
-    vocabulary = with_chat_template(found.read(report.note), chat_template)
+    vocabulary = _as_trained(found.read(report.note), chat_template)
     if model is not None:
         matched = vocabulary.with_match(model.vocabulary.match)
         if matched.fingerprint != model.vocabulary.fingerprint:
@@ -91,3 +91,8 @@ def find_starting_point(
             )
         model = replace(model, vocabulary=matched)
     return StartingPoint(vocabulary, vocab, found.inputs, model)
+
+
+def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
+    """Return the vocabulary of a run, which puts nothing around its texts but the separator."""
+    return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())

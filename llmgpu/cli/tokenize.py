@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ import click
 from llmgpu.backend import Backend, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
@@ -32,6 +33,7 @@ from llmgpu.cli.options import (
     gpu_from,
     make_corpus_options,
     make_special_options,
+    put_around,
 )
 from llmgpu.cli.parts import PartJob
 from llmgpu.cli.source_options import lists_of_files, named_files, resolve_texts, take_selection
@@ -75,7 +77,7 @@ _OF_TEXT = (
 )
 _OF_ENCODING = (
     *("count", "line_documents", "chat", "chat_template", "max_tokens", "part", "threads"),
-    *("allowed_special", "disallow_special", "bos", "eos"),
+    *("allowed_special", "disallow_special", "bos", "eos", "add_special_tokens"),
     *("split", "split_by", "seed", "shuffle", "shard_tokens", "resume", "chunk_tokens", "overlap"),
 )
 _OF_OUTPUT = (
@@ -124,6 +126,7 @@ def tokenize(
     disallow_special: tuple[str, ...],
     bos: str | None,
     eos: str | None,
+    add_special_tokens: bool,
     chat: bool,
     chat_template: str | None,
     split_by: str,
@@ -170,7 +173,9 @@ def tokenize(
     else:
         with Conversations(vocabulary) if chat else nullcontext() as conversations:
             options = with_chat(options, conversations)
-            marks = CHAT_TOKENS if chat else special
+            marks = (
+                CHAT_TOKENS if chat else put_around(add_special_tokens, special, vocabulary, report)
+            )
             text = _Text(found, options, marks, threads, max_tokens, chunk, firsts)
             written = None if count else target
             summary = _tokenize(text, vocabulary, selected, written, job, report, growth)
@@ -302,7 +307,7 @@ def _tokenize(
         name = get_normalizer(vocabulary.normalizer).name
         report.line(f"note: text is normalized ({name}) before it is encoded")
     special, most = source.special, source.max_tokens
-    added = {token_id(vocabulary, end) for end in (special.bos, special.eos) if end is not None}
+    added = {*chain(*ids_around(vocabulary, special))}
     encoder: Encoder = open_encoder(vocabulary, backend, special=special, threads=source.threads)
     chat, masking = source.options.chat, None
     if chat is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 
 Token = int | str
@@ -23,16 +24,24 @@ class SpecialArguments(TypedDict, total=False):
     disallowed_special: Collection[str]
     bos: Token | None
     eos: Token | None
+    add_special_tokens: bool
 
 
 def special_options(
-    allowed: Collection[str], disallowed: Collection[str], bos: Token | None, eos: Token | None
+    vocabulary: Vocabulary,
+    allowed_special: Collection[str] = (),
+    disallowed_special: Collection[str] = (),
+    bos: Token | None = None,
+    eos: Token | None = None,
+    add_special_tokens: bool = False,
 ) -> SpecialOptions:
     """Return options that can be compared and hashed."""
-    sets = [
-        frozenset([texts] if isinstance(texts, str) else texts) for texts in (allowed, disallowed)
-    ]
-    return SpecialOptions(sets[0], sets[1], bos, eos)
+    allowed, disallowed = (
+        frozenset([texts] if isinstance(texts, str) else texts)
+        for texts in (allowed_special, disallowed_special)
+    )
+    options = SpecialOptions(allowed, disallowed, bos, eos)
+    return options.around(vocabulary) if add_special_tokens else options
 
 
 def several(texts: Iterable[str | bytes]) -> Iterable[str | bytes]:

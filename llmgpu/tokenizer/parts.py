@@ -10,12 +10,13 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from llmgpu.backend import select_backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.text_cuts import cut_text_by
@@ -137,8 +138,8 @@ def tokenize_part(
     """
     name = os.fspath(output)
     known = open_vocabulary(vocabulary)
-    special = special_options((), (), bos, eos)
-    added = {token_id(known, end) for end in (bos, eos) if end is not None}
+    special = special_options(known, bos=bos, eos=eos)
+    added = {*chain(*ids_around(known, special))}
     how = reading or CorpusOptions()
     whole = resolve_sources(names_of(corpus))
     own = take_part(whole, Part(*part), how)

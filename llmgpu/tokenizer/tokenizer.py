@@ -267,6 +267,7 @@ class Tokenizer(Decoder):
         disallowed_special: Collection[str] = (),
         bos: Token | None = None,
         eos: Token | None = None,
+        add_special_tokens: bool = False,
     ) -> Any:
         """Return the ids of a document: uint32 (n,).
 
@@ -278,12 +279,15 @@ class Tokenizer(Decoder):
             others is plain text.
         disallowed_special: special tokens whose text is an error, "all" for those not allowed.
         bos, eos: put before and after; an id, or a text that is one token, special or not.
+        add_special_tokens: also put around it what the vocabulary's tokenizer.json does.
 
         Raises InputError for a disallowed special token, for a byte without a token if there is no
         unknown token, and for an id that `dtype` can't hold; VocabularyError for arguments that
         name no token; DeviceError if a device can't be opened or runs out of memory.
         """
-        options = special_options(allowed_special, disallowed_special, bos, eos)
+        options = special_options(
+            self._vocabulary, allowed_special, disallowed_special, bos, eos, add_special_tokens
+        )
         data = to_bytes(text)
         if len(data) <= HOST_BYTES:
             ids = self._current_encoders().encode_document(data, options)
@@ -319,17 +323,14 @@ class Tokenizer(Decoder):
         texts: Iterable[str | bytes],
         *,
         dtype: Any = None,
-        allowed_special: Collection[str] = (),
-        disallowed_special: Collection[str] = (),
-        bos: Token | None = None,
-        eos: Token | None = None,
+        **special: Unpack[SpecialArguments],
     ) -> Any:
         """Return a list of the ids of each document as `encode` does, encoded in one pass.
 
         The arrays are views of one array, end to end. TypeError for a single str, whose characters
         would be documents.
         """
-        options = special_options(allowed_special, disallowed_special, bos, eos)
+        options = special_options(self._vocabulary, **special)
         ids, starts = self._encode(several(texts), options)
         bounds = [*starts.tolist(), len(ids)]
         ids = as_asked(ids, dtype)
@@ -340,10 +341,7 @@ class Tokenizer(Decoder):
         path: str | Path | Sequence[str | Path],
         *,
         reading: CorpusOptions | None = None,
-        allowed_special: Collection[str] = (),
-        disallowed_special: Collection[str] = (),
-        bos: Token | None = None,
-        eos: Token | None = None,
+        **special: Unpack[SpecialArguments],
     ) -> NDArray[np.uint32]:
         """Return the ids of files, folders or globs, documents end to end: uint32 (n,).
 
@@ -353,7 +351,7 @@ class Tokenizer(Decoder):
 
         Raises as `encode` does, and InputError for files that can't be read.
         """
-        options = special_options(allowed_special, disallowed_special, bos, eos)
+        options = special_options(self._vocabulary, **special)
         with Corpus(names_of(path), reading) as text:
             is_small = text.total_bytes is not None and text.total_bytes <= HOST_BYTES
             return self._current_encoders().encode(text, options, is_small)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.conftest import Run, fails
 from tests.cli.test_train import TRAIN
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
+from tests.lm.samples import small_vocabulary
 from tests.reference.lm.llama import Llama
 
 TEXTS = ["the and the", "", "a"]
@@ -53,6 +55,30 @@ def test_documents_of_a_model_of_others(llmgpu: Run, model: Path, documents: Pat
     total = sum(line["log_likelihood"] for line in lines)
     assert summary["log_likelihood"] == pytest.approx(total)
     assert (summary["documents"], summary["window"], summary["stride"]) == (3, 64, 32)
+
+
+def test_a_model_whose_texts_begin_with_a_token(llmgpu: Run, tmp_path: Path) -> None:
+    """What its tokenizer.json puts before a text is before prompts, and before what is scored."""
+    config = kind_of_model("llama3")
+    weights = weights_of(config)
+    vocabulary = replace(small_vocabulary(), prefix_ids=(261, 10), suffix_ids=(262,))
+    write_folder(tmp_path / "model", config, weights, vocabulary=vocabulary)
+    reference = Llama(config, weights)
+    ids = np.array([261, 10, 97, 98, 99])
+    logits = reference.forward(ids[None])[0]
+    done = llmgpu("score", "model", "--per-token", "--device", "cpu", stdin=b"abc")
+    assert done.returncode == 0, done.stderr
+    line = json.loads(done.stdout)
+    losses = np.log(np.exp(logits[1:-1]).sum(-1)) - logits[[1, 2, 3], ids[2:]]
+    assert line["ids"] == [97, 98, 99]
+    np.testing.assert_allclose(line["log_likelihoods"], -losses, rtol=1e-4)
+    generate = ("generate", "model", "--device", "cpu", "--temperature", "0", "--json")
+    done = llmgpu(*generate, "--max-new-tokens", "1", "--ignore-eos", "--prompt", "abc")
+    summary = json.loads(done.stderr.splitlines()[-1])
+    assert summary["prompt_ids"] == ids.tolist()
+    assert summary["ids"] == [int(logits[-1, : vocabulary.size].argmax())]
+    done = llmgpu(*generate, "--max-new-tokens", "1")
+    assert json.loads(done.stderr.splitlines()[-1])["prompt_ids"] == [261, 10]
 
 
 def test_a_run_and_a_pipe(llmgpu: Run, corpus: Path, vocab: Path) -> None:

@@ -135,3 +135,32 @@ def test_text_is_normalized_first(
     assert b"note: text is normalized (NFC)" in done.stderr
     back = llmgpu("tokenize", "--vocab", "nfc.bin", "--decode", stdin=done.stdout)
     assert back.stdout.decode() == unicodedata.normalize("NFC", text)
+
+
+def test_what_a_vocabulary_puts_around_a_text(
+    llmgpu: Run, corpus: Path, special_vocab: Vocabulary, device_name: str
+) -> None:
+    replace(special_vocab, prefix_ids=(299, 10), suffix_ids=(298,)).save(corpus.parent / "v.bin")
+    (corpus.parent / "d.jsonl").write_text('{"text": "ab"}\n{"text": ""}\n')
+    run = ("tokenize", "--vocab", "v.bin", "-q", "--device", device_name, "d.jsonl")
+    assert llmgpu(*run).stdout == b"97 98\n\n"
+    asked = (*run, "--add-special-tokens")
+    assert llmgpu(*asked).stdout == b"299 10 97 98 298\n299 10 298\n"
+    assert llmgpu(*asked, "--eos", "32").stdout == b"299 10 97 98 298 32\n299 10 298 32\n"
+    assert llmgpu(*asked, "--max-tokens", "6").stdout == b"299 10 97 98 298\n299\n"
+    assert llmgpu(*asked, "-o", "ids.bin").returncode == 0
+    side = json.loads((corpus.parent / "ids.bin.json").read_text())
+    assert (side["count"], side["bytes"], side["document_offsets"]) == (8, 2, [0, 5])
+    counted = llmgpu("count", "--vocab", "v.bin", "d.jsonl", "--add-special-tokens", "--json")
+    assert json.loads(counted.stdout)["tokens"] == [8]
+    facts = json.loads(llmgpu("info", "v.bin", "--json").stdout)
+    assert (facts["before a text"], facts["after a text"]) == ([299, 10], [298])
+
+
+def test_where_nothing_goes_around_a_text(llmgpu: Run, special_vocab: Vocabulary) -> None:
+    run = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "--add-special-tokens")
+    done = llmgpu(*run, stdin=b"ab")
+    assert done.stdout == b"97 98\n"
+    assert b"note: --add-special-tokens adds none: the vocabulary puts no tokens" in done.stderr
+    fails(llmgpu(*run, "--chat", stdin=b"{}"), 2, "--chat takes no special tokens")
+    fails(llmgpu(*run, "--decode", stdin=b"1"), 2, "--add-special-tokens can't be combined with")

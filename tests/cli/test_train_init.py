@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from llmgpu.lm.runs.records import read_log
 from tests.cli.conftest import Run, fails
 from tests.cli.test_train import assert_same_weights
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
+from tests.lm.samples import small_vocabulary
 
 TRAIN = ("train", "--init", "model", "corpus.txt", "--device", "cpu", "--batch-size", "2")
 
@@ -21,8 +23,10 @@ TRAIN = ("train", "--init", "model", "corpus.txt", "--device", "cpu", "--batch-s
 @pytest.fixture
 def model(corpus: Path) -> Path:
     """A Qwen3 that takes 64 tokens, with more rows than its tokenizer has tokens."""
-    config = kind_of_model("qwen3")
-    return write_folder(corpus.parent / "model", config, weights_of(config), dtype="BF16")
+    config, vocabulary = kind_of_model("qwen3"), small_vocabulary("qwen2")
+    vocabulary = replace(vocabulary, prefix_ids=(261,))
+    weights, folder = weights_of(config), corpus.parent / "model"
+    return write_folder(folder, config, weights, dtype="BF16", vocabulary=vocabulary)
 
 
 def test_a_run_begins_with_the_weights_of_a_model(llmgpu: Run, corpus: Path, model: Path) -> None:
@@ -31,6 +35,8 @@ def test_a_run_begins_with_the_weights_of_a_model(llmgpu: Run, corpus: Path, mod
     assert done.returncode == 0, done.stderr
     checkpoint, saved = load_checkpoint(corpus.parent / "same"), open_model(model)
     assert checkpoint.config == saved.config
+    # Training puts nothing before a text, so that its model has not seen that.
+    assert (saved.vocabulary.prefix_ids, checkpoint.vocabulary.prefix_ids) == ((261,), ())
     for name, values in saved.weights.items():
         np.testing.assert_array_equal(checkpoint.weights[name], values)
 

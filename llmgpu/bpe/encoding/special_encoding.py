@@ -21,14 +21,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.bpe.encoding.special_search import search_for
+from llmgpu.bpe.encoding.special_search import Guard, search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, TextError, VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
@@ -36,6 +37,8 @@ from llmgpu.text.normalizing import Normalizer, get_normalizer
 
 ALL = "all"
 _DOCUMENT = -1  # the kind of a boundary where a document starts; others are the id of a token
+
+Tokens = int | str | tuple[int | str, ...]
 
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
 
@@ -46,14 +49,21 @@ class SpecialOptions:
 
     allowed: those whose text becomes their id; "all" for all.
     disallowed: those whose text is an error; "all" for those that are not allowed.
-    bos, eos: put before and after each document: an id, the text of a special token, or the text of
-        exactly one ordinary token.
+    bos, eos: put before and after each document: an id, the text of a special token, the text of
+        exactly one ordinary token, or several of these.
     """
 
     allowed: Collection[str] = ()
     disallowed: Collection[str] = ()
-    bos: int | str | None = None
-    eos: int | str | None = None
+    bos: Tokens | None = None
+    eos: Tokens | None = None
+
+    def around(self, vocabulary: Vocabulary) -> SpecialOptions:
+        """Return the options that also put around documents what a vocabulary puts around texts."""
+        bos = *_several(self.bos), *vocabulary.prefix_ids
+        eos = *vocabulary.suffix_ids, *_several(self.eos)
+        one_or_more = ((each if len(each) > 1 else next(iter(each), None)) for each in (bos, eos))
+        return SpecialOptions(self.allowed, self.disallowed, *one_or_more)
 
     @property
     def is_plain(self) -> bool:
@@ -102,15 +112,20 @@ def with_special_tokens(
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
     if options.is_plain:
         return encoder
-    return _SpecialEncoder(
+    before, after = ids_around(vocabulary, options)
+    first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
+    made = _SpecialEncoder(
         encoder,
         vocabulary.token_lengths,
         allowed={text.encode(): special[text] for text in allowed if text not in late},
         disallowed=[text.encode() for text in disallowed],
-        bos=None if options.bos is None else token_id(vocabulary, options.bos),
-        eos=None if options.eos is None else token_id(vocabulary, options.eos),
+        bos=first[0],
+        eos=first[1],
         block_bytes=block_bytes,
     )
+    for bos, eos in others:
+        made = replace(made, encoder=made, allowed={}, disallowed=(), bos=bos, eos=eos)
+    return made
 
 
 class DocumentEncoder:
@@ -132,10 +147,8 @@ class DocumentEncoder:
         disallowed = _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
         texts = [text.encode() for text in {*allowed, *disallowed}]
         self._search = search_for(texts) if texts else None
-        self._before, self._after = (
-            np.array([] if token is None else [token_id(vocabulary, token)], np.uint32)
-            for token in (options.bos, options.eos)
-        )
+        around = ids_around(vocabulary, options)
+        self._before, self._after = (np.array(ids, np.uint32) for ids in around)
 
     def encode(self, text: bytes) -> NDArray[np.uint32] | None:
         """Return the ids of a document; None if `Encoder.encode` has to find them."""
@@ -145,6 +158,19 @@ class DocumentEncoder:
         if ids is None or not (len(self._before) or len(self._after)):
             return ids
         return np.concatenate([self._before, ids, self._after])
+
+
+def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:
+    """Return the ids that are put before and after each document; as `token_id`."""
+    before, after = (
+        [token_id(vocabulary, token) for token in _several(tokens)]
+        for tokens in (options.bos, options.eos)
+    )
+    return before, after
+
+
+def _several(tokens: Tokens | None) -> tuple[int | str, ...]:
+    return tokens if isinstance(tokens, tuple) else () if tokens is None else (tokens,)
 
 
 def token_id(vocabulary: Vocabulary, token: int | str) -> int:
@@ -252,7 +278,7 @@ class _SpecialEncoder:
 
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
         boundaries = _Boundaries()
-        guard = _Guard(self.disallowed, self.is_normalized) if self.disallowed else None
+        guard = Guard(self.disallowed, self.is_normalized) if self.disallowed else None
         special_filter = _SpecialTokenFilter(self.allowed, guard, boundaries)
         filtered = FilteredSource(source, special_filter, self.block_bytes)
         special_bytes = 0  # in the text up to here
@@ -368,7 +394,7 @@ class _SpecialTokenFilter:
     """Takes the allowed special tokens out of a text; see `llmgpu.text.corpus.TextFilter`."""
 
     def __init__(
-        self, allowed: Mapping[bytes, int], guard: _Guard | None, boundaries: _Boundaries
+        self, allowed: Mapping[bytes, int], guard: Guard | None, boundaries: _Boundaries
     ) -> None:
         """Look for the allowed texts, which have ids. What is found goes to `boundaries`."""
         self._ids = allowed
@@ -446,33 +472,3 @@ class _SpecialTokenFilter:
             kinds = np.concatenate([kinds, ids])[order]
         closed = final or bool(len(starts) and starts[-1] == len(text))
         return Piece(text, starts, closed), kinds
-
-
-class _Guard:
-    """Refuses text in which certain byte strings occur."""
-
-    def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
-        self._search = search_for(texts)
-        self._is_normalized = is_normalized
-        self._before = b""  # the end of the document so far, too short to hold the longest
-        self._offset = 0  # where that is in the whole text
-
-    def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
-        """Raise TextError if a string ends in the next block, InputError if it is normalized."""
-        data = self._before + block
-        found = self._search.find(data, 0, (starts + len(self._before)).tolist())
-        if found:
-            begin, end = found
-            error = TextError(
-                f"special token {quote(data[begin:end].decode())}",
-                self._offset + begin,
-                "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
-                "to get those of its text",
-            )
-            if self._is_normalized:
-                raise InputError(f"in the normalized text, {error}")
-            raise error
-        last = int(starts[-1]) + len(self._before) if len(starts) else 0
-        kept = 0 if final else min(len(data) - last, self._search.longest - 1)
-        self._before = data[len(data) - kept :]
-        self._offset += len(data) - kept

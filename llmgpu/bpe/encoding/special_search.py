@@ -9,6 +9,12 @@ from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.errors import InputError, TextError
+from llmgpu.input_files import quote
+
 _MOST_NESTED = 50  # groups in a regular expression, whose parser calls itself for each
 
 
@@ -76,3 +82,34 @@ def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
     branches = [_longest_of(list(same), depth + 1) for _, same in groupby(longer, itemgetter(0))]
     optional = b"?" if longer is not rests else b""
     return prefix + b"(?:" + b"|".join(branches) + b")" + optional
+
+
+class Guard:
+    """Refuses text in which certain byte strings occur."""
+
+    def __init__(self, texts: Collection[bytes], is_normalized: bool) -> None:
+        """Take one or more byte strings, none of them empty; is_normalized: text is, see errors."""
+        self._search = search_for(texts)
+        self._is_normalized = is_normalized
+        self._before = b""  # the end of the document so far, too short to hold the longest
+        self._offset = 0  # where that is in the whole text
+
+    def check(self, block: bytes, starts: NDArray[np.int64], final: bool) -> None:
+        """Raise TextError if a string ends in the next block, InputError if it is normalized."""
+        data = self._before + block
+        found = self._search.find(data, 0, (starts + len(self._before)).tolist())
+        if found:
+            begin, end = found
+            error = TextError(
+                f"special token {quote(data[begin:end].decode())}",
+                self._offset + begin,
+                "is disallowed: allow it (--allowed-special) to get its id, or don't disallow it "
+                "to get those of its text",
+            )
+            if self._is_normalized:
+                raise InputError(f"in the normalized text, {error}")
+            raise error
+        last = int(starts[-1]) + len(self._before) if len(starts) else 0
+        kept = 0 if final else min(len(data) - last, self._search.longest - 1)
+        self._before = data[len(data) - kept :]
+        self._offset += len(data) - kept

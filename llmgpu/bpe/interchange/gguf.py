@@ -130,9 +130,9 @@ def describe(
     """Return the metadata of a vocabulary, by the method ``add_...`` of `gguf.GGUFWriter`.
 
     rows: of the model's tables, if they are more than the vocabulary has ids.
-    bos_id, eos_id: what a text begins and ends with; the special token of the usual name ends it if
-        eos_id is None, and begins it, too. None is added by itself. note: is told which texts get
-        other ids in llama.cpp.
+    bos_id, eos_id: what a text begins and ends with; by default what the vocabulary puts around it,
+        else the special token of the usual name. llama.cpp adds those that the vocabulary does.
+        note: is told which texts get other ids in llama.cpp.
 
     Raises VocabularyError where llama.cpp can't give the same ids.
     """
@@ -140,6 +140,7 @@ def describe(
     merges = exportable_merges(vocabulary)
     pre = _name_split(vocabulary, len(set(merges[:, 2].tolist())))
     end = find_end_of_text(vocabulary.special_tokens)
+    bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
     texts = {number: text for text, number in ids.items()}
@@ -161,11 +162,23 @@ def describe(
         "token_merges": [f"{left} {right}" for left, right in name_pairs(vocabulary, merges)],
         "bos_token_id": eos_id if bos_id is None else bos_id,
         "eos_token_id": eos_id,
-        "add_bos_token": False,
-        "add_eos_token": False,
+        "add_bos_token": vocabulary.prefix_ids == (bos_id,),
+        "add_eos_token": vocabulary.suffix_ids == (eos_id,),
         "chat_template": vocabulary.chat and vocabulary.chat.source,
     }
     return {name: value for name, value in described.items() if value is not None}
+
+
+def _around(
+    vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None, note: Note
+) -> tuple[int | None, int | None]:
+    """Return what a text begins and ends with; note what llama.cpp can't put around it."""
+    found = []
+    for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
+        found.append(ids[0] if given is None and len(ids) == 1 else given)
+        if ids not in ((), (found[-1],)):
+            note(f"{_TOOL} does not put the ids {', '.join(map(str, ids))} around a text")
+    return found[0], found[1]
 
 
 def _name_split(vocabulary: Vocabulary, made: int) -> str:

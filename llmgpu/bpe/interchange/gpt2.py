@@ -23,6 +23,7 @@ from llmgpu.bpe.interchange.token_tables import (
     exportable_merges,
     imported_vocabulary,
     name_pairs,
+    note_around,
     note_missing_bytes,
     note_unicode,
     number_merges,
@@ -124,6 +125,7 @@ def write(
         vocab_stream.write(json.dumps(ids).encode())
         merges_stream.write((_HEADER + "".join(lines)).encode())
     note_unicode(vocabulary, note)
+    note_around(vocabulary, note)
 
 
 def _check_expressible(vocabulary: Vocabulary, made: int) -> None:

@@ -6,7 +6,8 @@
   it would change ids.
 - Added tokens become special tokens with their ids. The library matches them in any text; here they
   are matched where the caller allows special tokens. The tokens that a post-processor puts around a
-  text are left to the caller as well. A note says so in both cases.
+  text (`llmgpu.bpe.interchange.post_processors`) are kept for the caller to ask for. A note says so
+  in both cases.
 - A vocabulary that has only ranks is written with recovered merges and ignore_merges, which gives
   the same ids; see `llmgpu.bpe.vocabulary.recovery`.
 - The chat template beside a tokenizer.json is kept, and a folder gets it again.
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange.chat_files import read_chat_template
+from llmgpu.bpe.interchange.post_processors import KINDS, describe_around, read_around
 from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
@@ -75,7 +77,6 @@ _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENC
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
-_ADDING = {"TemplateProcessing", "RobertaProcessing", "BertProcessing"}
 _ADDED_FLAGS = ("single_word", "lstrip", "rstrip")
 
 
@@ -107,7 +108,8 @@ def read(
         cut = get_pattern(read_pattern(steps, note))
         normalizer = _read_normalizer(content.get("normalizer"))
         _steps("decoder", content.get("decoder"), {"ByteLevel"})
-        _read_post_processor(content.get("post_processor"), note)
+        steps = _steps("post_processor", content.get("post_processor"), KINDS)
+        prefix_ids, suffix_ids = read_around(steps, note)
         for part in ("truncation", "padding"):
             if content.get(part) is not None:
                 note(f"{part} is not applied here")
@@ -122,6 +124,8 @@ def read(
             cut,
             normalizer=normalizer,
             normalized_tokens=normalized,
+            prefix_ids=prefix_ids,
+            suffix_ids=suffix_ids,
             chat=read_chat_template(Path(path).parent, note),
         )
     note_missing_bytes(vocabulary, note)
@@ -201,7 +205,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
         "added_tokens": _describe_added(vocabulary),
         "normalizer": vocabulary.normalizer and describe_normalizer(vocabulary.normalizer),
         "pre_tokenizer": describe_pattern(vocabulary.pattern, byte_level),
-        "post_processor": None,
+        "post_processor": describe_around(vocabulary),
         "decoder": byte_level | {"use_regex": True},
         "model": {
             "type": "BPE",
@@ -281,34 +285,6 @@ def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str,
 
 def _read_normalizer(component: object) -> str | None:
     return spell_normalizer([step for _, step in _steps("normalizer", component, STEPS)])
-
-
-def _read_post_processor(component: object, note: Note) -> None:
-    for kind, step in _steps("post_processor", component, _ADDING | {"ByteLevel"}):
-        if kind in _ADDING:
-            note(
-                f"the special tokens that {kind} adds around a text are not added here"
-                f"{_same_options(step.get('single'))}"
-            )
-
-
-def _same_options(single: object) -> str:
-    """Return which options of tokenize do what the template for one text does, if any do."""
-    steps = single if isinstance(single, list) else []
-    kinds = [next(iter(step), "") if isinstance(step, dict) else "" for step in steps]
-    if sorted(kinds) not in (["Sequence", "SpecialToken"], ["Sequence", *["SpecialToken"] * 2]):
-        return ""
-    text = kinds.index("Sequence")
-    if (text, len(kinds) - text) not in ((0, 2), (1, 1), (1, 2)):
-        return ""
-    named = {"--bos": steps[:text], "--eos": steps[text + 1 :]}
-    options = [
-        f"{option} {quote(str(step['SpecialToken'].get('id')))}"
-        for option, found in named.items()
-        for step in found
-        if isinstance(step["SpecialToken"], dict)
-    ]
-    return f": tokenize {' '.join(options)} does"
 
 
 def _refuse_sentencepiece(content: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from llmgpu.bpe.interchange.token_tables import (
     check_id,
     expression_of,
     imported_vocabulary,
+    note_around,
     note_unicode,
     require_merging,
 )
@@ -170,6 +171,7 @@ def write(
         f"the pattern and {number_of(len(vocabulary.special_tokens), 'special token')} are {where}"
     )
     note_unicode(vocabulary, note)
+    note_around(vocabulary, note)
 
 
 def side_path(path: str | Path) -> str:

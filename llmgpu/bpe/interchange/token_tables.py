@@ -241,6 +241,12 @@ def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
         )
 
 
+def note_around(vocabulary: Vocabulary, note: Note) -> None:
+    """Note that a format has no place for what the vocabulary puts around a text."""
+    if vocabulary.prefix_ids or vocabulary.suffix_ids:
+        note("the tokens that --add-special-tokens puts around a text are not in these files")
+
+
 _SHOWN = 400  # characters of an expression in a message
 
 

@@ -11,6 +11,8 @@ from llmgpu.bpe.vocabulary.file import (
     MAX_TEXT_BYTES,
     MAX_TRAINING_ENTRIES,
     NORMALIZED_TOKENS,
+    PREFIX_IDS,
+    SUFFIX_IDS,
     UNICODE,
 )
 from llmgpu.errors import VocabularyError
@@ -40,10 +42,12 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         raise VocabularyError(
             f"{len(training)} entries of training data, the limit is {MAX_TRAINING_ENTRIES}"
         )
-    for rule in (UNICODE, NORMALIZED_TOKENS, chat.SOURCE, chat.TOKENS):
+    rules = (UNICODE, NORMALIZED_TOKENS, PREFIX_IDS, SUFFIX_IDS, chat.SOURCE, chat.TOKENS)
+    for rule in rules:
         if rule in training:
             raise VocabularyError(f"training data {quote(rule)}: this is a rule, give it by itself")
-    _check_text("the list of normalized_tokens", recorded.get(NORMALIZED_TOKENS, ""))
+    for rule, text in recorded.items():
+        _check_text(f"the list of {rule}", text)
     for key, value in training.items():
         _check_text("a key of the training data", key)
         if isinstance(value, str):

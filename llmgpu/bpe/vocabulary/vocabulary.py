@@ -36,6 +36,8 @@ from llmgpu.bpe.vocabulary.chat import ChatTemplate, take_chat_template
 from llmgpu.bpe.vocabulary.checks import check_pattern, check_training
 from llmgpu.bpe.vocabulary.file import (
     NORMALIZED_TOKENS,
+    PREFIX_IDS,
+    SUFFIX_IDS,
     UNICODE,
     PackedTokens,
     check_header,
@@ -79,6 +81,8 @@ class Vocabulary:
     training: how it was made, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`; it
         says nothing about a pattern that has none.
+    prefix_ids, suffix_ids: what goes before and after a text where somebody asks for that; no part
+        of the fingerprint.
     chat: how conversations become text, if the vocabulary says so; no part of the fingerprint.
     """
 
@@ -95,6 +99,8 @@ class Vocabulary:
     normalized_tokens: tuple[int, ...] = ()
     training: dict[str, int | float | str] = field(default_factory=dict)
     unicode: str = DEFAULT_VERSION
+    prefix_ids: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
     chat: ChatTemplate | None = None
 
     def __post_init__(self) -> None:
@@ -142,6 +148,12 @@ class Vocabulary:
             NORMALIZED_TOKENS: ",".join(map(str, self.normalized_tokens)),
         }
         return {name: rule for name, rule in rules.items() if rule}
+
+    @property
+    def _around(self) -> dict[str, str]:
+        """The tokens around a text as the file has them."""
+        ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
+        return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 
     @property
     def takes_whole_tokens(self) -> bool:
@@ -253,7 +265,7 @@ class Vocabulary:
         """Yield the bytes of the vocabulary file, some at a time, in little memory."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         chat = self.chat.entries() if self.chat else {}
-        entries["training"] = self.training | self._recorded | chat
+        entries["training"] = self.training | self._recorded | self._around | chat
         entries["tokens"] = self._packed_tokens
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")  # if it was compiled before
         if trie is None:
@@ -284,9 +296,10 @@ class Vocabulary:
             has_classes = _has_classes(content.fields["pattern"])
             absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
             unicode = content.fields["training"].pop(UNICODE, absent)
-            late = _parse_ids(content.fields["training"].pop(NORMALIZED_TOKENS, None))
+            for rule in (NORMALIZED_TOKENS, PREFIX_IDS, SUFFIX_IDS):
+                content.fields[rule] = _take_ids(content.fields["training"], rule)
             chat = take_chat_template(content.fields["training"])
-            vocabulary = cls(**content.fields, normalized_tokens=late, unicode=unicode, chat=chat)
+            vocabulary = cls(**content.fields, unicode=unicode, chat=chat)
             if vocabulary.fingerprint != content.fingerprint:
                 raise VocabularyError("damaged: its fingerprint is not that of its content")
             if not _spells_each_token_once(content.trie, vocabulary):
@@ -354,12 +367,13 @@ def _has_classes(pattern: str) -> bool:
     return pattern in PATTERNS and PATTERNS[pattern].unicode is not None
 
 
-def _parse_ids(text: object) -> tuple[int, ...]:
-    """Return the ids that a file lists with commas between them; VocabularyError if it does not."""
+def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, ...]:
+    """Take ids, with commas between them, out of a file's training data; VocabularyError if bad."""
+    text = training.pop(name, None)
     if text is None:
         return ()
     if not isinstance(text, str) or not re.fullmatch("[0-9]{1,10}(,[0-9]{1,10})*", text):
-        raise VocabularyError("damaged: normalized_tokens are not ids with commas between them")
+        raise VocabularyError(f"damaged: {name} are not ids with commas between them")
     return tuple(map(int, text.split(",")))
 
 
@@ -388,7 +402,7 @@ def _check(vocabulary: Vocabulary) -> None:
     check_pattern(vocabulary.pattern, vocabulary.expression)
     _check_special_tokens(vocabulary)
     _check_merges(vocabulary)
-    check_training(vocabulary.training, vocabulary._recorded)
+    check_training(vocabulary.training, vocabulary._recorded | vocabulary._around)
 
 
 def _check_rules(vocabulary: Vocabulary) -> None:
@@ -418,6 +432,9 @@ def _check_special_tokens(vocabulary: Vocabulary) -> None:
     late = vocabulary.normalized_tokens
     if len(set(late)) < len(late) or not set(late) <= set(vocabulary.special_tokens.values()):
         raise VocabularyError("normalized_tokens are not different ids of special tokens")
+    for number in (*vocabulary.prefix_ids, *vocabulary.suffix_ids):
+        if not 0 <= number < vocabulary.size or not vocabulary.tokens[number]:
+            raise VocabularyError(f"id {number}, put around a text, stands for nothing")
 
 
 def _check_merges(vocabulary: Vocabulary) -> None:

@@ -14,11 +14,12 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
+from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around, token_id
 from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
@@ -149,14 +150,13 @@ class _Texts:
         chat = self._reading.chat
         if chat is not None:
             encoder = MaskingEncoder(encoder, chat, self._vocabulary)
-        separator = self._special.eos
         with (
             Corpus(self._inputs, self._reading) as text,
             ShardWriter(
                 self.names.output,
                 self._vocabulary,
                 shard_tokens,
-                added=() if separator is None else {token_id(self._vocabulary, separator)},
+                added={*chain(*ids_around(self._vocabulary, self._special))},
                 masked=chat is not None,
                 run=self._key,
                 resume=resume,

@@ -22,6 +22,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import (
     DocumentEncoder,
     SpecialOptions,
+    Tokens,
     token_id,
     with_special_tokens,
 )
@@ -154,19 +155,20 @@ def test_disallowed_is_what_tiktoken_refuses(
 @given(
     DOCUMENTS,
     CHOICES,
-    st.sampled_from([None, 7, "<|b|>", "ab"]),
-    st.sampled_from([None, 262, "aab"]),
+    st.sampled_from([None, 7, "<|b|>", "ab", (7, "<|b|>", 0)]),
+    st.sampled_from([None, 262, "aab", (262, 262)]),
     st.integers(1, 30),
 )
 def test_documents_begin_with_bos_and_end_with_eos(
     documents: list[str],
     allowed: set[str],
-    bos: int | str | None,
-    eos: int | str | None,
+    bos: Tokens | None,
+    eos: Tokens | None,
     cut: int,
 ) -> None:
-    def around(token: int | str | None) -> list[int]:
-        return [] if token is None else [token_id(vocabulary(), token)]
+    def around(tokens: Tokens | None) -> list[int]:
+        several = tokens if isinstance(tokens, tuple) else [] if tokens is None else [tokens]
+        return [token_id(vocabulary(), token) for token in several]
 
     encoder = special_encoder(allowed, bos=bos, eos=eos, cut=cut)
     plain = encode(special_encoder(allowed), documents)
@@ -193,11 +195,16 @@ class Announcing:
 
 
 @settings(max_examples=examples(150))
-@given(st.lists(TEXTS, min_size=1, max_size=4), CHOICES, st.integers(1, 60))
+@given(
+    st.lists(TEXTS, min_size=1, max_size=4),
+    CHOICES,
+    st.integers(1, 60),
+    st.sampled_from([(0, 1), ((0, 2), (1, 1, 3))]),
+)
 def test_documents_that_are_announced_early(
-    documents: list[str], allowed: set[str], piece_bytes: int
+    documents: list[str], allowed: set[str], piece_bytes: int, around: tuple[Tokens, Tokens]
 ) -> None:
-    encoder = special_encoder(allowed, bos=0, eos=1, cut=1 << 10)
+    encoder = special_encoder(allowed, bos=around[0], eos=around[1], cut=1 << 10)
     pieces = list(encoder.encode(Announcing(documents, piece_bytes)))
     ids = np.concatenate([piece.ids for piece in pieces])
     expected = [token for part in encode(encoder, documents) for token in part]

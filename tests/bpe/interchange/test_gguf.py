@@ -47,6 +47,27 @@ def mixed_texts(count: int) -> Iterator[str]:
         )
 
 
+def test_tokens_around_a_text(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    notes: list[str] = []
+    for before, after, given, found in (
+        ((5,), (399,), {}, (5, 399, True, True)),
+        ((5,), (), {}, (5, 399, True, False)),
+        ((), (7,), {}, (7, 7, False, True)),
+        ((5,), (7,), {"bos_id": 5, "eos_id": 399}, (5, 399, True, False)),
+        ((5, 6), (), {}, (399, 399, False, False)),
+    ):
+        vocabulary = dataclasses.replace(cut_by("gpt2"), prefix_ids=before, suffix_ids=after)
+        made = gguf.describe(vocabulary, notes.append, **given)
+        names = ("bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token")
+        assert tuple(made[name] for name in names) == found
+    refused = [note for note in notes if "does not put the ids" in note]
+    assert refused == [
+        "llama.cpp does not put the ids 7 around a text",
+        "llama.cpp does not put the ids 5, 6 around a text",
+    ]
+
+
 def test_what_it_holds(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     chat = ChatTemplate("{{ messages }}")
@@ -174,10 +195,12 @@ def test_llama_cpp_differs_only_where_the_note_says(
 def test_llama_cpp_takes_ranks(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     vocabulary = rank_vocabulary(random_ranks(2), "rustbpe", {END: 600})
+    vocabulary = dataclasses.replace(vocabulary, prefix_ids=(65,), suffix_ids=(600,))
     gguf.write(vocabulary, tmp_path / "v.gguf")
     theirs = LlamaCpp(tmp_path / "v.gguf", vocabulary_only=True)
     ours = Tokenizer(vocabulary, "cpu")
     for text in texts(9, 1_000):
         if "'\u017f" not in text:
-            assert theirs.encode(text) == ours.encode(text).tolist(), text
+            made = ours.encode(text, add_special_tokens=True, dtype=list)
+            assert theirs.encode(text) == made, text
     theirs.close()

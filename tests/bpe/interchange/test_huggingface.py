@@ -145,20 +145,6 @@ class TestRead:
         assert huggingface.read(tmp_path / "t.json", note=notes.append).missing_bytes()
         assert len(notes) == 1 and "'0x00'" in notes[0] and "251 more" in notes[0]
 
-    def test_a_template_is_said_in_options(self, tmp_path: Path, notes: list[str]) -> None:
-        ids = [("<pad>", 1), ("<|endoftext|>", 0)]
-        for single, options in (
-            ("<pad> $A", "tokenize --bos '<pad>' does"),
-            ("<pad> $A <|endoftext|>", "tokenize --bos '<pad>' --eos '<|endoftext|>' does"),
-            ("$A <pad>", "tokenize --eos '<pad>' does"),
-            ("<pad> <pad> $A", "are not added here"),
-        ):
-            peer = train_peer()
-            peer.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
-            peer.save(str(tmp_path / "t.json"))
-            huggingface.read(tmp_path / "t.json", note=notes.append)
-            assert notes.pop().endswith(options)
-
     def test_what_is_not_kept_is_noted(self, tmp_path: Path, notes: list[str]) -> None:
         peer = train_peer()
         peer.add_tokens([AddedToken("   ", special=False), AddedToken("<m>", lstrip=True)])

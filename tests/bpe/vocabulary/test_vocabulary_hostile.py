@@ -175,7 +175,7 @@ def test_other_versions_are_refused(version: object) -> None:
         ({"training": {"normalized_tokens": "5"}}, "not different ids of special tokens"),
         ({"training": {"normalized_tokens": "262,262"}}, "not different ids of special tokens"),
         ({"training": {"normalized_tokens": "262"}}, "fingerprint"),
-        ({"training": {str(k): k for k in range(69)}}, "max_map_len"),
+        ({"training": {str(k): k for k in range(71)}}, "max_map_len"),
         ({"expression": "x" * 70000}, "max_str_len"),
     ],
 )
@@ -207,6 +207,20 @@ def test_two_special_tokens_with_the_same_text() -> None:
 def test_a_damaged_chat_template_is_refused(entries: dict[str, Any]) -> None:
     with pytest.raises(VocabularyError, match="damaged: the chat template"):
         Vocabulary.from_bytes(changed(training=entries))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (1, "damaged: prefix_ids are not ids with commas"),
+        ("", "damaged: prefix_ids are not ids with commas"),
+        ("1,", "damaged: prefix_ids are not ids with commas"),
+        ("1,99999", "id 99999, put around a text, stands for nothing"),
+    ],
+)
+def test_damaged_ids_around_a_text_are_refused(ids: Any, message: str) -> None:
+    with pytest.raises(VocabularyError, match=message):
+        Vocabulary.from_bytes(changed(training={"prefix_ids": ids}))
 
 
 def test_repeated_keys_are_refused() -> None:
