@@ -54,8 +54,8 @@ static void lose(Trainer *trainer, uint64_t key, int64_t weight)
 
     if (pair == NO_PAIR)
         return;
-    trainer->pair_counts[pair] -= weight;
-    if (trainer->pair_counts[pair] < trainer->least)
+    trainer->pairs[pair].count -= weight;
+    if (trainer->pairs[pair].count < trainer->least)
         drop_list(trainer, pair);
 }
 
@@ -68,34 +68,34 @@ static int gain(Trainer *trainer, uint64_t key, Change *change)
     uint32_t pair = find_or_add(trainer, key);
     if (pair == NO_PAIR)
         return NO_MEMORY;
-    int64_t size = llabs(trainer->sizes[pair]);
-    int64_t before = trainer->begins[pair];
+    int64_t size = llabs(trainer->pairs[pair].size);
+    int64_t before = trainer->pairs[pair].begin;
     new_list(trainer, pair, size + change->occurrences);
-    trainer->sizes[pair] = size + change->occurrences;
+    trainer->pairs[pair].size = size + change->occurrences;
     if (size > 0) {
-        memcpy(trainer->pool + trainer->begins[pair], trainer->pool + before,
+        memcpy(trainer->pool + trainer->pairs[pair].begin, trainer->pool + before,
                (size_t)size * sizeof *trainer->pool);
-        trainer->sizes[pair] = -trainer->sizes[pair];
+        trainer->pairs[pair].size = -trainer->pairs[pair].size;
     }
-    trainer->pair_counts[pair] += change->weight;
+    trainer->pairs[pair].count += change->weight;
     change->pair = pair;
     change->at = size;
-    return trainer->pair_counts[pair] >= trainer->threshold ? push_candidate(trainer, pair) : 0;
+    return trainer->pairs[pair].count >= trainer->threshold ? push_candidate(trainer, pair) : 0;
 }
 
 /* Merge the occurrences of a pair, leave those in its list, and note what changes on both sides. */
 static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
 {
     uint32_t *symbols = trainer->symbols;
-    uint32_t left = (uint32_t)(trainer->keys[pair] >> SYMBOL_BITS);
-    uint32_t right = (uint32_t)(trainer->keys[pair] & SYMBOL_MASK);
+    uint32_t left = (uint32_t)(trainer->pairs[pair].key >> SYMBOL_BITS);
+    uint32_t right = (uint32_t)(trainer->pairs[pair].key & SYMBOL_MASK);
     uint32_t left_length = trainer->lengths[left];
     uint32_t length = left_length + trainer->lengths[right];
     uint32_t last = 0; /* where the last merged symbol starts; position 0 is a separator */
-    uint32_t *list = trainer->pool + trainer->begins[pair];
+    uint32_t *list = trainer->pool + trainer->pairs[pair].begin;
     int64_t made = 0;
 
-    for (int64_t k = 0; k < trainer->sizes[pair]; k++) {
+    for (int64_t k = 0; k < trainer->pairs[pair].size; k++) {
         uint32_t at = list[k];
         if (symbols[at] != left || symbols[at + left_length] != right)
             continue;
@@ -118,7 +118,7 @@ static void merge_occurrences(Trainer *trainer, uint32_t pair, uint32_t merged)
         last = at;
         list[made++] = at;
     }
-    trainer->sizes[pair] = made;
+    trainer->pairs[pair].size = made;
 }
 
 /* Let the pairs that remain lose what changes. On the left of a symbol that the same merge
@@ -146,7 +146,7 @@ static void lose_changes(Trainer *trainer, uint32_t left, uint32_t right, uint32
 static void list_position(Trainer *trainer, Change *change, uint32_t position)
 {
     if (change->pair != NO_PAIR)
-        trainer->pool[trainer->begins[change->pair] + change->at++] = position;
+        trainer->pool[trainer->pairs[change->pair].begin + change->at++] = position;
 }
 
 /* List where the new pairs on the left of the merged symbols start; each neighbour has a change. */
@@ -222,7 +222,7 @@ static int64_t needed_room(const Trainer *trainer, uint32_t merged, int is_new)
             symbol = symbol == trainer->most ? merged : symbol;
             uint32_t pair = *entry_of(trainer, k == 0 ? key_of(symbol, merged)
                                                       : key_of(merged, symbol));
-            needed += pair == NO_PAIR ? 0 : llabs(trainer->sizes[pair]);
+            needed += pair == NO_PAIR ? 0 : llabs(trainer->pairs[pair].size);
         }
     return is_new ? needed : 2 * needed;
 }
@@ -230,23 +230,23 @@ static int64_t needed_room(const Trainer *trainer, uint32_t merged, int is_new)
 /* Merge a pair everywhere; 0, or NO_MEMORY, after which the trainer can only be freed. */
 static int merge(Trainer *trainer, uint32_t pair, uint32_t merged, int is_new)
 {
-    uint32_t left = (uint32_t)(trainer->keys[pair] >> SYMBOL_BITS);
-    uint32_t right = (uint32_t)(trainer->keys[pair] & SYMBOL_MASK);
+    uint32_t left = (uint32_t)(trainer->pairs[pair].key >> SYMBOL_BITS);
+    uint32_t right = (uint32_t)(trainer->pairs[pair].key & SYMBOL_MASK);
 
-    if (trainer->sizes[pair] < 0) {
-        trainer->sizes[pair] = -trainer->sizes[pair];
-        qsort(trainer->pool + trainer->begins[pair], (size_t)trainer->sizes[pair],
+    if (trainer->pairs[pair].size < 0) {
+        trainer->pairs[pair].size = -trainer->pairs[pair].size;
+        qsort(trainer->pool + trainer->pairs[pair].begin, (size_t)trainer->pairs[pair].size,
               sizeof *trainer->pool, compare_positions);
     }
     merge_occurrences(trainer, pair, merged);
     trainer->lengths[merged] = trainer->lengths[left] + trainer->lengths[right];
     if (reserve_lists(trainer, needed_room(trainer, merged, is_new), pair) != 0)
         return NO_MEMORY;
-    const uint32_t *list = trainer->pool + trainer->begins[pair];
-    int64_t size = trainer->sizes[pair];
+    const uint32_t *list = trainer->pool + trainer->pairs[pair].begin;
+    int64_t size = trainer->pairs[pair].size;
     drop_list(trainer, pair);
     lose_changes(trainer, left, right, merged);
-    trainer->pair_counts[pair] = 0;
+    trainer->pairs[pair].count = 0;
     return gain_pairs(trainer, list, size, merged);
 }
 
@@ -259,9 +259,9 @@ API int llmgpu_trainer_best(Trainer *trainer, uint32_t *symbols, int64_t *count)
     int found = best_pair(trainer, &pair);
 
     if (found == 1) {
-        symbols[0] = (uint32_t)(trainer->keys[pair] >> SYMBOL_BITS);
-        symbols[1] = (uint32_t)(trainer->keys[pair] & SYMBOL_MASK);
-        *count = trainer->pair_counts[pair];
+        symbols[0] = (uint32_t)(trainer->pairs[pair].key >> SYMBOL_BITS);
+        symbols[1] = (uint32_t)(trainer->pairs[pair].key & SYMBOL_MASK);
+        *count = trainer->pairs[pair].count;
     }
     return found;
 }
@@ -280,7 +280,7 @@ API int64_t llmgpu_trainer_train(Trainer *trainer, int64_t merges, int64_t work,
             break;
         if (found < 0 || best_pair(trainer, &pair) < 0)
             return NO_MEMORY;
-        work -= llabs(trainer->sizes[pair]);
+        work -= llabs(trainer->pairs[pair].size);
         if (merge(trainer, pair, trainer->next++, 1) != 0)
             return NO_MEMORY;
     }
@@ -304,7 +304,7 @@ API int llmgpu_trainer_merge(Trainer *trainer, const uint32_t *merges, int64_t c
         if (trainer->lengths[result] != length)
             return WRONG_MERGE;
         uint32_t pair = *entry_of(trainer, key_of(left, right));
-        if (pair != NO_PAIR && trainer->pair_counts[pair] > 0 &&
+        if (pair != NO_PAIR && trainer->pairs[pair].count > 0 &&
             merge(trainer, pair, result, is_new) != 0)
             return NO_MEMORY;
     }

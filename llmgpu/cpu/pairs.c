@@ -7,32 +7,24 @@
 
 int make_pair_table(Trainer *trainer, uint64_t entries)
 {
-    uint32_t *table = malloc((size_t)entries * sizeof *table);
-
-    if (table == NULL)
+    free(trainer->table); /* all that is in it is among the pairs */
+    trainer->table = malloc((size_t)entries * sizeof *trainer->table);
+    if (trainer->table == NULL)
         return NO_MEMORY;
-    memset(table, 0xFF, (size_t)entries * sizeof *table);
-    free(trainer->table);
-    trainer->table = table;
+    memset(trainer->table, 0xFF, (size_t)entries * sizeof *trainer->table);
     trainer->mask = entries - 1;
-    for (int64_t pair = 0; pair < trainer->pairs; pair++)
-        *entry_of(trainer, trainer->keys[pair]) = (uint32_t)pair;
+    for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
+        *entry_of(trainer, trainer->pairs[pair].key) = (uint32_t)pair;
     return 0;
 }
 
 static int grow_pairs(Trainer *trainer)
 {
-    int64_t needed = trainer->pairs + 1, room = trainer->pairs_room;
-    int64_t rooms[3] = {room, room, room};
-
-    if (needed >= NO_PAIR ||
-        grow((void **)&trainer->keys, &rooms[0], needed, sizeof *trainer->keys) != 0 ||
-        grow((void **)&trainer->pair_counts, &rooms[1], needed, sizeof *trainer->pair_counts) != 0 ||
-        grow((void **)&trainer->begins, &rooms[2], needed, sizeof *trainer->begins) != 0 ||
-        grow((void **)&trainer->sizes, &room, needed, sizeof *trainer->sizes) != 0)
+    if (trainer->num_pairs + 1 >= NO_PAIR ||
+        grow((void **)&trainer->pairs, &trainer->pairs_room, trainer->num_pairs + 1,
+             sizeof *trainer->pairs) != 0)
         return NO_MEMORY;
-    trainer->pairs_room = room;
-    if ((uint64_t)room * 2 <= trainer->mask + 1)
+    if ((uint64_t)trainer->pairs_room * 2 <= trainer->mask + 1)
         return 0;
     return make_pair_table(trainer, 2 * (trainer->mask + 1));
 }
@@ -44,24 +36,20 @@ uint32_t find_or_add(Trainer *trainer, uint64_t key)
 
     if (*entry != NO_PAIR)
         return *entry;
-    if (trainer->pairs == trainer->pairs_room) {
+    if (trainer->num_pairs == trainer->pairs_room) {
         if (grow_pairs(trainer) != 0)
             return NO_PAIR;
         entry = entry_of(trainer, key);
     }
-    uint32_t pair = (uint32_t)trainer->pairs++;
-    trainer->keys[pair] = key;
-    trainer->pair_counts[pair] = 0;
-    trainer->begins[pair] = 0;
-    trainer->sizes[pair] = 0;
-    *entry = pair;
-    return pair;
+    *entry = (uint32_t)trainer->num_pairs++;
+    trainer->pairs[*entry] = (Pair){.key = key};
+    return *entry;
 }
 
 void drop_list(Trainer *trainer, uint32_t pair)
 {
-    trainer->begins[pair] = 0;
-    trainer->sizes[pair] = 0;
+    trainer->pairs[pair].begin = 0;
+    trainer->pairs[pair].size = 0;
 }
 
 /* Give a pair without a list one, in a pool that has the room. */
@@ -71,7 +59,7 @@ void new_list(Trainer *trainer, uint32_t pair, int64_t room)
 
     head[0] = pair;
     head[1] = (uint32_t)room;
-    trainer->begins[pair] = trainer->pool_used + LIST_HEAD;
+    trainer->pairs[pair].begin = trainer->pool_used + LIST_HEAD;
     trainer->pool_used += LIST_HEAD + room;
 }
 
@@ -83,20 +71,20 @@ static void compact_pool(Trainer *trainer, uint32_t kept_whole)
     trainer->pool_used = 0;
     while (at < used) {
         uint32_t pair = trainer->pool[at], *list = trainer->pool + at + LIST_HEAD;
-        int64_t begin = at + LIST_HEAD, size = llabs(trainer->sizes[pair]), kept = 0;
+        int64_t begin = at + LIST_HEAD, size = llabs(trainer->pairs[pair].size), kept = 0;
         at = begin + trainer->pool[at + 1];
-        if (trainer->begins[pair] != begin)
+        if (trainer->pairs[pair].begin != begin)
             continue;
-        uint32_t left = (uint32_t)(trainer->keys[pair] >> SYMBOL_BITS);
-        uint32_t right = (uint32_t)(trainer->keys[pair] & SYMBOL_MASK);
+        uint32_t left = (uint32_t)(trainer->pairs[pair].key >> SYMBOL_BITS);
+        uint32_t right = (uint32_t)(trainer->pairs[pair].key & SYMBOL_MASK);
         uint32_t length = trainer->lengths[left];
         for (int64_t k = 0; k < size; k++)
             if (pair == kept_whole || (trainer->symbols[list[k]] == left &&
                                        trainer->symbols[list[k] + length] == right))
                 list[kept++] = list[k];
-        trainer->sizes[pair] = trainer->sizes[pair] < 0 ? -kept : kept;
+        trainer->pairs[pair].size = trainer->pairs[pair].size < 0 ? -kept : kept;
         new_list(trainer, pair, kept);
-        memmove(trainer->pool + trainer->begins[pair], list, (size_t)kept * sizeof *list);
+        memmove(trainer->pool + trainer->pairs[pair].begin, list, (size_t)kept * sizeof *list);
     }
 }
 
@@ -135,7 +123,7 @@ int push_candidate(Trainer *trainer, uint32_t pair)
     if (grow((void **)&trainer->heap, &trainer->heap_room, trainer->heap_used + 1,
              sizeof *trainer->heap) != 0)
         return NO_MEMORY;
-    Candidate candidate = {trainer->pair_counts[pair], trainer->keys[pair], pair};
+    Candidate candidate = {trainer->pairs[pair].count, trainer->pairs[pair].key, pair};
     int64_t at = trainer->heap_used++;
     while (at > 0 && ranks_before(&candidate, &trainer->heap[(at - 1) / 2])) {
         trainer->heap[at] = trainer->heap[(at - 1) / 2];
@@ -169,12 +157,12 @@ static int lower_threshold(Trainer *trainer)
 {
     int64_t largest = 0;
 
-    for (int64_t pair = 0; pair < trainer->pairs; pair++)
-        if (trainer->pair_counts[pair] > largest)
-            largest = trainer->pair_counts[pair];
+    for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
+        if (trainer->pairs[pair].count > largest)
+            largest = trainer->pairs[pair].count;
     trainer->threshold = largest / 2 > trainer->least ? largest / 2 : trainer->least;
-    for (int64_t pair = 0; pair < trainer->pairs; pair++)
-        if (trainer->pair_counts[pair] >= trainer->threshold &&
+    for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
+        if (trainer->pairs[pair].count >= trainer->threshold &&
             push_candidate(trainer, (uint32_t)pair) != 0)
             return NO_MEMORY;
     return 0;
@@ -191,10 +179,10 @@ int best_pair(Trainer *trainer, uint32_t *pair)
                 return 0;
         }
         *pair = trainer->heap[0].pair;
-        if (trainer->heap[0].count == trainer->pair_counts[*pair])
+        if (trainer->heap[0].count == trainer->pairs[*pair].count)
             return 1;
         pop_candidate(trainer);
-        if (trainer->pair_counts[*pair] >= trainer->threshold && push_candidate(trainer, *pair) != 0)
+        if (trainer->pairs[*pair].count >= trainer->threshold && push_candidate(trainer, *pair) != 0)
             return NO_MEMORY;
     }
 }

@@ -1,6 +1,10 @@
 /* Making a trainer of words, and taking the words out of it. */
 #include "trainer.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 /* Return a symbol of the words as they are given, in `width` bytes. */
 static uint32_t given_symbol(const void *symbols, int64_t at, int width)
 {
@@ -73,8 +77,8 @@ static int count_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight
     (void)at;
     if (pair == NO_PAIR)
         return NO_MEMORY;
-    trainer->pair_counts[pair] += weight;
-    trainer->sizes[pair]++;
+    trainer->pairs[pair].count += weight;
+    trainer->pairs[pair].size++;
     return 0;
 }
 
@@ -83,8 +87,8 @@ static int list_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight)
     uint32_t pair = *entry_of(trainer, key);
 
     (void)weight;
-    if (trainer->begins[pair] != 0)
-        trainer->pool[trainer->begins[pair] + trainer->sizes[pair]++] = at;
+    if (trainer->pairs[pair].begin != 0)
+        trainer->pool[trainer->pairs[pair].begin + trainer->pairs[pair].size++] = at;
     return 0;
 }
 
@@ -94,18 +98,18 @@ static int index_pairs(Trainer *trainer)
     if (each_pair(trainer, count_one) != 0)
         return NO_MEMORY;
     int64_t needed = 0;
-    for (int64_t pair = 0; pair < trainer->pairs; pair++)
-        if (is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair]))
-            needed += LIST_HEAD + trainer->sizes[pair];
+    for (int64_t pair = 0; pair < trainer->num_pairs; pair++)
+        if (is_worth_keeping(trainer, trainer->pairs[pair].key, trainer->pairs[pair].count))
+            needed += LIST_HEAD + trainer->pairs[pair].size;
     if (reserve_lists(trainer, needed, NO_PAIR) != 0)
         return NO_MEMORY;
-    for (int64_t pair = 0; pair < trainer->pairs; pair++) {
-        int64_t size = trainer->sizes[pair];
-        trainer->sizes[pair] = 0;
-        if (is_worth_keeping(trainer, trainer->keys[pair], trainer->pair_counts[pair]))
+    for (int64_t pair = 0; pair < trainer->num_pairs; pair++) {
+        int64_t size = trainer->pairs[pair].size;
+        trainer->pairs[pair].size = 0;
+        if (is_worth_keeping(trainer, trainer->pairs[pair].key, trainer->pairs[pair].count))
             new_list(trainer, (uint32_t)pair, size);
         else
-            trainer->pair_counts[pair] = 0;
+            trainer->pairs[pair].count = 0;
     }
     return each_pair(trainer, list_one);
 }
@@ -119,8 +123,7 @@ API void llmgpu_trainer_free(Trainer *trainer)
         free(sides[k]->touched);
     }
     void *rest[] = {trainer->symbols, trainer->starts, trainer->blocks,      trainer->lengths,
-                    trainer->keys,    trainer->begins,  trainer->pair_counts, trainer->sizes,
-                    trainer->table,   trainer->heap,   trainer->pool};
+                    trainer->pairs,   trainer->table,  trainer->heap,   trainer->pool};
     for (size_t k = 0; k < sizeof rest / sizeof *rest; k++)
         free(rest[k]);
     free(trainer);
@@ -143,6 +146,9 @@ API Trainer *llmgpu_trainer_new(const void *symbols, int width, const int64_t *o
     Trainer *trainer = calloc(1, sizeof *trainer);
     if (trainer == NULL)
         return NULL;
+#ifdef __GLIBC__
+    malloc_trim(0); /* what counting has freed is not kept while merging takes most memory */
+#endif
     trainer->counts = counts;
     trainer->words = words;
     trainer->total = total;

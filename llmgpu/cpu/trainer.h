@@ -29,6 +29,13 @@ typedef struct {
 } Side;
 
 typedef struct {
+    uint64_t key;
+    int64_t count;
+    int64_t begin; /* of its list in the pool; 0 for none */
+    int64_t size; /* negative if the list is not sorted */
+} Pair;
+
+typedef struct {
     int64_t count;
     uint64_t key;
     uint32_t pair;
@@ -47,13 +54,10 @@ typedef struct {
     uint32_t *lengths;
     uint32_t next, most;
     /* The pairs. */
-    uint64_t *keys;
-    int64_t *pair_counts;
-    int64_t *begins; /* of each pair's list in the pool; 0 for none */
-    int64_t *sizes; /* negative if the list is not sorted */
+    Pair *pairs;
+    int64_t num_pairs, pairs_room;
     uint32_t *pool; /* lists from LIST_HEAD on, so that none begins at 0 */
     int64_t pool_used, pool_room;
-    int64_t pairs, pairs_room;
     uint32_t *table; /* of pairs by key; as many entries as a power of two, half of them free */
     uint64_t mask;
     int64_t least, longest;
@@ -74,7 +78,7 @@ static inline uint32_t *entry_of(const Trainer *trainer, uint64_t key)
 {
     uint64_t at = mix_words(key, 0) & trainer->mask;
 
-    while (trainer->table[at] != NO_PAIR && trainer->keys[trainer->table[at]] != key)
+    while (trainer->table[at] != NO_PAIR && trainer->pairs[trainer->table[at]].key != key)
         at = (at + 1) & trainer->mask;
     return trainer->table + at;
 }

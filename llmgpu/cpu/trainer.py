@@ -38,6 +38,7 @@ class CTrainer(EngineObject):
         longest = 1 << 40 if longest is None else longest
         arrays = symbols, symbols.itemsize, offsets, counts, self._words, lengths, len(lengths)
         super().__init__("trainer", *arrays, most, total, least, longest)
+        self._arguments = (counts,)  # of the others it has copies
 
     def best(self) -> tuple[int, int, int] | None:
         """Return the symbols and the count of the pair to merge next; None if there is none."""

@@ -59,6 +59,7 @@ def train(
     on_merges: OnMerges | None = None,
     spellings: Spellings | None = None,
     scans: bool = False,
+    keeps_words: bool = True,
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols.
 
@@ -68,6 +69,7 @@ def train(
     spellings: symbols that merging may still reach, to which what is merged is added. A merge that
         reaches one makes no new symbol.
     scans: merge in little memory, see `scanned_words`. The merges are the same.
+    keeps_words: if not, `words` has no symbols afterwards, which spares their memory meanwhile.
 
     Memory: about 60 bytes for each symbol of the words, half of it for the positions of pairs, and
     up to 60 for each distinct pair; or what `scanned_words` takes.
@@ -89,6 +91,8 @@ def train(
         pairs = ScannedWords(words, merges, is_worth_merging)
     else:
         pairs = LinkedPairs(words, is_worth_merging)
+    if not keeps_words:
+        words.let_go()
     short_list = ShortList(pairs, least, spellings)
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:

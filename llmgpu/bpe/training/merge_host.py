@@ -19,7 +19,7 @@ from llmgpu.errors import InputError
 from llmgpu.memory import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
 
-ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=24, per_word=120)
+ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
 LONG_WORD = 256  # bytes on average; NumPy's lists of longer ones would take most of the memory
 SLICE_MERGES = 256  # between two reports
 SLICE_OCCURRENCES = 1 << 22  # merged between two reports; a fraction of a second
@@ -57,6 +57,7 @@ def train(
     progress: Progress = no_progress,
     on_merges: OnMerges | None = None,
     spellings: Spellings | None = None,
+    keeps_words: bool = True,
 ) -> Merges:
     """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
 
@@ -73,8 +74,11 @@ def train(
             on_merges=on_merges,
             spellings=spellings,
             scans=scans,
+            keeps_words=keeps_words,
         )
     trainer = _open(words, merges, max(options.min_frequency, 1), options.max_token_length)
+    if not keeps_words:
+        words.let_go()
     learned, made = [_NONE], 0
     while made < merges:
         if spellings is None:

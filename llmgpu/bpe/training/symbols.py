@@ -22,7 +22,7 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.text.normalizing import get_normalizer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class SymbolWords:
     """Words of two symbols or more; shorter ones have nothing to merge and are left out.
 
@@ -39,6 +39,10 @@ class SymbolWords:
     counts: NDArray[np.int64]
     lengths: NDArray[np.uint32]
     total: int
+
+    def let_go(self) -> None:
+        """Drop the symbols: a trainer has them laid out, and nobody asks for them again."""
+        self.symbols = self.symbols[:0].copy()
 
 
 def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> SymbolWords:

@@ -94,10 +94,10 @@ class _Run:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase."""
+        """Time a phase, or one more part of it."""
         start = time.perf_counter()
         yield
-        self.seconds[name] = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def train_vocabulary(
@@ -147,7 +147,16 @@ def carry_out(
     _require_text(counts.words.text_bytes)
     if on_counted is not None:
         on_counted(counts)
-    return _merge_words(counts, run, checkpoint)
+    run.on_memory(words_memory(plan, len(counts.words), len(counts.words.data)))
+    facts = {
+        "text_bytes": counts.words.text_bytes,
+        "documents": counts.documents,
+        "distinct_words": len(counts.words),
+    }
+    with run.phase("make symbols"):
+        words = plan.options.symbols.words(counts.words, byte_ranks(plan.options.tie))
+    del source, counts  # merging needs the memory
+    return _merge_words(words, facts, run, checkpoint)
 
 
 def count_corpus(
@@ -202,9 +211,13 @@ def _count(corpus: Corpus, run: _Run, *, merges: bool = True) -> WordCounts:
     return WordCounts(words, corpus.documents, options.pattern, separators, unicode=options.unicode)
 
 
-def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -> TrainingResult:
-    """Turn words into symbols, replay what was merged before, and merge on from there."""
-    run.on_memory(words_memory(run.plan, len(counts.words), len(counts.words.data)))
+def _merge_words(
+    words: SymbolWords, facts: dict[str, int], run: _Run, checkpoint: Checkpoint | None
+) -> TrainingResult:
+    """Replay what was merged before, and merge on from there.
+
+    words: bytes as symbols. facts: what `_result` takes of the text.
+    """
     seed = run.options.symbols
     pairs, pair_counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
     if checkpoint:
@@ -213,7 +226,6 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
             check_logged(pairs, pair_counts, seed, run.options.min_frequency)
     spellings = seed.spellings()
     with run.phase("make symbols"):
-        words = seed.words(counts.words, byte_ranks(run.options.tie))
         words = merge_host.apply_merges(words, seed.merges, run.progress)
         with checkpoint.naming() if checkpoint else nullcontext():
             merges = np.column_stack([pairs, spellings.results(pairs)])
@@ -221,8 +233,12 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
         if checkpoint:
             with checkpoint.naming():
                 check_replayed(pairs, pair_counts, words.total, rest.total)
+    # Words that no merge was replayed on are asked for once more if several sizes are measured.
+    keeps_words = rest is words and len(run.options.sizes) > 1
     with run.phase("merge"):
-        learned = _merge(rest, run, spellings if seed.unreached else None, checkpoint)
+        learned = _merge(
+            rest, run, spellings if seed.unreached else None, checkpoint, keeps_words=keeps_words
+        )
     pairs = np.concatenate([pairs, learned.pairs])
     results = seed.results(pairs)
     with run.phase("measure smaller sizes"):
@@ -233,15 +249,18 @@ def _merge_words(counts: WordCounts, run: _Run, checkpoint: Checkpoint | None) -
         merges=translate(pairs, results, seed.ids),
         merge_counts=np.concatenate([pair_counts, learned.counts]),
         sizes=sizes,
-        text_bytes=counts.words.text_bytes,
-        documents=counts.documents,
-        distinct_words=len(counts.words),
         batches=learned.batches,
+        **facts,
     )
 
 
 def _merge(
-    words: SymbolWords, run: _Run, spellings: Spellings | None, checkpoint: Checkpoint | None
+    words: SymbolWords,
+    run: _Run,
+    spellings: Spellings | None,
+    checkpoint: Checkpoint | None,
+    *,
+    keeps_words: bool,
 ) -> Merges:
     """Learn the merges that are still missing."""
     options = run.options
@@ -274,6 +293,7 @@ def _merge(
         progress=run.progress,
         on_merges=on_merges.take if on_merges else None,
         spellings=spellings,
+        keeps_words=keeps_words,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from llmgpu.bpe.training.memory import recount_memory, words_memory
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.tie import byte_ranks
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -111,6 +114,32 @@ def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -
     command = [sys.executable, "-c", code, letters.decode()]
     done = subprocess.run(command, capture_output=True, check=True)
     assert int(done.stdout) < 9.5 * 30_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="the CPU engine is not built")
+@pytest.mark.parametrize("command", ["bpe-train", "tokenize"])
+def test_one_long_pretoken_takes_less_than_12_times_its_length(
+    command: str, tmp_path: Path
+) -> None:
+    """By how much more a text of twice the length takes, so that what is fixed does not matter.
+
+    Random letters have many pairs, each with a count and a list.
+    """
+    vocabulary, peaks = tmp_path / "v.bin", []
+    byte_vocabulary("gpt2", "hf").save(vocabulary)
+    for size in (12_000_000, 24_000_000):
+        text = tmp_path / f"{size}.txt"
+        text.write_bytes(RNG.choice(np.frombuffer(LETTERS, np.uint8), size).tobytes())
+        output = [command, text, "-o", tmp_path / f"{size}.bin", "--device=cpu", "--quiet"]
+        options = ["--vocab", vocabulary] if command == "tokenize" else []
+        code = "from llmgpu.cli import main; main()"
+        process = subprocess.Popen([sys.executable, "-c", code, *output, *options])
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        peaks.append(usage.ru_maxrss << 10)
+    assert peaks[1] - peaks[0] < 12 * 12_000_000
 
 
 @pytest.mark.parametrize("longest", [9, 12])
