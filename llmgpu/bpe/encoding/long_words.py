@@ -20,15 +20,16 @@ from __future__ import annotations
 
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.pair_ranks import NO_RANK, PairRanks
+from llmgpu.bpe.encoding.pair_ranks import PairRanks
 
 WINDOW = 1 << 12  # bytes
 _LEAST_TOKENS = 8  # of a window that is cut
-_CUTS = (6, 5, 4, 3)  # eighths of a window's tokens after which a border is tried
+_CUTS = (15, 12, 10, 8, 6)  # 16ths of a window's tokens after which a border is tried
 _REMEMBERED_WORDS = 1024  # of up to WINDOW bytes: texts that repeat words repeat windows, too
 _GONE = -2  # a symbol that was merged into the one before; -1 is a byte without a token
 
@@ -97,8 +98,8 @@ class LongWordMerger:
         begins, _ = window
         if len(begins) < _LEAST_TOKENS:
             return None
-        for eighths in _CUTS:
-            cut = len(begins) * eighths // 8
+        for sixteenths in _CUTS:
+            cut = len(begins) * sixteenths // 16
             border = first + int(begins[cut])
             following = self._merge(word[border : border + WINDOW])
             if self._go_together(word, first + int(begins[cut - 1]), border, following):
@@ -139,29 +140,27 @@ def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]
     another rank now; they are skipped.
     """
     end = len(symbols)
-    before, after = list(range(-1, end - 1)), list(range(1, end + 1))
-
-    def rank_at(place: int) -> int:
-        if place < 0 or after[place] >= end:
-            return NO_RANK
-        return ranks.get(symbols[place] << 32 | symbols[after[place]], NO_RANK)
-
-    heap = [rank << 32 | place for place in range(end) if (rank := rank_at(place)) != NO_RANK]
+    symbols.append(-1)  # after the last symbol, and before the first: it has no pairs
+    before, after = list(range(-1, end)), list(range(1, end + 1))
+    rank_of = ranks.get
+    pairs = map(rank_of, (left << 32 | right for left, right in pairwise(symbols)))
+    heap = [rank << 32 | place for place, rank in enumerate(pairs) if rank is not None]
     heapify(heap)
     while heap:
         key = heappop(heap)
         rank, place = key >> 32, key & 0xFFFFFFFF
-        if symbols[place] == _GONE or rank_at(place) != rank:
+        gone = after[place]
+        if symbols[place] == _GONE or rank_of(symbols[place] << 32 | symbols[gone]) != rank:
             continue
         # Merge the right symbol into the left one, and unlink it.
-        gone = after[place]
-        symbols[place], symbols[gone] = results[rank], _GONE
-        after[place] = after[gone]
-        if after[gone] < end:
-            before[after[gone]] = place
+        merged = symbols[place] = results[rank]
+        symbols[gone] = _GONE
+        previous, following = before[place], after[gone]
+        after[place], before[following] = following, place
         # The new symbol makes new pairs with its two neighbours.
-        for changed in (before[place], place):
-            rank = rank_at(changed)
-            if rank != NO_RANK:
-                heappush(heap, rank << 32 | changed)
+        if (new := rank_of(symbols[previous] << 32 | merged)) is not None:
+            heappush(heap, new << 32 | previous)
+        if (new := rank_of(merged << 32 | symbols[following])) is not None:
+            heappush(heap, new << 32 | place)
+    symbols.pop()
     return symbols

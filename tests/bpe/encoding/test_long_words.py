@@ -102,3 +102,19 @@ def test_the_memory_of_a_word_is_bounded(make: Any) -> None:
         tracemalloc.stop()
     assert b"".join(vocabulary.tokens[i] for i in ids.tolist()) == word.tobytes()
     assert peak < 3 * len(word) + (8 << 20)
+
+
+def test_little_of_a_word_is_merged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows overlap by a small part of them, however long the word is."""
+    vocabulary, word = letters_vocabulary(), RANDOM(200_000)
+    merged = []
+
+    def recorded(symbols: list[int], *rest: Any) -> list[int]:
+        merged.append(len(symbols))
+        return merge_by_heap(symbols, *rest)
+
+    merge_by_heap = long_words._merge_by_heap
+    monkeypatch.setattr(long_words, "_merge_by_heap", recorded)
+    LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary)).merge(word)
+    assert sum(merged) < 1.1 * len(word)
+    assert max(merged) == long_words.WINDOW

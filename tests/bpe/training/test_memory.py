@@ -131,8 +131,8 @@ def test_one_long_pretoken_takes_less_than_12_times_its_length(
     for size in (12_000_000, 24_000_000):
         text = tmp_path / f"{size}.txt"
         text.write_bytes(RNG.choice(np.frombuffer(LETTERS, np.uint8), size).tobytes())
-        output = [command, text, "-o", tmp_path / f"{size}.bin", "--device=cpu", "--quiet"]
-        options = ["--vocab", vocabulary] if command == "tokenize" else []
+        output = [command, str(text), "-o", f"{text}.bin", "--device=cpu", "--quiet"]
+        options = ["--vocab", str(vocabulary)] if command == "tokenize" else []
         code = "from llmgpu.cli import main; main()"
         process = subprocess.Popen([sys.executable, "-c", code, *output, *options])
         _, status, usage = os.wait4(process.pid, 0)
