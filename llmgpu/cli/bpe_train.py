@@ -34,7 +34,7 @@ from llmgpu.cli.console import (
     left_out_of,
     print_json,
 )
-from llmgpu.cli.given import refuse_given
+from llmgpu.cli.given import flags_given, refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import chosen_pattern, gpu_from, make_corpus_options, piped_input
 from llmgpu.cli.parts import PartJob
@@ -57,6 +57,7 @@ from llmgpu.text.streams import AUTO, STANDARD_INPUT
 GPU_FROM = 32_000_000  # bytes of text that take as long without a GPU as opening one does
 _MAIN_PHASES = ("total", "count words", "read", "merge")
 _TOLD_SECONDS = 0.05  # of others, shorter ones are not worth a word
+_OF_MERGING = (*("sizes", "min_frequency", "max_token_length", "tie", "match", "engine"),)
 READING_OPTIONS = ("text_field", "encoding_errors", "doc_separators", "limit")
 
 
@@ -80,7 +81,7 @@ def bpe_train(
     report = Reporter(quiet=quiet)
     start = time.perf_counter()
     corpus, selection = _take_corpus(corpus, from_counts, settings, report)
-    _check_sources(corpus, from_counts, counts_output, counts_only)
+    _check_sources(corpus, from_counts, counts_output, counts_only, report)
     job = _part_job(part, corpus, counts_output if counts_only else None, report)
     counts_output = job.output if job.part else counts_output
     found = resolve_texts(corpus, selection) if corpus else None
@@ -219,9 +220,13 @@ def _either(loaded: WordCounts | None, text: Corpus | None) -> Corpus | WordCoun
 
 
 def _check_sources(
-    corpus: Sequence[str], from_counts: Sequence[str], output: str | None, counts_only: bool
+    corpus: Sequence[str],
+    from_counts: Sequence[str],
+    output: str | None,
+    counts_only: bool,
+    report: Reporter,
 ) -> None:
-    """Raise UsageError unless there is one kind of source, and options that go with it."""
+    """Raise UsageError unless there is one kind of source; note options that have no effect."""
     if bool(corpus) == bool(from_counts):
         what = "files, folders or globs, or - for standard input"
         raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
@@ -229,6 +234,8 @@ def _check_sources(
         raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
     if counts_only:
         refuse_given(("output",), "is for a vocabulary, and --counts-only writes none")
+        for flag in flags_given(_OF_MERGING):
+            report.note(f"{flag} has no effect on counts: give it to the run that trains on them")
     if from_counts:
         refuse_given((*READING_OPTIONS, *SOURCE_OPTIONS), "is for CORPUS, not for --from-counts")
 

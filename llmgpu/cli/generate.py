@@ -70,7 +70,12 @@ def generate(
     start = time.perf_counter()
     if prompts is not None:
         count = continue_prompts(generator, wanted, saved.vocabulary, options, ends)
-        _report_rate(report, count, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        _report_rate(report, count, seconds)
+        if as_json:
+            sums = {"prompts": len(wanted), "tokens": count, "seconds": round(seconds, 3)}
+            where = {"device": backend.description, "checkpoint": str(saved.folder)}
+            print_json({**sums, **where}, to_stderr=True)
         return
     one = Continuation(saved.vocabulary, wanted[0][1], Sampler(options), ends)
     _print_text(texts[0].text, one, generator)

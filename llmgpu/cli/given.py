@@ -19,6 +19,12 @@ def was_given(name: str) -> bool:
 
 def refuse_given(names: Container[str], reason: str) -> None:
     """Raise click.UsageError if one of some parameters was given; reason: what its flag is."""
-    for option in click.get_current_context().command.params:
-        if option.name in names and was_given(str(option.name)):
-            raise click.UsageError(f"{max(option.opts, key=len)} {reason}")
+    for flag in flags_given(names):
+        raise click.UsageError(f"{flag} {reason}")
+
+
+def flags_given(names: Container[str]) -> list[str]:
+    """Return the flags of those of some parameters that were given."""
+    options = click.get_current_context().command.params
+    found = [each for each in options if each.name in names and was_given(str(each.name))]
+    return [max(each.opts, key=len) for each in found]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import ByteStream, Source
 
 MESSAGES = "messages"  # the usual name of the field
+_TOOLS = "tools"  # the field of what a template is told of tools
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")
 _BLOCK_BYTES = 1 << 20  # read at a time
@@ -68,7 +70,7 @@ class PlainRenderer:
         """Return the text of a conversation; InputError for contents that are not strings."""
         begin, end = PLAIN_TOKENS
         parts: Parts = []
-        if tools is not None:
+        if tools:
             raise InputError(f"{where}: the plain template has no place for tools")
         for number, message in enumerate(messages, 1):
             content, role = message.get("content"), message["role"]
@@ -176,7 +178,7 @@ class ChatFile(ByteStream):
             messages = find_field(document, where, self._field)
             parts = [
                 (encode_text(text, has_invalid, where, policy), is_reply)
-                for text, is_reply in self._chat.read(messages, document.get("tools"), where)
+                for text, is_reply in self._chat.read(messages, document.get(_TOOLS), where)
             ]
             if (data := self.collector.take(parts)) is None:
                 return
@@ -191,14 +193,16 @@ class ChatTable(ParquetFile):
     def __init__(self, source: Source, column: str, chat: Chat, limit: int | None = None) -> None:
         """Open the file; `column` holds the messages, InputError if it is not a list of objects."""
         super().__init__(source, column)
+        if _TOOLS in self._file.schema_arrow.names:
+            self._others = [_TOOLS]
         self._chat = chat
         self.collector = Collector(chat, limit)
 
     def conversations(self, policy: Utf8Policy) -> Iterator[bytes]:
         """Yield the text of each row; InputError names the file and the row."""
         number, last = self._rows
-        for array in self._batches(number, last):
-            for messages in array.to_pylist():
+        for rows in self._batches(number, last):
+            for messages, tools in rows:
                 number += 1
                 if messages is None:
                     self.null_rows += 1
@@ -206,7 +210,7 @@ class ChatTable(ParquetFile):
                 where = f"{self._path}, row {number}"
                 parts = [
                     (encode_text(text, False, where, policy), is_reply)
-                    for text, is_reply in self._chat.read(messages, None, where)
+                    for text, is_reply in self._chat.read(messages, tools, where)
                 ]
                 if (data := self.collector.take(parts)) is None:
                     return
@@ -219,5 +223,6 @@ class ChatTable(ParquetFile):
         is_list = types.is_list(kind) or types.is_large_list(kind)
         return bool(is_list and types.is_struct(kind.value_type))
 
-    def _prepared(self, array: Any) -> Any:
-        return array
+    def _prepared(self, array: Any, batch: Any) -> Any:
+        tools = batch.column(_TOOLS).to_pylist() if self._others else repeat(None)
+        return zip(array.to_pylist(), tools, strict=False)

@@ -49,6 +49,7 @@ class ParquetFile:
         self.null_rows = 0
         self._path = path
         self._column = column
+        self._others: list[str] = []  # columns that are read, too
         self._span = source.span
         self._arrow = PYARROW.require(path)
         parquet = PYARROW_PARQUET.require(path)
@@ -167,7 +168,7 @@ class ParquetFile:
                 for batch in self._file.iter_batches(
                     batch_size=self._rows_at_a_time(group),
                     row_groups=[group],
-                    columns=[self._column],
+                    columns=[self._column, *self._others],
                     use_threads=False,
                 ):
                     low, begin = begin, begin + len(batch)
@@ -175,7 +176,7 @@ class ParquetFile:
                     array = batch.column(self._names[0])
                     for name in self._names[1:]:  # the text of a row without the outer is missing
                         array = array.flatten()[array.type.get_field_index(name)]
-                    yield self._prepared(array)
+                    yield self._prepared(array, batch)
         except self._errors as error:
             self.check_unchanged()
             raise self._damaged(error) from error
@@ -186,8 +187,8 @@ class ParquetFile:
         rows: int = _BATCH_BYTES // max(1, bytes_a_row)
         return max(1, min(_BATCH_ROWS, rows))
 
-    def _prepared(self, array: Any) -> Any:
-        """Return the rows as they are handed on."""
+    def _prepared(self, array: Any, batch: Any) -> Any:
+        """Return the rows as they are handed on; batch: with the other columns."""
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())

@@ -140,6 +140,32 @@ def test_conversations_of_a_table(llmgpu: Run, conversations: Path) -> None:
     fails(llmgpu(*command), 1, "c.parquet, row 1, message 1: unknown role 'nobody'")
 
 
+def test_tools_of_lines_and_rows(llmgpu: Run, conversations: Path) -> None:
+    """The template is told of them; the plain one has no place for any."""
+    pytest.importorskip("jinja2")
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = conversations.parent
+    messages = [[{"role": "user", "content": f"user {k}"}] for k in range(3)]
+    tools = [[{"name": "f", "takes": {"x": "int"}}, {"name": "g", "takes": None}], [], None]
+    rows = [{"messages": m, "tools": t} for m, t in zip(messages, tools, strict=True)]
+    conversations.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(arrow.Table.from_pylist(rows), folder / "c.parquet", row_group_size=2)
+    (folder / "t.jinja").write_text("{{ messages[0].content }}{{ tools | tojson }};")
+    files = (conversations.name, "c.parquet")
+    for name in files:
+        command = (*TOKENIZE[:-1], name, "--chat-template", "t.jinja", "-o", "t.bin")
+        assert llmgpu(*command).returncode == 0
+        text = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "t.bin", "-q").stdout.decode()
+        expected = "".join(f"user {k}{json.dumps(each)};" for k, each in enumerate(tools))
+        assert text == expected
+        done = llmgpu(*TOKENIZE[:-1], name, "-o", "t.bin")
+        fails(done, 1, f"{name}, {'row' if name == files[1] else 'line'} 1: the plain template")
+    texts = arrow.table({"messages": messages, "tools": ["[]"] * 3})
+    parquet.write_table(texts, folder / "c.parquet")
+    fails(llmgpu(*command), 1, "c.parquet, row 1: the tools are not a list but a string")
+
+
 def test_a_model_learns_the_replies_alone(llmgpu: Run, conversations: Path) -> None:
     pytest.importorskip("jinja2")
     folder = conversations.parent

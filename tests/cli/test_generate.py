@@ -42,7 +42,9 @@ def test_prompts_in_batches_are_those_alone(llmgpu: Run, trained: Path) -> None:
     assert alone.stdout.decode() == f"the end of{found[2]['text']}\n"
     summary = json.loads(alone.stderr.splitlines()[-1])
     assert summary["ids"] == found[2]["ids"]
-    of_json = llmgpu(*GENERATE, *options, "--prompts", "p.jsonl", "--prompt-field", "q")
+    of_json = llmgpu(*GENERATE, *options, "--prompts", "p.jsonl", "--prompt-field", "q", "--json")
+    summary = json.loads(of_json.stderr.splitlines()[-1])
+    assert (summary["prompts"], summary["tokens"]) == (5, 40)
     assert of_json.returncode == 0, of_json.stderr
     assert lines_of(of_json.stdout)[3] == {"id": 3, **found[3]}
     piped = llmgpu(*GENERATE, "--temperature", "0", "--prompts", "-", stdin=b"the\nx\n")

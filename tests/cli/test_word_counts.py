@@ -101,3 +101,16 @@ def test_a_run_that_is_resumed_does_not_count_again(llmgpu: Run, corpus: Path) -
     made = (folder / "v.bin").read_bytes()
     assert llmgpu("bpe-train", "corpus.txt", *CPU, "-q", "-o", "w.bin").returncode == 0
     assert (folder / "w.bin").read_bytes() == made
+
+
+def test_options_of_merging_have_no_effect_on_counts(llmgpu: Run, corpus: Path) -> None:
+    count = ("bpe-train", "corpus.txt", "--counts-only", "--save-counts", "c", "--device", "cpu")
+    assert b"has no effect" not in llmgpu(*count).stderr
+    options = ("--vocab-size", "300", "--min-frequency", "3", "--max-token-length", "9")
+    options += ("--tie", "bytes", "--match", "greedy", "--engine", "batched")
+    done = llmgpu(*count, *options)
+    notes = [
+        line for line in done.stderr.decode().splitlines() if "has no effect on counts" in line
+    ]
+    assert done.returncode == 0
+    assert sorted(note.split()[1] for note in notes) == sorted(options[::2])

@@ -188,10 +188,12 @@ def test_a_role_that_the_template_names(tmp_path: Path) -> None:
 
 def test_tools_that_are_no_list(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"messages": [{"role": "user", "content": ""}], "tools": 1}')
-    with pytest.raises(InputError, match=re.escape("line 1: the tools are not a list")):
+    with pytest.raises(
+        InputError, match=re.escape("line 1: the tools are not a list but a number")
+    ):
         encode(trained(), str(tmp_path / "c.jsonl"))
     (tmp_path / "c.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": ""}], "tools": []}'
+        '{"messages": [{"role": "user", "content": ""}], "tools": [{}]}'
     )
     with pytest.raises(InputError, match="the plain template has no place for tools"):
         encode(trained(), str(tmp_path / "c.jsonl"))
