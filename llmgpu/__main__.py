@@ -1,8 +1,11 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
+import atexit
 import gc
 import os
 import signal
+import sys
+from contextlib import suppress
 from types import FrameType
 
 
@@ -14,6 +17,8 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    codes: list[int] = []
+    atexit.register(_end_at_once, codes)  # first, so that it is called last
     from llmgpu.cli import main as run
 
     try:
@@ -24,7 +29,33 @@ def main() -> None:
 
             end_process(end.code)
         gc.freeze()  # else Python looks for garbage among all objects before it ends
+        if isinstance(end.code, int):
+            codes.append(end.code)
+            if end.code and _is_selecting():
+                _flush_and_leave(end.code)
         raise
+
+
+def _is_selecting() -> bool:
+    """Whether a device is being opened, which Python would wait for."""
+    backend = sys.modules.get("llmgpu.backend")
+    return backend is not None and backend.is_selecting()
+
+
+def _end_at_once(codes: list[int]) -> None:
+    """End a process that has used a driver, once all else is done that is to be done at its end.
+
+    Left to itself, Python frees what the driver holds piece by piece; the system is faster.
+    """
+    if codes and "llmgpu.gpu" in sys.modules:
+        _flush_and_leave(codes[0])
+
+
+def _flush_and_leave(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

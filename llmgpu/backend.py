@@ -8,12 +8,14 @@ installed and lists them, or else wgpu.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from llmgpu.errors import DeviceError
+from llmgpu.amounts import parse_bytes
+from llmgpu.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -124,6 +126,7 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
 
 
 _early: dict[str, Future[Backend]] = {}
+_begun: list[Future[Backend]] = []
 
 
 def select_early(wanted: str) -> None:
@@ -136,13 +139,33 @@ def select_early(wanted: str) -> None:
         _early[wanted] = _in_thread(wanted)
 
 
+def gpu_from(least: int) -> int:
+    """Return from how many bytes of text ``auto`` opens an adapter: LLMGPU_GPU_FROM, or `least`.
+
+    Raises InputError if LLMGPU_GPU_FROM is not a size.
+    """
+    value = os.environ.get("LLMGPU_GPU_FROM")
+    if not value:
+        return least
+    try:
+        return parse_bytes(value)
+    except InputError as error:
+        raise InputError(f"LLMGPU_GPU_FROM: {error}") from error
+
+
 def _in_thread(wanted: str) -> Future[Backend]:
     from concurrent.futures import ThreadPoolExecutor
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
     selecting = thread.submit(select_backend, wanted)
+    _begun.append(selecting)
     thread.shutdown(wait=False)
     return selecting
+
+
+def is_selecting() -> bool:
+    """Whether a thread is selecting a backend, as it may be when a command fails early."""
+    return not all(selecting.done() for selecting in _begun)
 
 
 def start_selecting(

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from llmgpu import backend
 from llmgpu.cli.values import TEXT, ByteSize, PatternExpression, PatternName
+from llmgpu.errors import InputError
 
 if TYPE_CHECKING:
     from llmgpu.bpe.encoding.special_encoding import SpecialOptions
@@ -130,11 +132,10 @@ def gpu_from(least: int) -> int:
 
     Raises click.UsageError if LLMGPU_GPU_FROM is not a size.
     """
-    value = os.environ.get("LLMGPU_GPU_FROM")
     try:
-        return ByteSize().convert(value, None, None) if value else least
-    except click.BadParameter as error:
-        raise click.UsageError(f"LLMGPU_GPU_FROM: {error.message}") from error
+        return backend.gpu_from(least)
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:

@@ -9,23 +9,12 @@ from typing import Any
 
 import click
 
+from llmgpu.amounts import BYTE_EXAMPLES, BYTE_UNITS, parse_amount
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
+from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **dict.fromkeys(("K", "KB"), 10**3),
-    **dict.fromkeys(("M", "MB"), 10**6),
-    **dict.fromkeys(("G", "GB"), 10**9),
-    **dict.fromkeys(("T", "TB"), 10**12),
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
 
 
 class Text(click.ParamType[str]):
@@ -58,23 +47,17 @@ class Amount(click.ParamType[int]):
         """Parse an amount."""
         if isinstance(value, int):
             return value
-        number = rf"(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
-        match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", str(value), re.ASCII)
-        if match is None or match[2].upper() not in self.units:
-            shown = quote(str(value))
-            self.fail(f"{shown} is not a {self.name}; write {self.examples}", param, ctx)
-        whole, _, decimals = match[1].partition(".")
-        amount: int = int(whole + decimals) * self.units[match[2].upper()] // 10 ** len(decimals)
-        if amount < 1:
-            self.fail(f"{quote(str(value))} is less than one {self.one}", param, ctx)
-        return amount
+        try:
+            return parse_amount(str(value), self.units, self.name, self.one, self.examples)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
 
 
 class ByteSize(Amount):
     """A number of bytes: 4096, 100MB (powers of 1000), 2GiB (powers of 1024)."""
 
-    name, one, units = "size", "byte", _UNITS
-    examples = "4096, 100MB or 2GiB"
+    name, one, units = "size", "byte", BYTE_UNITS
+    examples = BYTE_EXAMPLES
 
 
 class TokenCount(Amount):

@@ -147,6 +147,7 @@ class Corpus(Closing):
         self._as_jsonl: list[str] = []
         self._closed = True
         self._ended = not self._remaining
+        self._most_ahead = files_ahead()
 
     @property
     def left_out(self) -> int:
@@ -214,15 +215,17 @@ class Corpus(Closing):
         """
         limit = self.options.limit
         room = len(buffer) if limit is None else min(len(buffer), limit - self.text_bytes)
-        length = 0
+        length = documents = 0
         starts = [NO_TEXT.starts]
         deadline = 0.0
         while length < room and self._next_is_ready(length, deadline):
-            reader = self._reader or self._open_next(length, sum(map(len, starts)))
+            reader = self._reader or self._open_next(length, documents)
             piece = reader.read(buffer[length:room])
             if piece.length and not length:
                 deadline = time.monotonic() + PATIENCE_SECONDS
-            starts.append(piece.starts + length)
+            if len(piece.starts):
+                starts.append(piece.starts + length)
+                documents += len(piece.starts)
             length += piece.length
             self._closed = piece.closed
             if piece.end:
@@ -279,7 +282,7 @@ class Corpus(Closing):
 
     def _open_ahead(self) -> None:
         """Open the next few files if they are compressed; what fails is tried again in its turn."""
-        while len(self._ahead) < min(files_ahead(), len(self._remaining)):
+        while len(self._ahead) < min(self._most_ahead, len(self._remaining)):
             source = self._remaining[-1 - len(self._ahead)]
             file = None
             if source.compression and source.size is not None and source.remote is None:

@@ -20,6 +20,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, BinaryIO, ClassVar, Protocol, cast
 
 from llmgpu.errors import InputError
@@ -211,7 +212,7 @@ class Source:
             return cast(BinaryIO, self.remote.open())
         return _open_raw(self.path)
 
-    @property
+    @cached_property
     def compression(self) -> str:
         """The suffix in COMPRESSIONS that the name ends with, or ""."""
         suffix = os.path.splitext(self.path)[1].lower()

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY, Backend, start_selecting
+from llmgpu.backend import NUMPY, Backend, gpu_from, start_selecting
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
+from llmgpu.bpe.encoding.encoder_shared import SharedEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.bpe.encoding.special_encoding import (
     DocumentEncoder,
@@ -56,7 +57,9 @@ class ProcessEncoders:
     def _large(self) -> Encoder:
         if self._device != "auto":
             return open_matching_encoder(self._vocabulary, self.backend)
-        joining = replace(NUMPY, joining=lambda: self.backend, join_from=GPU_FROM, shares={})
+        joining = replace(
+            NUMPY, joining=lambda: self.backend, join_from=gpu_from(GPU_FROM), shares={}
+        )
         return open_matching_encoder(self._vocabulary, joining)
 
     def encode(
@@ -67,6 +70,8 @@ class ProcessEncoders:
         starts = [np.empty(0, np.int64)]
         count = 0
         with self._lock:
+            if not is_small and isinstance(self._large, SharedEncoder):
+                self._large.expect(source.total_bytes)
             for piece in encode_corpus(self._encoder(options, is_small), source, ids):
                 ids.append(piece.ids)
                 starts.append(piece.document_starts + count)

@@ -208,3 +208,16 @@ def test_without_a_command_the_help_is_shown(llmgpu: Run) -> None:
     assert done.returncode == 2
     lines = done.stderr.decode().splitlines()
     assert lines[0].startswith("Usage: ") and "Commands:" in lines and "Error" not in lines[2]
+
+
+def test_a_mistake_does_not_wait_for_a_device_that_is_being_opened(tmp_path: Path) -> None:
+    slow = "import time, llmgpu.backend as b; b.select_backend = lambda name: time.sleep(600)\n"
+    program = f"import sys; {slow}from llmgpu.__main__ import main; main()"
+    for arguments, code in ((["--overlap", "3"], 2), ([], 1)):
+        command = ["tokenize", "--vocab", "v.bin", "--device", "gpu", "text", *arguments]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == code
+        assert "rror: " in done.stderr

@@ -66,6 +66,11 @@ class SharedEncoder:
         self._host = host
         self._open_devices, self._on_share = open_devices, on_share
         self._join_from = join_from
+        self._expects_enough = False
+
+    def expect(self, nbytes: int | None) -> None:
+        """Say how many bytes the next text has, if that is known: enough join at its beginning."""
+        self._expects_enough = nbytes is not None and nbytes >= self._join_from
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`."""
@@ -79,7 +84,8 @@ class SharedEncoder:
             partial(self._work_on_device, share, workers, open_device, begin)
             for share, open_device in zip(shares, self._open_devices, strict=True)
         ]
-        workers.expect_help(helpers, self._join_from)
+        workers.expect_help(helpers, 0 if self._expects_enough else self._join_from)
+        self._expects_enough = False
         try:
             for encoded, device in workers.results(allocate):
                 self._on_share(encoded.text_bytes, device)
@@ -144,6 +150,8 @@ class _DeviceShare:
 
         It is read into memory of its own first: reading a device's staging memory takes long.
         """
+        from llmgpu.gpu import parallel_copy
+
         with self._lock:
             memory = self._memory(len(buffer))
             while not self.is_closed:
@@ -161,7 +169,7 @@ class _DeviceShare:
                 if piece.oversized:
                     return piece
                 text = buffer[: piece.length]
-                text[:] = piece.text
+                parallel_copy(text, piece.text)
                 return replace(piece, text=text, buffer=buffer)
             return None
 

@@ -8,14 +8,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend
+from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_shared
 from llmgpu.bpe.encoding.encoder import Allocate, CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
@@ -247,6 +247,41 @@ def test_a_device_is_opened_once_there_is_text_enough(
     encoder = SharedEncoder(host, [open_device], Shares(), join_from)
     assert encode(encoder, texts) == encode(host, texts)
     assert len(opens) == opened
+
+
+def test_a_device_is_opened_at_once_for_a_text_that_is_known_to_be_long(device: Device) -> None:
+    texts = documents(8)
+    vocabulary = train(texts[0])
+    opens = []
+
+    def open_device() -> None:
+        opens.append(True)
+
+    host = open_host_encoder(vocabulary, 2048, threads=2)
+    encoder = SharedEncoder(host, [open_device], Shares(), join_from=10**9)
+    for nbytes, opened in ((10**9 - 1, 0), (None, 0), (10**9, 1), (None, 1)):
+        if nbytes is not None:
+            encoder.expect(nbytes)
+        assert encode(encoder, texts) == encode(host, texts)
+        assert len(opens) == opened
+
+
+@pytest.mark.parametrize(("size", "opened"), [("1GB", False), ("10KB", True)])
+def test_the_environment_says_from_where_a_device_joins_a_process(
+    monkeypatch: pytest.MonkeyPatch, size: str, opened: bool
+) -> None:
+    monkeypatch.setenv("LLMGPU_GPU_FROM", size)
+    asked = threading.Event()
+
+    class Encoders(process_encoders.ProcessEncoders):
+        @cached_property
+        def backend(self) -> Backend:
+            asked.set()
+            return NUMPY
+
+    texts = documents(5)
+    Encoders(train(texts[0]), "auto").encode(corpus_from_bytes(texts), SpecialOptions(), False)
+    assert asked.wait(20 if opened else 0) == opened
 
 
 def test_a_process_keeps_a_device_that_joined(

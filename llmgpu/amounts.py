@@ -1,0 +1,48 @@
+"""Amounts with a unit, as options and the environment spell them: 4096, 100MB, 2GiB."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from llmgpu.errors import InputError
+from llmgpu.input_files import quote
+
+BYTE_UNITS = {
+    "": 1,
+    "B": 1,
+    **dict.fromkeys(("K", "KB"), 10**3),
+    **dict.fromkeys(("M", "MB"), 10**6),
+    **dict.fromkeys(("G", "GB"), 10**9),
+    **dict.fromkeys(("T", "TB"), 10**12),
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+BYTE_EXAMPLES = "4096, 100MB or 2GiB"
+_MOST_DIGITS = 18  # of a number: more than there are bytes or tokens anywhere
+
+
+def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examples: str) -> int:
+    """Return the number that a text spells, rounded down.
+
+    units: what one of each is, by its name in capitals. name, one, examples: what the message calls
+    the number and one of it, and how it says to spell one.
+
+    Raises InputError for any other text, and for less than one.
+    """
+    number = rf"(\d{{1,{_MOST_DIGITS}}}(?:\.\d{{1,{_MOST_DIGITS}}})?)"
+    match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text, re.ASCII)
+    if match is None or match[2].upper() not in units:
+        raise InputError(f"{quote(text)} is not a {name}; write {examples}")
+    whole, _, decimals = match[1].partition(".")
+    amount: int = int(whole + decimals) * units[match[2].upper()] // 10 ** len(decimals)
+    if amount < 1:
+        raise InputError(f"{quote(text)} is less than one {one}")
+    return amount
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes; powers of 1000 for 100MB, of 1024 for 2GiB. Raises InputError."""
+    return parse_amount(text, BYTE_UNITS, "size", "byte", BYTE_EXAMPLES)
