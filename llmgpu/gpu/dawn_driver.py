@@ -12,7 +12,11 @@ which Python handles signals.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -51,6 +55,7 @@ _NOTHING = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
 _COMMENT = re.compile(r"//.*")
 _SUBGROUPS = re.compile(r"\bsubgroup|\bsubgroups?_")
 _MATRICES = "subgroup_matrix"
+_WARNING = re.compile(rb"^Warning: .*\n(?: +.*\n|\n)*", re.MULTILINE)
 
 
 def enable_lines(code: str) -> str:
@@ -65,6 +70,30 @@ def enable_lines(code: str) -> str:
         if used
     ]
     return f"enable {', '.join(extensions)}; {code}" if extensions else code
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Drop what Dawn writes to standard error about adapters that it leaves out.
+
+    The package can't pass it a function for that. What other threads write there comes later.
+    """
+    with ExitStack() as stack:
+        try:
+            stderr = os.dup(2)
+            stack.callback(os.close, stderr)
+            caught = stack.enter_context(tempfile.TemporaryFile())
+        except OSError:  # standard error is closed, or no file can be made
+            yield
+            return
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            caught.seek(0)
+            with suppress(OSError):
+                os.write(2, _WARNING.sub(b"", caught.read()))
 
 
 def _wait_for(future: Any) -> None:
@@ -120,9 +149,10 @@ class DawnDriver(Driver):
         extras.set_instance_extras(backends=NATIVE_BACKENDS, enable_toggles=toggles)
 
     def enumerate_handles(self) -> list[Any]:
-        # The package's public list has one of several cards of a name.
         backends = _helpers.dawn_instance_extras["backends"] or NATIVE_BACKENDS
-        handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
+        with _without_warnings():
+            # The package's public list has one of several cards of a name.
+            handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
         return [handle for handle in handles if handle.info["backend_type"] in backends]
 
     def features(self, adapter: Any) -> frozenset[str]:

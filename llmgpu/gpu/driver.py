@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class Driver(ABC):
         self._process = os.getpid()  # before the lock, which a forked process would find taken
         with self._listing:  # adapters that are listed by two threads at once may be missing
             if not self.has_instance():
+                # Without the folder a C library complains.
+                os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
                 self.make_instance()
             return self.enumerate_handles()
 

@@ -10,8 +10,6 @@ functions end the process when misused, so `submit` and the map functions are ca
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
 from collections import deque
 from functools import cache
@@ -135,8 +133,6 @@ class WgpuDriver(Driver):
         where Vulkan is missing. The hidden validation of indirect dispatches is off, because
         kernels clamp the counts that they write.
         """
-        # Without the folder a C library complains.
-        os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
         set_instance_extras(backends=NATIVE_BACKENDS, flags=["Empty"])
 
     def enumerate_handles(self) -> list[Any]:

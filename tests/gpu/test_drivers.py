@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -66,6 +67,37 @@ def test_tint_is_told_what_a_kernel_uses(code: str, line: str) -> None:
     from llmgpu.gpu.dawn_driver import enable_lines
 
     assert enable_lines(code) == line + code
+
+
+def test_warnings_of_adapters_that_are_left_out_are_not_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("wgpudawn")
+    from llmgpu.gpu.dawn_driver import _without_warnings
+
+    def complain() -> None:
+        os.write(2, b"note: a\nWarning: Vulkan b required.\n - While c\n    at d\nerror: e\n")
+
+    with pytest.raises(KeyboardInterrupt), _without_warnings():
+        complain()
+        raise KeyboardInterrupt
+    assert capfd.readouterr().err == "note: a\nerror: e\n"
+    complain()
+    assert "Warning: Vulkan b required." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("redirection", ["", "2>&-"])
+def test_listing_adapters_prints_nothing_of_the_drivers(redirection: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m llmgpu info {redirection}"
+    environment = {key: os.environ[key] for key in os.environ if key != "XDG_RUNTIME_DIR"}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": PYTHON_PATH},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("llmgpu: ")
 
 
 def test_a_kernel_runs_on_dawn(dawn_device: Device) -> None:
