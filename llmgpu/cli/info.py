@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +14,7 @@ from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.console import Reporter, print_json, print_result
 from llmgpu.cli.given import refuse_given
 from llmgpu.cpu.library import describe as describe_engine
-from llmgpu.errors import InputError, VocabularyError
+from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.input_files import printable, quote
 from llmgpu.version import __version__
 
@@ -55,9 +55,7 @@ def info(
             raise click.UsageError(
                 "--tokens, --merges, --first, --search, --id, --report need a vocabulary"
             )
-        with _silent_drivers() if quiet else nullcontext():
-            adapters = _adapter_facts()
-        _show(adapters, as_json)
+        _show(_adapter_facts(), as_json)
         return
     facts = None if lists or report else _file_facts(file)
     if facts is None:
@@ -81,7 +79,7 @@ def info(
         if lists:
             _list_tokens(vocabulary, first, search, ids, as_json)
             return
-        facts = _vocabulary_facts(vocabulary)
+        facts = _vocabulary_facts(vocabulary) | _model_facts(file)
         if report:
             _write_report(report, file, vocabulary, facts, texts, say)
     _show(facts, as_json)
@@ -152,10 +150,27 @@ def _vocabulary_facts(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
+def _model_facts(path: str) -> dict[str, Any]:
+    """Return the sizes of the model in a folder; nothing if there is none."""
+    if not os.path.isfile(os.path.join(path, "config.json")):
+        return {}
+    from llmgpu.lm.checkpoints.checkpoint import open_model
+
+    try:
+        config = open_model(path).config
+    except LlmgpuError as error:
+        return {"model": f"none that can be opened here: {error}"}
+    return {"model": {"parameters": config.parameters, **asdict(config)}}
+
+
 def _file_facts(path: str) -> dict[str, Any] | None:
-    """Return facts about word counts and files of ids; None for anything else."""
+    """Return facts about runs, word counts and files of ids; None for anything else."""
     from llmgpu.outputs import COUNTS, MANIFEST, NPY, TOKEN_FILE, kind_of
 
+    if os.path.isfile(os.path.join(path, "log.jsonl")):
+        from llmgpu.lm.runs.run_folder import describe_run
+
+        return {"kind": "training run", **describe_run(path)}
     kind = kind_of(path)
     if kind == COUNTS:
         from llmgpu.bpe.words.counts_file import load_counts
@@ -313,23 +328,6 @@ def _searched(search: str | None) -> re.Pattern[str]:
         return re.compile(search or "")
     except re.error as error:
         raise click.UsageError(f"--search {quote(search or '')}: {error}") from error
-
-
-@contextmanager
-def _silent_drivers() -> Iterator[None]:
-    """Drop what is written to standard error, where drivers warn of adapters."""
-    try:
-        kept = os.dup(2)
-    except OSError:  # there is none
-        yield
-        return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _text_of(token: bytes) -> str | None:

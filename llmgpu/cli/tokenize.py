@@ -44,7 +44,7 @@ from llmgpu.memory import Growth
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.normalizing import get_normalizer
-from llmgpu.text.parts import Part, split_by_position
+from llmgpu.text.parts import Part, is_one_document, split_by_position
 from llmgpu.text.sources import Sources
 from llmgpu.tokens.chunks import Chunks
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations, MaskingEncoder
@@ -201,6 +201,11 @@ def _take(
     """Return what is read, and which of the files begin the splits by position, if there are."""
     if output.split_by == "position":
         return split_by_position(sources, output.split, options)
+    if output.split and is_one_document(sources, options):
+        raise click.UsageError(
+            f"{sources.files[0].path} is one document, which --split can't divide: add --split-by "
+            "position to cut it where it is, or --line-documents to make each line a document"
+        )
     return job.take(sources, options), None
 
 
@@ -410,6 +415,6 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
         report.line(f"{name}: {tokens} in {number_of(part['documents'], 'document')}")
         if not part["documents"]:
             report.note(
-                f"no document fell to {name}: give a larger share, make documents of lines "
+                f"no document was drawn for {name}: give a larger share, make documents of lines "
                 "(--line-documents), or cut the text where it is (--split-by position)"
             )

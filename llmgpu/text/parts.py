@@ -139,6 +139,12 @@ def split_by_position(
     return sources._replace(files=files), firsts[1:]
 
 
+def is_one_document(sources: Sources, options: CorpusOptions) -> bool:
+    """Whether the text is known to be a single document before it is read."""
+    inside = options.line_documents or options.separators or options.chat is not None
+    return len(sources.files) == 1 and not inside and format_of(sources.files[0]) is None
+
+
 def _require_files(sources: Sources, what: str) -> int:
     """Return the bytes of all sources; InputError if one is not a file."""
     total = sources.total_bytes

@@ -52,8 +52,8 @@ def test_what_splits_refuse(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     (corpus.parent / "x-val.bin").write_text("text")
     fails(llmgpu(*ENCODE, "-o", "x.bin", "--split", "val=0.1"), 1, "x-val.bin is text")
     assert not (corpus.parent / "x.bin").exists()
-    alone = llmgpu(*ENCODE, "-o", "y.bin", "--split", "val=0.1")
-    assert alone.returncode == 0 and b"note: no document fell to y-val.bin" in alone.stderr
+    few = llmgpu(*ENCODE, "corpus.txt", "-o", "y.bin", "--split", "val=0.001")
+    assert few.returncode == 0 and b"note: no document was drawn for y-val.bin" in few.stderr
 
 
 def test_splits_in_shards_resume(llmgpu: Run, corpus: Path, vocab: Path) -> None:
@@ -170,9 +170,14 @@ def test_a_split_by_position_is_that_of_nanogpt(
     fails(llmgpu(*ENCODE, "--split-by", "position"), 2, "--split-by needs --split")
 
 
-def test_one_document_falls_to_one_file(llmgpu: Run, corpus: Path, vocab: Path) -> None:
-    done = llmgpu(*ENCODE, "-o", "t.bin", "--split", "val=0.1")
-    assert b"no document fell to t-val.bin" in done.stderr and b"--split-by position" in done.stderr
+def test_one_document_is_not_divided(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    split = (*ENCODE, "-o", "t.bin", "--split", "val=0.1")
+    fails(llmgpu(*split), 2, "corpus.txt is one document, which --split can't divide")
+    assert not [*corpus.parent.glob("t*.bin")]
+    for divided in ("--line-documents", "--split-by=position", "--doc-separator= "):
+        done = llmgpu(*split, divided)
+        assert done.returncode == 0, done.stderr
+        assert (corpus.parent / "t-val.bin").stat().st_size
 
 
 def test_chunks(llmgpu: Run, corpus: Path, vocab: Path, corpus_text: bytes) -> None:

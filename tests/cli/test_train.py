@@ -62,6 +62,13 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     made = llmgpu("generate", "run", "--prompt", "the", "--max-new-tokens", "5", "--ignore-eos")
     assert made.returncode == 0, made.stderr
     assert made.stdout.startswith(b"the")
+    told = json.loads(llmgpu("info", "run", "--json").stdout)
+    assert (told["step"], told["checkpoints"]) == (8, "step-00000008")
+    assert told["bits per byte"] == log.records[-1].bits_per_byte
+    told = json.loads(llmgpu("info", summary["checkpoint"], "--json").stdout)
+    assert told["model"]["parameters"] == facts["parameters"]
+    tokens = llmgpu("info", "run", "--tokens")
+    assert tokens.returncode == 0 and tokens.stdout == llmgpu("info", "v.bin", "--tokens").stdout
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
+from llmgpu.text.content import binary_format
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.parts import CutText, Part, part_from_environment, split_by_position, take_part
 from llmgpu.text.sources import resolve_sources
@@ -46,7 +47,9 @@ def text_of(corpus: Corpus) -> bytes:
 
 @same_folder
 @given(
-    st.lists(st.binary(max_size=40), min_size=1, max_size=5),
+    st.lists(
+        st.binary(max_size=40).filter(lambda data: not binary_format(data)), min_size=1, max_size=5
+    ),
     st.integers(1, 9),
     st.booleans(),
     st.integers(1, 50),

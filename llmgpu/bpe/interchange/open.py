@@ -128,6 +128,8 @@ def _missing(name: str) -> str:
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
     """Return the vocabulary of a folder: its tokenizer.json, else its vocab.json and merges.txt.
 
+    In the folder of a training run, that is the newest checkpoint's.
+
     Raises VocabularyError for a folder without them.
     """
     path = Path(folder)
@@ -138,8 +140,9 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     if (path / _VOCAB).exists():
         return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
     checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))
-    hint = f": name a checkpoint, such as {checkpoints[-1].parent}" if checkpoints else ""
-    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}{hint}")
+    if checkpoints:
+        return find_in_folder(checkpoints[-1].parent, format)
+    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}")
 
 
 def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:

@@ -50,8 +50,8 @@ from llmgpu.cli.values import TEXT
 def info(**options: Any) -> None:
     """Show the adapters of this machine, or facts about FILE.
 
-    FILE is a vocabulary (of any tool, or a name such as cl100k), word counts, a token file or a
-    manifest of shards.
+    FILE is a vocabulary (of any tool, or a name such as cl100k), the folder of a training run or of
+    a model, word counts, a token file or a manifest of shards.
 
     \b
     Example:
@@ -62,6 +62,7 @@ def info(**options: Any) -> None:
       llmgpu info v.bin --merges --first 100
       llmgpu info v.bin --report v.html --on corpus.txt
       llmgpu info corpus.bin
+      llmgpu info run
     """
     from llmgpu.cli import info
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import output_errors, require_name
+from llmgpu.lm.checkpoints.checkpoint import list_checkpoints
+from llmgpu.lm.runs.records import read_log
 from llmgpu.locks import FileLock
 
 LOCK_NAME = "run.lock"
@@ -22,6 +26,8 @@ TOKENS_NAME = "tokens"
 EVALUATION_TOKENS_NAME = "evaluation-tokens"
 SAMPLES_NAME = "samples.jsonl"
 OPTIONS_NAME = "options.toml"  # what the command was given
+_SHOWN_FACTS = ("init", "device", "vocabulary", "parameters", "training_tokens")
+_SHOWN_RECORDS = ("step", "loss", "validation_loss", "bits_per_byte", "tokens", "seconds")
 _BEFORE_THE_LOG = {LOCK_NAME, TOKENS_NAME, EVALUATION_TOKENS_NAME, OPTIONS_NAME}
 
 
@@ -57,6 +63,22 @@ class RunFolder(Closing):
                         shutil.rmtree(found)
                     else:
                         found.unlink()
+
+
+def describe_run(path: str | Path) -> dict[str, Any]:
+    """Return what the log of a run's folder says of it, by readable names.
+
+    Raises InputError, with file and line, if the log can't be read.
+    """
+    log = read_log(RunFolder(Path(path)).log)
+    last = asdict(log.records[-1]) if log.records else {"step": 0}
+    told = {
+        **{name: log.facts.get(name) for name in _SHOWN_FACTS},
+        **{name: last.get(name) for name in _SHOWN_RECORDS},
+        "checkpoints": ", ".join(found.name for found in list_checkpoints(path).values()) or "none",
+        **{name: log.facts.get(name) for name in ("model", "options")},
+    }
+    return {name.replace("_", " "): fact for name, fact in told.items() if fact is not None}
 
 
 def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu.errors import InputError, OutputError
-from llmgpu.lm.runs.run_folder import open_run_folder
+from llmgpu.lm.runs.run_folder import describe_run, open_run_folder
 from tests.cli.conftest import environment
 
 HOLDING = """
@@ -147,3 +147,14 @@ def test_a_refused_folder_is_not_left_locked(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already has a run"):
         open_run_folder(tmp_path)
     open_run_folder(tmp_path, resume=True).close()
+
+
+def test_what_is_told_of_a_run(tmp_path: Path) -> None:
+    log, head = tmp_path / "log.jsonl", b'{"format": "llmgpu-training-log", "version": 1'
+    log.write_bytes(head + b', "parameters": 7, "init": null, "model": {"dim": 4}}\n')
+    (tmp_path / "step-00000003").mkdir()
+    expected = {"parameters": 7, "step": 0, "checkpoints": "step-00000003", "model": {"dim": 4}}
+    assert describe_run(tmp_path) == expected
+    log.write_bytes(head + b"}\n{}\n")
+    with pytest.raises(InputError, match=r"log\.jsonl, line 2"):
+        describe_run(tmp_path)
