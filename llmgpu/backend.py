@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgpu.amounts import parse_bytes
 from llmgpu.errors import DeviceError, InputError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("llmgpu")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
 
 
 _early: dict[str, Future[Backend]] = {}
-_begun: list[Future[Backend]] = []
+_early_all: list[Future[Callable[[], Backend]]] = []  # what `_start_all` returns
+_begun: list[Future[Any]] = []
 
 
 def select_early(wanted: str) -> None:
@@ -135,8 +137,10 @@ def select_early(wanted: str) -> None:
     So an adapter is opened while the command's own modules are imported. Whether ``auto`` needs one
     is not known that early.
     """
-    if wanted not in ("auto", "cpu", ALL):
-        _early[wanted] = _in_thread(wanted)
+    if wanted == ALL:
+        _early_all.append(_in_thread(_start_all))
+    elif wanted not in ("auto", "cpu"):
+        _early[wanted] = _in_thread(lambda: select_backend(wanted))
 
 
 def gpu_from(least: int) -> int:
@@ -153,11 +157,11 @@ def gpu_from(least: int) -> int:
         raise InputError(f"LLMGPU_GPU_FROM: {error}") from error
 
 
-def _in_thread(wanted: str) -> Future[Backend]:
+def _in_thread(select: Callable[[], T]) -> Future[T]:
     from concurrent.futures import ThreadPoolExecutor
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="llmgpu-open")
-    selecting = thread.submit(select_backend, wanted)
+    selecting = thread.submit(select)
     _begun.append(selecting)
     thread.shutdown(wait=False)
     return selecting
@@ -181,7 +185,7 @@ def start_selecting(
     Returns what waits for the backend, and raises what `select_backend` raises.
     """
     if wanted == ALL and joins:
-        return _start_all(list_adapters())
+        return _early_all.pop().result() if _early_all else _start_all()
     is_small = text_bytes is not None and text_bytes < least
     if wanted == "cpu" or (wanted == "auto" and is_small):
         return lambda: NUMPY
@@ -189,16 +193,17 @@ def start_selecting(
     if joins and text_bytes is None:
         opening = cache(lambda: select_backend(wanted))
         return lambda: Backend(None, NUMPY.description, joining=opening, join_from=least)
-    selecting = _early.pop(wanted, None) or _in_thread(wanted)
+    selecting = _early.pop(wanted, None) or _in_thread(lambda: select_backend(wanted))
     if joins:
         return lambda: Backend(None, NUMPY.description, joining=selecting.result)
     return selecting.result
 
 
-def _start_all(adapters: Sequence[AdapterInfo]) -> Callable[[], Backend]:
+def _start_all() -> Callable[[], Backend]:
     """Open adapters of the best kind there is, in a thread each; they join the CPU."""
     from llmgpu.gpu import Device
 
+    adapters = list_adapters()
     chosen = [info for info in adapters if info.is_software == adapters[0].is_software]
     if not chosen:
         return lambda: NUMPY

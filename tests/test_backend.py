@@ -83,7 +83,7 @@ def test_all_devices_are_not_one() -> None:
 def test_what_was_begun_early_is_taken_once() -> None:
     select_early("no such adapter")
     begun = backend._early["no such adapter"]
-    for name in ("auto", "cpu", backend.ALL):
+    for name in ("auto", "cpu"):
         select_early(name)
     assert [*backend._early] == ["no such adapter"]
     first, second = (start_selecting("no such adapter") for _ in range(2))
@@ -91,3 +91,13 @@ def test_what_was_begun_early_is_taken_once() -> None:
     for selected in (first, begun.result, second):
         with pytest.raises(DeviceError, match=r"no such adapter|no GPU adapter"):
             selected()
+
+
+def test_all_devices_that_were_opened_early_are_taken_once() -> None:
+    select_early(backend.ALL)
+    (begun,) = backend._early_all
+    selected = start_selecting(backend.ALL, joins=True)
+    assert selected is begun.result() and not backend._early_all
+    found = selected()
+    opened = [joining().description for joining in (found.joining, *found.others) if joining]
+    assert len(opened) == len(set(opened)) and (opened or found is NUMPY)
