@@ -13,7 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
-FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-math-errno")
 
 
 class BuildError(Exception):

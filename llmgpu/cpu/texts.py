@@ -1,7 +1,8 @@
-"""Texts made and taken apart in C: ids as decimals, the texts of JSON Lines."""
+"""Texts made and taken apart in C: ids as decimals, generated text, the texts of JSON Lines."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import TEXT_PADDING, address_of, library
 
+_LOW = (1 << 64) - 1
 CELL_IDS = 10**6  # the most whose digits fit into cells
 
 
@@ -47,6 +49,41 @@ def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
     assert loaded is not None, "there is no CPU engine"
     valid: int = loaded.llmgpu_valid_utf8(address_of(text), len(text))
     return valid == len(text)
+
+
+class GeneratedBlocks:
+    """Makes blocks of generated text, see `llmgpu.text.generated`; any number of threads may."""
+
+    def __init__(
+        self,
+        ranks: NDArray[np.uint16],
+        frequent: Sequence[bytes],
+        cells: Sequence[NDArray[np.uint32]],
+        ends_sentence: NDArray[np.bool_],
+    ) -> None:
+        """Take the words of the first ranks, up to 20 bytes each, and what others are made of.
+
+        ranks: (n,), each as often as it is drawn. cells: of syllables (768,), final consonants (8,)
+        and ends (256,). ends_sentence: of each end, whether it does.
+        """
+        loaded = library()
+        assert loaded is not None, "there is no CPU engine"
+        self._generate = loaded.llmgpu_generate_block
+        entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
+        words = np.frombuffer(entries, np.uint8)
+        self._arrays = [np.ascontiguousarray(e) for e in (ranks, words, *cells, ends_sentence)]
+        first, *others = map(address_of, self._arrays)
+        self._arguments = first, len(ranks), len(frequent), *others
+
+    def block(self, random: np.random.PCG64DXSM, words: int) -> bytes:
+        """Return a block of that many words, drawn by `random`."""
+        known = random.state["state"]
+        numbers = known["state"], known["inc"]
+        halves = [each >> shift & _LOW for each in numbers for shift in (0, 64)]
+        state = np.array(halves, np.uint64)
+        text = np.empty(20 * words + 4, np.uint8)
+        size = self._generate(address_of(state), words, *self._arguments, address_of(text))
+        return text[:size].tobytes()
 
 
 class TakenTexts(NamedTuple):

@@ -13,13 +13,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.cpu.library import library
+from llmgpu.cpu.texts import GeneratedBlocks
+from llmgpu.processors import usable_processors
+
 BLOCK_WORDS = 1 << 15
+SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes, and fewer than any has
 _TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
 _DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
 _SYLLABLES = 4  # of the longest word
@@ -36,10 +43,8 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
 
     Except for its last four bytes, a text is the beginning of every longer one of the same seed.
     """
-    words = _Words()
     missing = nbytes
-    for number in count():
-        block = words.block(seed, number)
+    for block in _blocks(seed, 1 + nbytes // SMALLEST_BLOCK):
         if len(block) >= missing:
             break
         yield block
@@ -47,6 +52,18 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
     # The last block ends with newlines from its last whole character on.
     kept = block[: max(missing - 1, 0)].decode(errors="ignore").encode()
     yield kept + b"\n" * (missing - len(kept))
+
+
+def _blocks(seed: int, most: int) -> Iterator[bytes]:
+    """Yield blocks from the first on, made in threads where they can be; most: that will do."""
+    words = _Words()
+    threads = 1 if library() is None else usable_processors()
+    pending: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-generate") as pool:
+        for number in count():
+            pending.append(pool.submit(words.block, seed, number))
+            if len(pending) >= min(2 * threads, most):
+                yield pending.popleft().result()
 
 
 class _Words:
@@ -69,10 +86,21 @@ class _Words:
         self._table = np.empty((_DRAWS, _SYLLABLES + 1), np.uint32)
         self._table[: len(ranks)] = self._spell(ranks)
         self._in_table = len(ranks)
+        self._in_c: GeneratedBlocks | None = None
+        if library() is not None:
+            cells = self._syllables, self._codas, self._ends >> np.uint32(8)
+            rows = self._spell(np.arange(_TABLE_WORDS, dtype=np.uint64))
+            frequent = [row.tobytes().replace(b"\0", b"") for row in rows]
+            self._in_c = GeneratedBlocks(
+                ranks.astype(np.uint16), frequent, cells, self._ends_sentence
+            )
 
     def block(self, seed: int, number: int) -> bytes:
         """Return the text of block `number`, which is some sentences."""
-        random = np.random.PCG64DXSM([seed, number]).random_raw(BLOCK_WORDS)
+        generator = np.random.PCG64DXSM([seed, number])
+        if self._in_c is not None:
+            return self._in_c.block(generator, BLOCK_WORDS)
+        random = generator.random_raw(BLOCK_WORDS)
         # 16 bits for a frequent word, 8 for what follows it, 40 for a rare word
         draws = random.astype(np.uint16)
         rows = self._table.take(draws, axis=0)

@@ -41,6 +41,14 @@ def test_a_seed_gives_the_same_bytes_everywhere() -> None:
     assert hashlib.sha256(text).hexdigest() == digest
 
 
+def test_blocks_are_the_same_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _Words()
+    monkeypatch.setenv("LLMGPU_CPU", "numpy")
+    plain = _Words()
+    for seed, number in ((0, 0), (0, 1), (3, 10**9), (1 << 40, 7)):
+        assert made.block(seed, number) == plain.block(seed, number)
+
+
 def test_blocks_are_small_and_differ() -> None:
     blocks = list(generate_text(1_500_000))
     assert max(map(len, blocks)) < 250_000

@@ -1,0 +1,95 @@
+/* A block of generated text: llmgpu/text/generated.py says what it is, and does the same in NumPy. */
+#include "engine.h"
+
+#include <math.h>
+
+#define ENTRY 24 /* bytes of a frequent word: up to 20 of its text, and their number at LENGTH */
+#define LENGTH 20
+#define MULTIPLIER 0xDA942042E4DD58B5u
+
+/* A generator of random numbers: PCG64 DXSM (M. O'Neill), 128 bits of state and an increment. */
+typedef struct {
+    uint64_t low, high, step_low, step_high;
+} Random;
+
+static uint64_t high_product(uint64_t a, uint64_t b)
+{
+    uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
+    uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (uint32_t)middle;
+    return a1 * b1 + (middle >> 32) + (other >> 32);
+}
+
+static uint64_t next_random(Random *random)
+{
+    uint64_t low = random->low, found = random->high;
+    found = (found ^ found >> 32) * MULTIPLIER;
+    found = (found ^ found >> 48) * (low | 1);
+    random->high = random->high * MULTIPLIER + high_product(low, MULTIPLIER) + random->step_high;
+    random->low = low * MULTIPLIER + random->step_low;
+    random->high += random->low < random->step_low;
+    return found;
+}
+
+/* Write a cell's bytes, the first one lowest, and zeros up to four; return where the next ones go. */
+static inline uint8_t *put_cell(uint8_t *out, uint32_t cell)
+{
+    out[0] = (uint8_t)cell;
+    out[1] = (uint8_t)(cell >> 8);
+    out[2] = (uint8_t)(cell >> 16);
+    out[3] = (uint8_t)(cell >> 24);
+    return out + ((70 - __builtin_clzll((uint64_t)cell << 1 | 1)) >> 3);
+}
+
+/* Write the word of a rank; return where what follows it goes. */
+static uint8_t *spell(uint64_t rank, const uint32_t *syllables, const uint32_t *codas, uint8_t *out)
+{
+    int count = 1 + (rank >= 1 << 6) + (rank >= 1 << 11) + (rank >= 1 << 19);
+    uint64_t number = rank * 0x9E3779B97F4A7C15u, mixed = rank * 0xD1B54A32D192ED03u;
+    number &= ((uint64_t)1 << 8 * count) - 1;
+    number ^= number >> 4 * count;
+    int script = (int)(mixed >> 58) > 61 ? (int)(mixed >> 58) - 61 : 0;
+    for (int place = 0; place < count; place++)
+        out = put_cell(out, syllables[256 * script + (uint8_t)(number >> 8 * place)]);
+    return script ? out : put_cell(out, codas[mixed >> 55 & 7]);
+}
+
+static uint64_t rare_rank(uint64_t random, double table_words)
+{
+    double share = (double)(random + 1) / 0x1p40;
+    double rank = table_words / (share * sqrt(share));
+    return (uint64_t)(rank - (double)(uint64_t)(rank * 0x1p-32) * 0x1p32);
+}
+
+/* Write a block of `words` words to `out`, which has room for LENGTH bytes each and 4 more; return its bytes.
+ *
+ * state: uint64_t (4,), of the random numbers: state and increment, the lower half first.
+ * ranks: uint16_t (draws,), each of the first table_words as often as it is drawn. frequent: their
+ *     words, uint8_t (table_words, ENTRY).
+ * syllables (768,), codas (8,), ends (256,): cells; ends_sentence: of each end, whether it does.
+ */
+API int64_t llmgpu_generate_block(const uint64_t *state, int64_t words, const uint16_t *ranks,
+                                  int64_t draws, double table_words, const uint8_t *frequent,
+                                  const uint32_t *syllables, const uint32_t *codas,
+                                  const uint32_t *ends, const uint8_t *ends_sentence, uint8_t *out)
+{
+    Random random = {state[0], state[1], state[2], state[3]};
+    uint8_t *at = out;
+    int begins_sentence = 1;
+    for (int64_t word = 0; word < words; word++) {
+        uint64_t drawn = next_random(&random);
+        uint8_t *begin = at;
+        if ((int64_t)(drawn & 0xFFFF) < draws) {
+            const uint8_t *entry = frequent + ENTRY * ranks[drawn & 0xFFFF];
+            memcpy(at, entry, LENGTH);
+            at += entry[LENGTH];
+        } else {
+            at = spell(rare_rank(drawn >> 24, table_words), syllables, codas, at);
+        }
+        if (begins_sentence && *begin >= 'a' && *begin <= 'z')
+            *begin ^= 0x20;
+        uint8_t end = word + 1 < words ? (uint8_t)(drawn >> 16) : 255;
+        at = put_cell(at, ends[end]);
+        begins_sentence = ends_sentence[end];
+    }
+    return at - out;
+}
