@@ -1,9 +1,9 @@
-// swiglu_half: the gate of the feed-forward network, rounded to half precision.
+// swiglu_half: the gate of the feed-forward network in half precision.
 //
 //   out = gate * sigmoid(gate) * up
 //
-// binding 0  gate  read        (N, F), four an element
-// binding 1  up    read        (N, F), four an element
+// binding 0  gate  read        (N, F), half precision, four an element
+// binding 1  up    read        (N, F), half precision, four an element
 // binding 2  out   read_write  (N, F), half precision, four an element
 // binding 3  dims  uniform     elements / 4
 // dispatch: one thread four elements
@@ -11,8 +11,8 @@
 //!include lm/activations.wgsl
 //!include lm/half_bits.wgsl
 
-@group(0) @binding(0) var<storage, read> gate: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read> up: array<vec4<f32>>;
+@group(0) @binding(0) var<storage, read> gate: array<vec2<u32>>;
+@group(0) @binding(1) var<storage, read> up: array<vec2<u32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<vec2<u32>>;
 @group(0) @binding(3) var<uniform> dims: vec4<u32>;
 
@@ -24,6 +24,7 @@ fn swiglu_half(
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
-        out[i] = four_halves(gate[i] * four_sigmoids(gate[i]) * up[i]);
+        let x = four_singles(gate[i]);
+        out[i] = four_halves(x * four_sigmoids(x) * four_singles(up[i]));
     }
 }

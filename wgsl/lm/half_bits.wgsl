@@ -28,3 +28,7 @@ fn four_halves(values: vec4<f32>) -> vec2<u32> {
         half_bits(values.z) | (half_bits(values.w) << 16u),
     );
 }
+
+fn four_singles(halves: vec2<u32>) -> vec4<f32> {
+    return vec4<f32>(unpack2x16float(halves.x), unpack2x16float(halves.y));
+}

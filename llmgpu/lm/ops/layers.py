@@ -21,6 +21,7 @@ from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
     NumpyRecorder,
+    as_single,
     dims,
     put,
     recorded,
@@ -36,6 +37,7 @@ ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long
 BLOCK_ROWS = 8  # that a workgroup of the norm's backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
 FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
+HALF_KERNELS = ("06_swiglu", "09_swiglu_backward")  # there is another of half-precision numbers
 COLUMNS = 16  # of a matrix in a workgroup that adds its rows up
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
@@ -137,8 +139,8 @@ class NumpyLayers(NumpyRecorder):
     @recorded
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
         def compute(rows: slice) -> None:
-            product = single_of(out.array[rows])
-            np.multiply(gate.array[rows], _sigmoid(gate.array[rows]), out=product)
+            gates, product = as_single(gate.array[rows]), single_of(out.array[rows])
+            np.multiply(gates, _sigmoid(gates), out=product)
             product *= up.array[rows]
             put(product, out.array[rows])
 
@@ -149,7 +151,7 @@ class NumpyLayers(NumpyRecorder):
         self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
     ) -> None:
         def compute(rows: slice) -> None:
-            gates, gradient = gate.array[rows], grad_out.array[rows]
+            gates, gradient = as_single(gate.array[rows]), as_single(grad_out.array[rows])
             s = _sigmoid(gates)
             for_up, for_gate = single_of(grad_up.array[rows]), single_of(grad_gate.array[rows])
             np.multiply(gradient, gates * s, out=for_up)
@@ -167,15 +169,16 @@ class NumpyLayers(NumpyRecorder):
 
     @recorded
     def gelu(self, x: Tensor, out: Tensor) -> None:
-        values = single_of(out.array)
-        np.multiply(0.5 * x.array, 1 + _gelu_tanh(x.array), out=values)
+        inputs, values = as_single(x.array), single_of(out.array)
+        np.multiply(0.5 * inputs, 1 + _gelu_tanh(inputs), out=values)
         put(values, out.array)
 
     @recorded
     def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
-        t = _gelu_tanh(x.array)
-        slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x.array**2)  # of the argument of tanh
-        derivative = 0.5 * (1 + t) + 0.5 * x.array * (1 - t * t) * slope
+        inputs = as_single(x.array)
+        t = _gelu_tanh(inputs)
+        slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * inputs**2)  # of the argument of tanh
+        derivative = 0.5 * (1 + t) + 0.5 * inputs * (1 - t * t) * slope
         values = single_of(grad_x.array)
         np.multiply(grad_out.array, derivative, out=values)
         put(values, grad_x.array)
@@ -270,32 +273,26 @@ class GpuLayers(GpuRecorder):
         self._elements("09_swiglu_backward", inputs, gradients)
 
     def gelu(self, x: Tensor, out: Tensor) -> None:
-        self._elements("06_gelu", {"x": x}, {"out": out}, has_half=False)
+        self._elements("06_gelu", {"x": x}, {"out": out})
 
     def gelu_backward(self, x: Tensor, grad_out: Tensor, grad_x: Tensor) -> None:
         inputs = {"x": x, "grad_out": grad_out}
-        self._elements("09_gelu_backward", inputs, {"grad_x": grad_x}, has_half=False)
+        self._elements("09_gelu_backward", inputs, {"grad_x": grad_x})
 
     def _elements(
-        self,
-        kernel: str,
-        inputs: Mapping[str, Tensor],
-        outs: Mapping[str, Tensor],
-        *,
-        has_half: bool = True,
+        self, kernel: str, inputs: Mapping[str, Tensor], outs: Mapping[str, Tensor]
     ) -> None:
-        """Dispatch a kernel of one thread an element, or four where the outputs are halves.
-
-        has_half: there is a kernel for those, which takes multiples of four.
-        """
-        out = next(iter(outs.values()))
-        if has_half and out.is_half and out.size % FOUR == 0:
-            fours = out.size // FOUR
-            file = f"lm/{kernel}_half.wgsl"
-            self.dispatch(file, workgroups(fours), **inputs, **outs, dims=dims(fours))
+        """Dispatch a kernel of one thread an element, or four where all are halves."""
+        tensors = {**inputs, **outs}
+        size = next(iter(outs.values())).size
+        in_fours = size % FOUR == 0 and all(tensor.is_half for tensor in tensors.values())
+        if in_fours and kernel in HALF_KERNELS:
+            file, fours = f"lm/{kernel}_half.wgsl", size // FOUR
+            self.dispatch(file, workgroups(fours), **tensors, dims=dims(fours))
             return
+        singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
         record = partial(
-            self.dispatch, f"lm/{kernel}.wgsl", workgroups(out.size), dims=dims(out.size), **inputs
+            self.dispatch, f"lm/{kernel}.wgsl", workgroups(size), dims=dims(size), **singles
         )
         self.through_single(outs, record)
 

@@ -22,6 +22,7 @@ from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
     NumpyRecorder,
+    as_single,
     dims,
     recorded,
     thread_count,
@@ -56,22 +57,22 @@ class NumpyLinear(NumpyRecorder):
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
         if residual is None:
-            self._multiply(_single(x), _single(weight).T, out.array)
+            self._multiply(as_single(x.array), as_single(weight.array).T, out.array)
         else:
-            np.add(self._product(_single(x), _single(weight).T), residual.array, out=out.array)
+            np.add(self._product(as_single(x.array), as_single(weight.array).T), residual.array, out=out.array)
 
     @recorded
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
         if accumulate:
-            grad_x.array[...] += self._product(_single(grad_out), _single(weight))
+            grad_x.array[...] += self._product(as_single(grad_out.array), as_single(weight.array))
         else:
-            self._multiply(_single(grad_out), _single(weight), grad_x.array)
+            self._multiply(as_single(grad_out.array), as_single(weight.array), grad_x.array)
 
     @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        grad_weight.array[...] += self._product(_single(grad_out).T, _single(x))
+        grad_weight.array[...] += self._product(as_single(grad_out.array).T, as_single(x.array))
 
     def _product(self, left: FloatArray, right: FloatArray) -> FloatArray:
         out = np.empty((left.shape[0], right.shape[1]), np.float32)
@@ -83,10 +84,6 @@ class NumpyLinear(NumpyRecorder):
             np.matmul(left, right, out=out)
         else:
             self.products.multiply(left, right, out)
-
-
-def _single(factor: Tensor) -> NDArray[np.float32]:
-    return factor.array.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,14 @@ class GpuRecorder(Operations):
             if out.is_half:
                 self.round_to_half(singles[name], out)
 
+    def single(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a tensor in float32: itself, or a copy in scratch memory, which is recorded."""
+        if not tensor.is_half:
+            return tensor
+        copy = self.scratch(f"{name} in float32", tensor.shape)
+        self.cast_f16_to_f32(tensor, copy)
+        return copy
+
     def run(self, program: Program) -> None:
         prepared = self._prepared.pop(id(program), None)
         commands = self._commands_of(program) if prepared is None else prepared[1]
@@ -288,6 +296,11 @@ class GpuRecorder(Operations):
             self._uniforms[content] = self.device.create_uniform("parameters", len(content))
             self.device.write(self._uniforms[content], values)
         return self._uniforms[content]
+
+
+def as_single(array: AnyArray) -> FloatArray:
+    """Return an array in float32: itself, or a copy."""
+    return array.astype(np.float32, copy=False)
 
 
 def single_of(array: AnyArray) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -63,6 +63,7 @@ class SubgroupAttention:
             )
             or self.lanes % tile.subgroup_rows
             or tile.step % (HALVES * self.row_threads)
+            or tile.step // self.row_threads % inner
             or tile.subgroups * rows > 2 * tile.step
         )
 
@@ -75,13 +76,18 @@ class SubgroupAttention:
             sets for sets in even if width // sets <= COLUMN_SET or width // sets == columns
         )
 
+    @property
+    def part_quads(self) -> int:
+        """Vectors of four scores that a thread has in the gradients' kernels."""
+        return self.tile.step // 4 // self.row_threads
+
     def memory(self, *, gradients: bool) -> int:
         """Return the bytes of workgroup memory that the kernels take at most."""
-        tile, count = self.tile, 1 + gradients
+        tile = self.tile
         tiles = 2 * tile.step * (2 * self.head_dim + 16)
         scores = tile.rows * (4 * tile.step + 16)
-        weights = tile.rows * (2 * tile.step + 16)
-        return tiles + count * (scores + weights) + 12 * tile.step
+        others = 12 * tile.step if gradients else tile.rows * (2 * tile.step + 16)
+        return tiles + scores + others
 
     @property
     def down(self) -> range:
@@ -107,9 +113,12 @@ def text_of(*parts: Iterable[str]) -> str:
 
 
 def declarations(
-    a: SubgroupAttention, inputs: Sequence[str], *, scores: int, weights: int
+    a: SubgroupAttention, inputs: Sequence[str], arrays: Mapping[str, str]
 ) -> Iterator[str]:
-    """Write types, constants, inputs, and the arrays of workgroup memory of scores and weights."""
+    """Write types, constants, inputs, and arrays of workgroup memory.
+
+    arrays: "scores", "weights" or both, with the type of their elements.
+    """
     rows, columns, inner = a.unit
     tile, vectors = a.tile, a.head_dim // HALVES
     # Lines are 16 bytes longer than what they hold, so that rows lie in different banks.
@@ -131,10 +140,10 @@ def declarations(
         yield f"@group(0) @binding({index}) var<storage, read> {name}: array<vec4<u32>>;"
         yield from _load_function(name)
     yield f"var<workgroup> tiles: array<vec4<u32>, {2 * tile.step * (vectors + 1)}>;"
-    for index in range(scores):
-        yield f"var<workgroup> scores_{index}: array<vec4<f32>, {tile.rows * score_stride}>;"
-    for index in range(weights):
-        yield f"var<workgroup> weights_{index}: array<vec4<u32>, {tile.rows * weight_stride}>;"
+    strides = {"scores": score_stride, "weights": weight_stride}
+    for name, element in arrays.items():
+        size = tile.rows * strides[name]
+        yield f"var<workgroup> {name}: array<{element}, {size}>;"
     yield _HALVES_OF
 
 
@@ -274,7 +283,7 @@ def walk(
 
 
 def write_scores(a: SubgroupAttention, own: str, side: int) -> Iterator[str]:
-    """Write the products of own rows and those of one side of a step, into `scores_SIDE`."""
+    """Write the products of own rows and those of one side of a step, into `scores`."""
     rows, columns, inner = a.unit
     for j in a.across(a.tile.step):
         yield "    {"
@@ -288,25 +297,25 @@ def write_scores(a: SubgroupAttention, own: str, side: int) -> Iterator[str]:
                 yield f"    {target} = subgroupMatrixMultiplyAccumulate({factors});"
         for i in a.down:
             place = f"(own_row + {i * rows}u) * SCORE_STRIDE + {j * columns // 4}u"
-            stored = f"&scores_{side}, {place}, block{i}, SCORE_STRIDE"
+            stored = f"&scores, {place}, block{i}, SCORE_STRIDE"
             yield f"    subgroupMatrixStore<row_major>({stored});"
         yield "    }"
 
 
 def add_weighted(
-    a: SubgroupAttention, weights: int, side: int, sums: str, width: int
+    a: SubgroupAttention, place: Callable[[str, int], str], side: int, sums: str, width: int
 ) -> Iterator[str]:
-    """Write the products of weights and columns of one side of a step, added to `sums`."""
+    """Write the products of weights and columns of one side of a step, added to `sums`.
+
+    place: array, offset and stride of the weights of a matrix, by its first row and column.
+    """
     rows, columns, inner = a.unit
     column0 = "" if width == a.head_dim else f"column0 / {HALVES}u + "
     for t in range(a.tile.step // inner):
         yield "    {"
         for i in a.down:
-            place = f"(own_row + {i * rows}u) * WEIGHT_STRIDE + {t * inner // HALVES}u"
-            load = (
-                f"subgroupMatrixLoad<Left, row_major>(&weights_{weights}, {place}, WEIGHT_STRIDE)"
-            )
-            yield f"    let w{i} = {load};"
+            weights = place(f"(own_row + {i * rows}u)", t * inner)
+            yield f"    let w{i} = subgroupMatrixLoad<Left, row_major>({weights});"
         for j in a.across(width):
             line = f"{side * a.tile.step + t * inner}u * STRIDE"
             offset = f"{line} + {column0}{j * columns // HALVES}u"
@@ -319,7 +328,7 @@ def add_weighted(
 
 
 def chunks(a: SubgroupAttention, width: int) -> Iterator[tuple[int, int]]:
-    """Yield first column and number of columns of what `scores_0` holds of sums at a time."""
+    """Yield first column and number of columns of what `scores` holds of sums at a time."""
     for first in range(0, width, a.tile.step):
         yield first, min(a.tile.step, width - first)
 
@@ -327,12 +336,12 @@ def chunks(a: SubgroupAttention, width: int) -> Iterator[tuple[int, int]]:
 def through_scores(
     a: SubgroupAttention, sums: str, chunk: tuple[int, int], *, back: bool = False
 ) -> Iterator[str]:
-    """Write the stores of some columns of sums into `scores_0`, or their loads from there."""
+    """Write the stores of some columns of sums into `scores`, or their loads from there."""
     rows, columns, _ = a.unit
     first, width = chunk
     for i, j in product(a.down, a.across(width)):
         name = f"{sums}_{i}_{first // columns + j}"
-        place = f"&scores_0, (own_row + {i * rows}u) * SCORE_STRIDE + {j * columns // 4}u"
+        place = f"&scores, (own_row + {i * rows}u) * SCORE_STRIDE + {j * columns // 4}u"
         if back:
             yield f"    {name} = subgroupMatrixLoad<Sum, row_major>({place}, SCORE_STRIDE);"
         else:

@@ -5,8 +5,8 @@ keys, values and gradients in half precision, with float32 scores and sums.
 
 - A workgroup owns `rows` rows (queries, or keys in the gradients of keys and values), which its
   subgroups hold as matrices, and walks over the rows of the other side in steps.
-- Products of own rows and those of a step, scores, go to workgroup memory. There each thread makes
-  half-precision weights of them, which are the left factors of the sums.
+- Products of own rows and those of a step, scores, go to workgroup memory. Of these each thread
+  makes half-precision weights, which are the left factors of the sums.
 - The forward pass divides exponentials by that of the largest score of a row. Sums in matrices
   can't be scaled row by row, so this score is replaced only when a row has one `SLACK` powers of
   two larger; the sums then take the way through workgroup memory (as in FlashAttention-4).
@@ -17,7 +17,7 @@ Rows beyond the sequence count as zeros in what is read. Sums have a fixed order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from llmgpu.lm.ops.subgroup_attention_parts import (
@@ -50,7 +50,7 @@ def attention_source(a: SubgroupAttention) -> str:
     Bindings: params, q, k, v and out (8 halves an element), log_sum_exp, starts.
     """
     return text_of(
-        declarations(a, ("q", "k", "v"), scores=1, weights=1),
+        declarations(a, ("q", "k", "v"), {"scores": "vec4<f32>", "weights": "vec4<u32>"}),
         _FORWARD_DECLARATIONS,
         entry_point(a, "attention", QUERY_PLACE),
         own_matrices(a, ("q",)),
@@ -70,15 +70,11 @@ def attention_backward_q_source(a: SubgroupAttention) -> str:
     Bindings: params, q, k, v and grad_out (8 halves an element), log_sum_exp, delta, grad_q.
     """
     step = (
-        *write_scores(a, "q", 0),
-        *write_scores(a, "grad_out", 1),
-        "    workgroupBarrier();",
-        *_query_weights(a),
-        "    workgroupBarrier();",
-        *add_weighted(a, 0, 0, "grad_q", a.head_dim),
+        *_weights(a, ("q", "grad_out"), _query_weights),
+        *add_weighted(a, _slopes(a), 0, "grad_q", a.head_dim),
     )
     return text_of(
-        declarations(a, ("q", "k", "v", "grad_out"), scores=2, weights=1),
+        declarations(a, ("q", "k", "v", "grad_out"), {"scores": "vec4<u32>"}),
         _gradient_declarations(("grad_q",)),
         entry_point(a, "attention_backward_q", QUERY_PLACE),
         own_matrices(a, ("q", "grad_out")),
@@ -99,16 +95,12 @@ def attention_backward_kv_source(a: SubgroupAttention) -> str:
     """
     width = a.head_dim // a.column_sets
     step = (
-        *write_scores(a, "k", 0),
-        *write_scores(a, "v", 1),
-        "    workgroupBarrier();",
-        *_key_weights(a),
-        "    workgroupBarrier();",
-        *add_weighted(a, 0, 1, "grad_v", width),
-        *add_weighted(a, 1, 0, "grad_k", width),
+        *_weights(a, ("k", "v"), _key_weights),
+        *add_weighted(a, _probabilities(a), 1, "grad_v", width),
+        *add_weighted(a, _slopes(a), 0, "grad_k", width),
     )
     return text_of(
-        declarations(a, ("q", "k", "v", "grad_out"), scores=2, weights=2),
+        declarations(a, ("q", "k", "v", "grad_out"), {"scores": "vec4<u32>"}),
         _gradient_declarations(("grad_k", "grad_v")),
         (f"var<workgroup> {name}: array<vec4<f32>, {a.tile.step // 4}>;" for name in _NUMBERS),
         entry_point(a, "attention_backward_kv", key_place(a)),
@@ -135,7 +127,7 @@ def _forward_step(a: SubgroupAttention) -> Iterator[str]:
     yield "    if (local_index < ROWS) {"
     quads = range(a.tile.step // 4)
     for c in quads:
-        score = f"scores_0[local_index * SCORE_STRIDE + {c}u]"
+        score = f"scores[local_index * SCORE_STRIDE + {c}u]"
         yield f"    let keys{c} = first + {4 * c}u + FOUR;"
         seen = f"(keys{c} <= vec4<u32>(own_first + local_index)) & (keys{c} >= own_start)"
         yield f"    let s{c} = select(vec4<f32>({LOWEST}), {score}, {seen});"
@@ -153,7 +145,7 @@ def _forward_step(a: SubgroupAttention) -> Iterator[str]:
         yield f"    let p{c} = exp2(params.log2_scale * (s{c} - largest));"
         yield f"    total += p{c};"
         if c % 2:
-            place = f"weights_0[local_index * WEIGHT_STRIDE + {c // 2}u]"
+            place = f"weights[local_index * WEIGHT_STRIDE + {c // 2}u]"
             yield f"    {place} = halves_of(p{c - 1}, p{c});"
     yield "    sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));"
     yield "    }"
@@ -162,12 +154,16 @@ def _forward_step(a: SubgroupAttention) -> Iterator[str]:
     for chunk in chunks(a, a.head_dim):
         yield from through_scores(a, "out", chunk)
         yield f"    for (var c = 0u; c < {chunk[1] // 4}u && local_index < ROWS; c++) {{"
-        yield "        scores_0[local_index * SCORE_STRIDE + c] *= factor;"
+        yield "        scores[local_index * SCORE_STRIDE + c] *= factor;"
         yield "    }"
         yield "    workgroupBarrier();"
         yield from through_scores(a, "out", chunk, back=True)
     yield "    }"
-    yield from add_weighted(a, 0, 1, "out", a.head_dim)
+    yield from add_weighted(a, _exponentials, 1, "out", a.head_dim)
+
+
+def _exponentials(row: str, column: int) -> str:
+    return f"&weights, {row} * WEIGHT_STRIDE + {column // HALVES}u, WEIGHT_STRIDE"
 
 
 def _store_out(a: SubgroupAttention) -> Iterator[str]:
@@ -182,7 +178,7 @@ def _store_out(a: SubgroupAttention) -> Iterator[str]:
         yield f"    for (var c = 0u; c < {width // HALVES}u && is_inside; c++) {{"
         yield "        let i = local_index * SCORE_STRIDE + 2u * c;"
         yield f"        out[number * VECTORS + {first // HALVES}u + c] ="
-        yield "            halves_of(scores_0[i] / sum, scores_0[i + 1u] / sum);"
+        yield "            halves_of(scores[i] / sum, scores[i + 1u] / sum);"
         yield "    }"
         yield "    workgroupBarrier();"
 
@@ -201,7 +197,7 @@ _FORWARD_STARTS = (
     "    let own_start = vec4<u32>(starts[sequence + min(own_first + local_index, last_row)]);",
 )
 
-_PROBABILITIES = """fn probabilities(
+_PROBABILITY = """fn probabilities(
     scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>
 ) -> vec4<f32> {
     let after = vec4<f32>(keys) >= firsts;
@@ -216,8 +212,7 @@ _PROBABILITIES = """fn probabilities(
 def _part_of_row(a: SubgroupAttention) -> Iterator[str]:
     """Write which row of scores is a thread's, and the first four of its columns."""
     yield f"    let part_row = local_index / {a.row_threads}u;"
-    quads = a.tile.step // 4 // a.row_threads
-    yield f"    let part_quad = local_index % {a.row_threads}u * {quads}u;"
+    yield f"    let part_quad = local_index % {a.row_threads}u * {a.part_quads}u;"
     yield "    let row = own_first + part_row;"
 
 
@@ -249,39 +244,59 @@ def _query_numbers(a: SubgroupAttention) -> Iterator[str]:
     yield "    }"
 
 
-def _weights_loop(
-    a: SubgroupAttention, body: Iterable[str], weights: Sequence[str]
+def _weights(
+    a: SubgroupAttention, own: tuple[str, str], weights: Callable[[int], Iterator[str]]
 ) -> Iterator[str]:
-    """Write the loop over a thread's scores, 8 at a time: `body` for each 4, then `weights`."""
-    yield f"    for (var n = 0u; n < {a.tile.step // HALVES // a.row_threads}u; n++) {{"
-    yield "        let quad = part_quad + 2u * n;"
-    yield from (f"        var {name}: array<vec4<f32>, 2>;" for name in weights)
-    yield "        for (var m = 0u; m < 2u; m++) {"
-    yield "            let at = first + 4u * (quad + m) + FOUR;"
-    yield "            let s = scores_0[part_row * SCORE_STRIDE + quad + m];"
-    yield "            let slope = scores_1[part_row * SCORE_STRIDE + quad + m];"
-    yield from (f"            {line}" for line in body)
-    yield "        }"
-    for index, name in enumerate(weights):
-        place = f"weights_{index}[part_row * WEIGHT_STRIDE + quad / 2u]"
-        yield f"        {place} = halves_of({name}[0], {name}[1]);"
-    yield "    }"
+    """Write both products of own rows and those of a step, and the weights made of them.
+
+    There is one array for all of that, so that two workgroups find room on a processor: a thread
+    has its scores in variables before their slopes take the place of these, and then puts the
+    weights there, first the probabilities, then the gradients of scores.
+    """
+    quads = a.part_quads
+    place = "scores[part_row * SCORE_STRIDE + part_quad + {}u]"
+    yield from write_scores(a, own[0], 0)
+    yield "    workgroupBarrier();"
+    for q in range(quads):
+        yield f"    let s{q} = bitcast<vec4<f32>>({place.format(q)});"
+    yield "    workgroupBarrier();"
+    yield from write_scores(a, own[1], 1)
+    yield "    workgroupBarrier();"
+    for q in range(quads):
+        yield f"    let slope{q} = bitcast<vec4<f32>>({place.format(q)});"
+        yield f"    let at{q} = first + 4u * (part_quad + {q}u) + FOUR;"
+        yield from weights(q)
+    for q in range(0, quads, 2):
+        yield f"    {place.format(q // 2)} = halves_of(p{q}, p{q + 1});"
+        yield f"    {place.format((quads + q) // 2)} = halves_of(ds{q}, ds{q + 1});"
+    yield "    workgroupBarrier();"
 
 
-def _query_weights(a: SubgroupAttention) -> Iterator[str]:
-    body = (
-        "let p = probabilities(s, own_log, at, vec4<u32>(row), own_start);",
-        "ds[m] = p * (slope - own_delta);",
-    )
-    return _weights_loop(a, body, ("ds",))
+def _query_weights(q: int) -> Iterator[str]:
+    yield f"    let p{q} = probabilities(s{q}, own_log, at{q}, vec4<u32>(row), own_start);"
+    yield f"    let ds{q} = p{q} * (slope{q} - own_delta);"
 
 
-def _key_weights(a: SubgroupAttention) -> Iterator[str]:
-    body = (
-        "p[m] = probabilities(s, logs[quad + m], vec4<u32>(row), at, firsts[quad + m]);",
-        "ds[m] = p[m] * (slope - deltas[quad + m]);",
-    )
-    return _weights_loop(a, body, ("p", "ds"))
+def _key_weights(q: int) -> Iterator[str]:
+    numbers = f"logs[part_quad + {q}u], vec4<u32>(row), at{q}, firsts[part_quad + {q}u]"
+    yield f"    let p{q} = probabilities(s{q}, {numbers});"
+    yield f"    let ds{q} = p{q} * (slope{q} - deltas[part_quad + {q}u]);"
+
+
+def _probabilities(a: SubgroupAttention, skipped: int = 0) -> Callable[[str, int], str]:
+    """Return where probabilities are; skipped: vectors of a thread before those wanted."""
+    width = 4 * a.part_quads  # columns of a thread
+
+    def place(row: str, column: int) -> str:
+        part, rest = divmod(column, width)
+        vector = part * a.part_quads + skipped + rest // HALVES
+        return f"&scores, {row} * SCORE_STRIDE + {vector}u, SCORE_STRIDE"
+
+    return place
+
+
+def _slopes(a: SubgroupAttention) -> Callable[[str, int], str]:
+    return _probabilities(a, a.part_quads // 2)
 
 
 def _store_gradient(a: SubgroupAttention, name: str, width: int) -> Iterator[str]:
@@ -296,7 +311,7 @@ def _store_gradient(a: SubgroupAttention, name: str, width: int) -> Iterator[str
         yield "        if (own_first + line < params.seq) {"
         yield f"            let i = (sequence + own_first + line) * params.{heads} + head;"
         place = f"i * {a.head_dim // 4}u + {column0}{first // 4}u + n % {quads}u"
-        value = f"scores_0[line * SCORE_STRIDE + n % {quads}u]"
+        value = f"bitcast<vec4<f32>>(scores[line * SCORE_STRIDE + n % {quads}u])"
         yield f"            {name}[{place}] = {factor}{value};"
         yield "        }"
         yield "    }"
@@ -308,4 +323,4 @@ def _gradient_declarations(outputs: Sequence[str]) -> Iterator[str]:
     yield "@group(0) @binding(6) var<storage, read> delta: array<f32>;"
     for index, name in enumerate(outputs, 7):
         yield f"@group(0) @binding({index}) var<storage, read_write> {name}: array<vec4<f32>>;"
-    yield _PROBABILITIES
+    yield _PROBABILITY

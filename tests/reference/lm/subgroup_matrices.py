@@ -129,8 +129,8 @@ def by_first_lanes(text: str, lanes: int) -> str:
         "fn rounds(n: u32) -> u32 { return min(n, params.seq + n); }\n",
         _multiply_matrices(*sizes["Sum"], sizes["Left"][1]),
         f"fn zero(m: u32) {{\n{_rounds('i', size)}matrices[m + i] = 0.0; }}\n}}\n",
-        *(_load_matrix(*load, *sizes[load[0]], scalars[load[2]]) for load in sorted(loads)),
-        *(_store_matrix(array, *sizes["Sum"]) for array in sorted(stores)),
+        *(_load_matrix(*load, *sizes[load[0]]) for load in sorted(loads)),
+        *(_store_matrix(array, *sizes["Sum"], scalars[array]) for array in sorted(stores)),
     )
     return (
         head + body[: body.index("@compute")] + "".join(functions) + body[body.index("@compute") :]
@@ -156,27 +156,30 @@ def _multiply_matrices(rows: int, columns: int, inner: int) -> str:
 """
 
 
-def _load_matrix(kind: str, order: str, array: str, rows: int, columns: int, scalar: str) -> str:
+def _load_matrix(kind: str, order: str, array: str, rows: int, columns: int) -> str:
     line, place = (f"n / {columns}u", f"n % {columns}u")
     if order == "col":
         line, place = place, line
-    width = 4 if scalar == "f32" else 8
+    width = 4 if kind == "Sum" else 8
     value = f"{array}[at / {width}u]"
-    half = f"unpack2x16float({value}[at % 8u / 2u])[at % 2u]"
+    if kind == "Sum":
+        value = f"{value}[at % 4u]"
+    else:
+        value = f"unpack2x16float({value}[at % 8u / 2u])[at % 2u]"
     return f"""fn load_{kind}_{order}_{array}(m: u32, offset: u32, stride: u32) {{
 {_rounds("n", rows * columns)}
         let at = (offset + {line} * stride) * {width}u + {place};
-        matrices[m + n] = {f"{value}[at % 4u]" if scalar == "f32" else half};
+        matrices[m + n] = {value};
     }}
 }}
 """
 
 
-def _store_matrix(array: str, rows: int, columns: int) -> str:
+def _store_matrix(array: str, rows: int, columns: int, scalar: str) -> str:
     return f"""fn store_{array}(offset: u32, m: u32, stride: u32) {{
 {_rounds("n", rows * columns)}
         let at = (offset + n / {columns}u * stride) * 4u + n % {columns}u;
-        {array}[at / 4u][at % 4u] = matrices[m + n];
+        {array}[at / 4u][at % 4u] = bitcast<{scalar}>(matrices[m + n]);
     }}
 }}
 """
