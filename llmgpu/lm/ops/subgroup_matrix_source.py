@@ -25,6 +25,7 @@ from functools import cache
 PADDING = 8  # halves after each line in workgroup memory
 BAND = 8  # rows of tiles that workgroups go down before they move to the next column
 HALVES = 8  # in a vector of 16 bytes
+BANKS = 8  # of workgroup memory, as wide as a vector
 
 
 @dataclass(frozen=True)
@@ -335,10 +336,27 @@ def _vector(product: SubgroupMatrixProduct, side: _Side, q: int) -> tuple[str, s
     keeps one address for all of them.
     """
     if product.threads % side.vectors == 0:
-        line = f"(local_index / {side.vectors}u + {q * product.threads // side.vectors}u)"
+        line = f"({side.name}_line + {q * product.threads // side.vectors}u)"
         return line, f"local_index % {side.vectors}u"
     number = f"(local_index + {q * product.threads}u)"
     return f"{number} / {side.vectors}u", f"{number} % {side.vectors}u"
+
+
+def _first_lines(product: SubgroupMatrixProduct) -> Iterator[str]:
+    """Write the lines of a thread's first loads.
+
+    A quarter of a subgroup stores at once. Where it stores into several lines, these are so far
+    from one another that their vectors lie in different banks.
+    """
+    for side in _sides(product):
+        line, vectors = f"local_index / {side.vectors}u", side.vectors
+        together = BANKS // vectors
+        if together > 1 and product.threads % (vectors * BANKS) == 0:
+            line = (
+                f"{line} / {BANKS}u * {BANKS}u + {line} % {together}u * {vectors}u"
+                f" + {line} / {together}u % {vectors}u"
+            )
+        yield f"    let {side.name}_line = {line};"
 
 
 def _variables(product: SubgroupMatrixProduct) -> Iterator[str]:
@@ -348,6 +366,7 @@ def _variables(product: SubgroupMatrixProduct) -> Iterator[str]:
     """
     for i, j in product.blocks:
         yield f"    var sums_{i}_{j}: Sum;"
+    yield from _first_lines(product)
     for side in _sides(product):
         for q in range(_loads(product, side)):
             line, vector = _vector(product, side, q)

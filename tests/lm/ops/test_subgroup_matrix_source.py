@@ -103,6 +103,14 @@ def test_products_are_those_of_float64(
     run(device, product_of(*sizes, transposed), sizes, part=sizes[2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
+def test_neighbours_store_into_lines_apart(device: Device, transposed: tuple[bool, bool]) -> None:
+    tile = MatrixTile(32, 32, 16, 8, 8)
+    assert "% 4u * 2u" in subgroup_matrix_source(product_of(32, 64, 40, (False, True), tile=tile))
+    run(device, product_of(32, 64, 40, transposed, tile=tile), (32, 64, 40), part=40)
+
+
 def test_a_product_with_edges_is_that_of_float64(device: Device) -> None:
     tile = MatrixTile(8, 16, 8, 8, 8)
     run(device, product_of(9, 20, 11, (False, True), tile=tile), (9, 20, 11), part=11)
