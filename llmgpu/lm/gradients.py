@@ -37,6 +37,7 @@ from llmgpu.lm.ops.operations import (
 from llmgpu.lm.ops.tensor import Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
+MIXED_LOGITS_BYTES = 500_000_000  # where their gradient in half precision takes memory, too
 ROW_ALIGNMENT = (
     64  # float32 rows of one number: a block of this many starts at a multiple of 256 bytes
 )
@@ -56,21 +57,19 @@ class LayerGradients:
 
         self.residual = tensor("the residual stream", config.dim)
         self.normed = tensor("a norm's output", config.dim)
+        self._in_half = mixed and operations.attends_in_half(config.head_dim)
         self.attention = AttentionGradients(
-            out=tensor("attention", config.query_dim),
+            out=tensor("attention", config.query_dim, half=self._in_half),
             q=tensor("queries", config.query_dim),
             k=tensor("keys", config.kv_dim),
             v=tensor("values", config.kv_dim),
         )
-        self.activated = tensor("the activation", config.ffn_dim)
+        self.activated = tensor("the activation", config.ffn_dim, half=mixed)
         self.gate = tensor("the gate", config.ffn_dim, half=mixed) if config.is_gated else None
         self.up = tensor("up", config.ffn_dim, half=mixed)
         heads = self.attention
         self._operations = operations
-        self._in_half = mixed and operations.attends_in_half(config.head_dim)
         rounded = [self.residual, heads.q, heads.k, heads.v]
-        if self._in_half:
-            rounded.append(heads.out)
         # Where there are norms of heads: gradients of what these take.
         self._before_norm = {
             normed: tensor(f"{role} before their norm", normed.shape[1])
@@ -150,7 +149,7 @@ class LossGraph:
         *,
         padded: bool = False,
         separator: int | None = None,
-        logits_bytes: int = LOGITS_BYTES,
+        logits_bytes: int | None = None,
         find_likeliest: bool = False,
         recompute: bool = False,
     ) -> None:
@@ -181,7 +180,12 @@ class LossGraph:
         half = np.float16 if model.mixed else np.float32
         self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
+        if logits_bytes is None:
+            logits_bytes = MIXED_LOGITS_BYTES if model.mixed else LOGITS_BYTES
         self.block_rows = logits_block_rows(ops, config, self.rows, logits_bytes)
+        if model.mixed:  # blocks of a size, none too small to keep a device busy
+            blocks = -(-self.rows // self.block_rows)
+            self.block_rows = -(-self.rows // (blocks * ROW_ALIGNMENT)) * ROW_ALIGNMENT
         self.logits = ops.tensor("logits", (self.block_rows, config.padded_vocab_size))
         # What products take of the logits' gradient; in float32 it takes their place.
         self._logits_gradient = self.logits
@@ -346,6 +350,8 @@ class LossGraph:
         ops, a, g = self.model.operations, self._activations[layer], self._inside
         w, d = self.model.layers[layer], self._of_weights[layer]
         residual = g.operand(g.residual)
+        if self.model.mixed:
+            self.model.record_activation(a)
         ops.linear_backward_weight(residual, a.activated, d.down)
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
         if a.gate is None or g.gate is None or d.gate is None:
@@ -368,8 +374,6 @@ class LossGraph:
         residual = g.operand(g.residual)
         ops.linear_backward_weight(residual, a.attended, d.attention_out)
         ops.linear_backward_input(residual, w.attention_out, heads.out, accumulate=False)
-        if a.attention.out.is_half:
-            heads = replace(heads, out=g.operand(heads.out))
         ops.attention_backward(a.attention, heads, self._starts, self._shape)
         rotation, norms = self.model.rotation(self.positions), a.projections
         of_queries = g.of_product(

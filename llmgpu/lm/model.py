@@ -114,7 +114,9 @@ def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Te
 class LayerActivations:
     """What a layer computes and its gradient needs.
 
-    With half-precision operands, what only products take is in half precision.
+    With half-precision operands, all but the residual stream and what norms leave for their
+    gradients is in half precision, and layers share the activation, which the backward pass
+    computes again.
     """
 
     attention_normed: Tensor  # (N, C)
@@ -187,9 +189,11 @@ class LayerActivations:
             middle=tensor("residual after attention", config.dim),
             ffn_normed=tensor("feed-forward norm", config.dim, half=mixed),
             ffn_inverse_rms=tensor("feed-forward norm's scale"),
-            gate=tensor("gate", config.ffn_dim) if config.is_gated else None,
-            up=tensor("up", config.ffn_dim),
-            activated=tensor("activation", config.ffn_dim, half=mixed),
+            gate=tensor("gate", config.ffn_dim, half=mixed) if config.is_gated else None,
+            up=tensor("up", config.ffn_dim, half=mixed),
+            activated=operations.scratch("activation", (rows, config.ffn_dim), np.float16)
+            if mixed
+            else tensor("activation", config.ffn_dim),
             out=out,
         )
 
@@ -309,13 +313,19 @@ class Model:
         ops.rms_norm(norm, self.config.norm_epsilon)
         ops.linear(a.ffn_normed, w.up, a.up)
         # The feed-forward network, which adds to the residual stream again.
-        if w.gate is None or a.gate is None:
-            ops.gelu(a.up, a.activated)
-        else:
+        if w.gate is not None and a.gate is not None:
             ops.linear(a.ffn_normed, w.gate, a.gate)
-            ops.swiglu(a.gate, a.up, a.activated)
+        if not (again and self.mixed):  # the backward pass computes what layers share
+            self.record_activation(a)
         if not again:
             ops.linear(a.activated, w.down, a.out, residual=a.middle)
+
+    def record_activation(self, a: LayerActivations) -> None:
+        """Record the activation of a layer's feed-forward network."""
+        if a.gate is None:
+            self.operations.gelu(a.up, a.activated)
+        else:
+            self.operations.swiglu(a.gate, a.up, a.activated)
 
     def _record_heads(
         self,

@@ -22,7 +22,7 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
-F16_VERSION = 2  # of the arithmetic of `TrainOptions.is_mixed`
+F16_VERSION = 3  # of the arithmetic of `TrainOptions.is_mixed`
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from llmgpu.lm.ops.operations import (
     AttentionTensors,
 )
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
-from llmgpu.lm.ops.subgroup_attention_parts import HALVES, SubgroupAttention
+from llmgpu.lm.ops.subgroup_attention_parts import SubgroupAttention
 from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_kv_source,
     attention_backward_q_source,
     attention_source,
 )
+from llmgpu.lm.ops.subgroup_matrix_source import HALVES
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 MAX_HEAD_DIM = 128  # of the kernels

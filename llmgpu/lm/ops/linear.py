@@ -24,7 +24,9 @@ from llmgpu.lm.ops.recording import (
     NumpyRecorder,
     as_single,
     dims,
+    put,
     recorded,
+    single_of,
     thread_count,
     workgroups,
 )
@@ -56,23 +58,30 @@ class NumpyLinear(NumpyRecorder):
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
+        factors = as_single(x.array), as_single(weight.array).T
         if residual is None:
-            self._multiply(as_single(x.array), as_single(weight.array).T, out.array)
+            self._store_product(*factors, out)
         else:
-            np.add(self._product(as_single(x.array), as_single(weight.array).T), residual.array, out=out.array)
+            np.add(self._product(*factors), residual.array, out=out.array)
 
     @recorded
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
+        factors = as_single(grad_out.array), as_single(weight.array)
         if accumulate:
-            grad_x.array[...] += self._product(as_single(grad_out.array), as_single(weight.array))
+            grad_x.array[...] += self._product(*factors)
         else:
-            self._multiply(as_single(grad_out.array), as_single(weight.array), grad_x.array)
+            self._store_product(*factors, grad_x)
 
     @recorded
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
         grad_weight.array[...] += self._product(as_single(grad_out.array).T, as_single(x.array))
+
+    def _store_product(self, left: FloatArray, right: FloatArray, out: Tensor) -> None:
+        product = single_of(out.array)
+        self._multiply(left, right, product)
+        put(product, out.array)
 
     def _product(self, left: FloatArray, right: FloatArray) -> FloatArray:
         out = np.empty((left.shape[0], right.shape[1]), np.float32)
@@ -117,7 +126,7 @@ class GpuLinear(GpuRecorder):
             operands = replace(operands, residual=None, accumulate=True)
         rows = out.shape[0]
         few = rows == 1 or (rows <= FEW_ROWS and out.size <= FEW_ELEMENTS)
-        if few and not x.is_half:
+        if few and not x.is_half and not out.is_half:
             self._few_rows(operands)
         else:
             self._matrix_product("linear", operands)
@@ -169,6 +178,12 @@ class GpuLinear(GpuRecorder):
         halves = operands.left.is_half and operands.right.is_half
         units = matrix_units(self.device) if halves else None
         tiling = self._tiling(operands, units)
+        product = operands.product
+        if product.is_half and (units is None or tiling.parts > 1 or columns % 2):
+            single = self.scratch("product", product.shape)
+            self._matrix_product(name, replace(operands, product=single))
+            self.round_to_half(single, product)
+            return
         if tiling.parts == 1:
             self._tiles(name, operands, tiling, units)
             return
@@ -244,6 +259,7 @@ def _product_of_halves(
         whole_inner=inner % tile.inner == 0,
         accumulate=operands.accumulate,
         residual=operands.residual is not None,
+        half=operands.product.is_half,
     )
 
 

@@ -310,7 +310,8 @@ class Operations(ABC):
         """Out (N, O) = x (N, I) weight^T (+ residual); x, weight (O, I) are float32 or float16.
 
         So are the factors of its gradients; sums are float32, on matrix units where the device has
-        those and both factors are float16.
+        those and both factors are float16. What nothing is added to, here and in the gradient of
+        x, may be float16: then it is rounded as by `round_to_half`.
         """
 
     @abstractmethod
@@ -370,7 +371,7 @@ class Operations(ABC):
 
     @abstractmethod
     def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        """Out = gate * sigmoid(gate) * up; all (N, F)."""
+        """Out = gate * sigmoid(gate) * up; all (N, F), each float32 or float16, as below."""
 
     @abstractmethod
     def swiglu_backward(

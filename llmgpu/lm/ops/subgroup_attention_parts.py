@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from llmgpu.kernel_source import read_wgsl
+from llmgpu.lm.ops.subgroup_matrix_source import HALVES, TWO_HALVES
 
-HALVES = 8  # in a vector of 16 bytes
 LOWEST = "-3.0e38"  # the score of what is not to be seen
 COLUMN_SET = 64  # columns of the gradients of keys and values that a workgroup sums up, at most
 
@@ -144,14 +144,11 @@ def declarations(
     for name, element in arrays.items():
         size = tile.rows * strides[name]
         yield f"var<workgroup> {name}: array<{element}, {size}>;"
-    yield _HALVES_OF
+    yield TWO_HALVES
+    yield _EIGHT_HALVES
 
 
-# What half precision does not hold, NaN too, becomes infinite: the overflow is to be seen.
-_HALVES_OF = """fn two_halves(pair: vec2<f32>) -> u32 {
-    return select(0x7c007c00u, pack2x16float(pair), all(abs(pair) < vec2<f32>(65520.0)));
-}
-fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
+_EIGHT_HALVES = """fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     return vec4<u32>(
         two_halves(first.xy), two_halves(first.zw), two_halves(second.xy), two_halves(second.zw)
     );

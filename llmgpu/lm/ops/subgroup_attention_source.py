@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from llmgpu.lm.ops.subgroup_attention_parts import (
-    HALVES,
     KEYS,
     LOWEST,
     QUERIES,
@@ -39,6 +38,7 @@ from llmgpu.lm.ops.subgroup_attention_parts import (
     walk,
     write_scores,
 )
+from llmgpu.lm.ops.subgroup_matrix_source import HALVES
 
 SLACK = "8.0"  # weights are at most 2^8, far from the largest half-precision number
 

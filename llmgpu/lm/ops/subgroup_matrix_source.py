@@ -27,6 +27,11 @@ BAND = 8  # rows of tiles that workgroups go down before they move to the next c
 HALVES = 8  # in a vector of 16 bytes
 BANKS = 8  # of workgroup memory, as wide as a vector
 
+# What half precision does not hold, NaN too, becomes infinite: the overflow is to be seen.
+TWO_HALVES = """fn two_halves(pair: vec2<f32>) -> u32 {
+    return select(0x7c007c00u, pack2x16float(pair), all(abs(pair) < vec2<f32>(65520.0)));
+}"""
+
 
 @dataclass(frozen=True)
 class MatrixTile:
@@ -108,7 +113,8 @@ class SubgroupMatrixProduct:
     name: its entry point. unit: rows, columns and inner dimension of the units' matrices. lanes: of
     a subgroup. whole_rows, whole_columns, whole_inner: which dimensions are multiples of the
     tile's. aligned: the product's columns are a multiple of 4, so that the units can store it.
-    accumulate: adds to what is in the product. residual: adds another matrix.
+    accumulate: adds to what is in the product. residual: adds another matrix. half: the product is
+    in half precision, two numbers a word; its columns are even, and nothing is added.
     """
 
     name: str
@@ -123,6 +129,7 @@ class SubgroupMatrixProduct:
     whole_inner: bool
     accumulate: bool
     residual: bool
+    half: bool = False
 
     @property
     def edges(self) -> bool:
@@ -204,7 +211,7 @@ def subgroup_matrix_source(product: SubgroupMatrixProduct) -> str:
 
 
 def _stores_elements(product: SubgroupMatrixProduct) -> bool:
-    return product.edges or not product.aligned
+    return product.edges or not product.aligned or product.half
 
 
 def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
@@ -216,7 +223,8 @@ def _declarations(product: SubgroupMatrixProduct) -> Iterator[str]:
     for index, side in enumerate(_sides(product)):
         element = "vec4<u32>" if side.factor.vectors else "f16"
         yield f"@group(0) @binding({index}) var<storage, read> {side.name}: array<{element}>;"
-    yield "@group(0) @binding(2) var<storage, read_write> product: array<f32>;"
+    element = "u32" if product.half else "f32"
+    yield f"@group(0) @binding(2) var<storage, read_write> product: array<{element}>;"
     # Rows, columns, inner dimension, and how many of its terms a part adds.
     yield "@group(0) @binding(3) var<uniform> dims: vec4<u32>;"
     if product.residual:
@@ -249,7 +257,21 @@ def _load_function(side: _Side) -> Iterator[str]:
 def _store_function(product: SubgroupMatrixProduct) -> Iterator[str]:
     """Write the function that stores a subgroup's matrix from workgroup memory."""
     rows, columns, _ = product.unit
+    if product.half:
+        yield TWO_HALVES
     yield "fn store(part: u32, row: u32, column: u32, subgroup: u32, lane: u32) {"
+    if product.half:
+        yield f"    for (var i = 2u * lane; i < {rows * columns}u; i += {2 * product.lanes}u) {{"
+        yield f"        let r = row + i / {columns}u;"
+        yield f"        let c = column + i % {columns}u;"
+        yield f"        let at = subgroup * {rows * columns}u + i;"
+        yield "        if (r < dims.x && c < dims.y) {"
+        yield "            let pair = vec2<f32>(sums_tile[at], sums_tile[at + 1u]);"
+        yield "            product[(r * dims.y + c) / 2u] = two_halves(pair);"
+        yield "        }"
+        yield "    }"
+        yield "}"
+        return
     yield f"    for (var i = lane; i < {rows * columns}u; i += {product.lanes}u) {{"
     yield f"        let r = row + i / {columns}u;"
     yield f"        let c = column + i % {columns}u;"
@@ -479,7 +501,7 @@ def _start_sums(product: SubgroupMatrixProduct) -> Iterator[str]:
 
 
 def _store_sums(product: SubgroupMatrixProduct) -> Iterator[str]:
-    if not product.aligned:
+    if product.half or not product.aligned:
         yield from _store_elements(product)
     elif not product.edges:
         yield from _store_matrices(product)

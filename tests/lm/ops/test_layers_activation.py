@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -73,13 +75,16 @@ def test_gelu_backward(operations: Operations, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (5, 36)])  # the second one of whole vectors
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
 @np.errstate(all="ignore")
-def test_half_precision_outputs(operations: Operations, shape: tuple[int, int]) -> None:
-    gate, up, grad_out = inputs(shape)
-    gate[0, 0], up[0, 0] = 300, 300  # their product is beyond half precision
-    tensors = [tensor_of(operations, "input", array) for array in (gate, up, grad_out)]
-    of_gate, of_up, x = tensors
+def test_half_precision(
+    operations: Operations, shape: tuple[int, int], kind: type[np.floating[Any]]
+) -> None:
+    arrays = [array.astype(np.float16) for array in inputs(shape)]
+    arrays[0][0, 0], arrays[1][0, 0] = 300, 300  # their product is beyond half precision
     outs = [poisoned_halves(operations, "out", shape) for _ in range(5)]
+    tensors = [tensor_of(operations, "input", array.astype(kind)) for array in arrays]
+    of_gate, of_up, x = tensors
 
     def record() -> None:
         operations.swiglu(of_gate, of_up, outs[0])
@@ -88,6 +93,7 @@ def test_half_precision_outputs(operations: Operations, shape: tuple[int, int]) 
         operations.gelu_backward(of_gate, x, outs[4])
 
     run(operations, record)
+    gate, up, grad_out = (array.astype(np.float64) for array in arrays)
     expected = [
         reference.swiglu(gate, up),
         *reference.swiglu_backward(gate, up, grad_out),

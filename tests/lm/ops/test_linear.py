@@ -19,6 +19,7 @@ from tests.lm.ops.checking import (
     assert_close,
     float32_values,
     poisoned,
+    poisoned_halves,
     run,
     tensor_of,
 )
@@ -108,6 +109,27 @@ def test_linear_backward_input(
 ) -> None:
     require_half_precision(operations, half)
     check_backward_input(operations, sizes, accumulate, half)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@np.errstate(under="ignore")
+def test_products_in_half_precision(operations: Operations, sizes: Sizes) -> None:
+    n, o, i = sizes
+    rng = np.random.default_rng(4)
+    arrays = [weights(rng, True, *shape) for shape in ((n, i), (o, i), (n, o))]
+    out = poisoned_halves(operations, "out", (n, o))
+    grad_x = poisoned_halves(operations, "grad_x", (n, i))
+    x, weight, grad_out = (tensor_of(operations, "input", array) for array in arrays)
+
+    def record() -> None:
+        operations.linear(x, weight, out)
+        operations.linear_backward_input(grad_out, weight, grad_x, accumulate=False)
+
+    run(operations, record)
+    exact = [array.astype(np.float64) for array in arrays]
+    expected = reference.linear(*exact[:2]), reference.backward_input(exact[2], exact[1])
+    for tensor, values in zip((out, grad_x), expected, strict=True):
+        assert_close(operations.read(tensor), values, HALF_WEIGHTS_TOLERANCE)
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -64,7 +64,8 @@ def run(
     )
     addend = random.standard_normal((rows, columns)).astype(np.float32)
     parts = -(-inner // part)
-    room = np.full((parts * rows * columns + 64,), 7e4, np.float32)
+    kind = np.float16 if made.half else np.float32
+    room = np.full((parts * rows * columns + 64,), 6e4, kind)
     if made.accumulate:
         room[: rows * columns] = addend.reshape(-1)
     buffers = {
@@ -81,15 +82,16 @@ def run(
     commands = device.record()
     commands.dispatch(kernel.bind(**buffers), made.tile.count(rows, columns) * parts)
     device.submit(commands)
-    found = device.read(buffers["product"], len(room), np.float32)
-    assert (found[parts * rows * columns :] == 7e4).all()
+    found = device.read(buffers["product"], len(room), kind)
+    assert (found[parts * rows * columns :] == kind(6e4)).all()
     sums = found[: parts * rows * columns].reshape(parts, rows, columns)
     for k in range(parts):
         terms = slice(k * part, min((k + 1) * part, inner))
         expected = left[:, terms].astype(np.float64) @ right[terms]
         if made.accumulate or made.residual:
             expected += addend
-        np.testing.assert_allclose(sums[k], expected, rtol=1e-4, atol=1e-4 * np.sqrt(inner))
+        rtol = 1e-3 if made.half else 1e-4
+        np.testing.assert_allclose(sums[k], expected, rtol=rtol, atol=1e-4 * np.sqrt(inner))
 
 
 @pytest.mark.slow  # software drivers compile these for seconds
@@ -124,6 +126,14 @@ def test_another_matrix_is_added(device: Device, sizes: tuple[int, int, int], ad
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(16, 32, 32), (40, 48, 24), (9, 6, 11)])
+def test_a_product_is_rounded_to_half_precision(
+    device: Device, sizes: tuple[int, int, int]
+) -> None:
+    run(device, product_of(*sizes, (False, True), half=True), sizes, part=sizes[2])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [64, 72])
 def test_parts_of_the_inner_dimension_are_summed_apart(device: Device, inner: int) -> None:
     sizes = (24, 32, inner)
@@ -139,7 +149,7 @@ def test_a_tile_that_can_not_be_divided_is_refused() -> None:
 def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile) -> None:
     for transposed in NAMES:
         for sizes in ((256, 256, 256), (130, 77, 45)):
-            for added in ({}, {"accumulate": True}, {"residual": True}):
+            for added in ({}, {"accumulate": True}, {"residual": True}, {"half": True}):
                 changes = {"unit": (16, 16, 16), "lanes": 32, **added}
                 made = product_of(*sizes, transposed, tile=tile, **changes)
                 text = subgroup_matrix_source(made)
@@ -168,13 +178,17 @@ def test_tint_compiles_the_products_of_float32_kernels(
 
 
 @pytest.mark.parametrize("sizes", [(256, 384, 320), (200, 136, 72), (130, 77, 45), (9, 50, 3)])
-@pytest.mark.parametrize("added", [{}, {"accumulate": True}, {"residual": True}], ids=str)
+@pytest.mark.parametrize(
+    "added", [{}, {"accumulate": True}, {"residual": True}, {"half": True}], ids=str
+)
 def test_matrix_units_compute_what_float64_does(
     dawn_device: Device, sizes: tuple[int, int, int], added: dict[str, bool]
 ) -> None:
     units = matrix_units(dawn_device)
     if units is None:
         pytest.skip("Dawn's adapter has no matrix units")
+    if "half" in added and sizes[1] % 2:
+        pytest.skip("half-precision products have even columns")
     for transposed in NAMES:
         for tile in units.tiles:
             changes = {"tile": tile, "unit": units.unit, "lanes": units.lanes, **added}
