@@ -16,10 +16,11 @@ from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, Ma
 from llmgpu.gpu.drivers import default_driver
 from llmgpu.input_files import quote
 
+_SOFTWARE = "software adapter"
 _KINDS = {
     "DiscreteGPU": "discrete GPU",
     "IntegratedGPU": "integrated GPU",
-    "CPU": "software adapter",
+    "CPU": _SOFTWARE,
     "Unknown": "unknown kind of GPU",
 }
 NO_ADAPTER = (
@@ -53,7 +54,7 @@ class AdapterInfo:
     @property
     def is_software(self) -> bool:
         """Whether the adapter computes on the CPU."""
-        return self.kind == _KINDS["CPU"]
+        return self.kind == _SOFTWARE
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind}, {self.backend})"
@@ -78,14 +79,16 @@ def list_adapters(driver: Driver | None = None) -> list[AdapterInfo]:
 
 def _describe(driver: Driver, handle: Any) -> AdapterInfo:
     info = handle.info
+    kind = _KINDS.get(info["adapter_type"], _KINDS["Unknown"])
     return AdapterInfo(
         name=info["device"],
         driver=info["description"],
         backend=info["backend_type"],
-        kind=_KINDS.get(info["adapter_type"], _KINDS["Unknown"]),
+        kind=kind,
         features=driver.features(handle),
         limits=dict(handle.limits),
-        matrix_shapes=driver.matrix_shapes(handle),
+        # A software adapter has no such units, and may compile what uses them for minutes.
+        matrix_shapes=() if kind == _SOFTWARE else driver.matrix_shapes(handle),
         webgpu=driver,
         handle=handle,
     )

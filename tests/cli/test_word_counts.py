@@ -106,8 +106,9 @@ def test_a_run_that_is_resumed_does_not_count_again(llmgpu: Run, corpus: Path) -
 def test_options_of_merging_have_no_effect_on_counts(llmgpu: Run, corpus: Path) -> None:
     count = ("bpe-train", "corpus.txt", "--counts-only", "--save-counts", "c", "--device", "cpu")
     assert b"has no effect" not in llmgpu(*count).stderr
-    options = ("--vocab-size", "300", "--min-frequency", "3", "--max-token-length", "9")
-    options += ("--tie", "bytes", "--match", "greedy", "--engine", "batched")
+    options: tuple[str, ...] = ("--vocab-size", "300", "--min-frequency", "3")
+    options += ("--max-token-length", "9", "--tie", "bytes", "--match", "greedy")
+    options += ("--engine", "batched")
     done = llmgpu(*count, *options)
     notes = [
         line for line in done.stderr.decode().splitlines() if "has no effect on counts" in line
