@@ -45,9 +45,10 @@ def _is_selecting() -> bool:
 def _end_at_once(codes: list[int]) -> None:
     """End a process that has used a driver, once all else is done that is to be done at its end.
 
-    Left to itself, Python frees what the driver holds piece by piece; the system is faster.
+    Left to itself, Python frees what the driver holds piece by piece; the system is faster. A
+    worker of several has to take leave of the others, which MPI does after that.
     """
-    if codes and "llmgpu.gpu" in sys.modules:
+    if codes and "llmgpu.gpu" in sys.modules and "mpi4py.MPI" not in sys.modules:
         _flush_and_leave(codes[0])
 
 
