@@ -13,7 +13,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / ("engine.dll" if sys.platform == "win32" else "engine.so")
-FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-math-errno")
+# Numbers have the same bits on all processors: no product is fused with a sum.
+NUMBERS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", *NUMBERS)
+LIBRARIES = ("-lm",)
 
 
 class BuildError(Exception):
@@ -41,9 +44,11 @@ def build(library: Path = LIBRARY, more_flags: Sequence[str] = ()) -> None:
     files = [str(path) for path in sources() if path.suffix == ".c"]
     checksum = f"-DLLMGPU_SOURCES={sources_checksum()}u"
     compiler = os.environ.get("CC") or "cc"
-    command = [*compiler.split(), *FLAGS, checksum, *more_flags, "-o", str(temporary), *files]
+    command = [*compiler.split(), *FLAGS, checksum, *more_flags, "-o", str(temporary)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            [*command, *files, *LIBRARIES], capture_output=True, text=True, errors="replace"
+        )
         if done.returncode:
             lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
             raise BuildError(next((line for line in lines if "error" in line), lines[0]))

@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 import weakref
-from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,24 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "trainer_take": (
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)),
     ),
+    "threads_new": (c_void_p, c_int64),
+    "threads_free": (None, c_void_p),
+    "multiply": (
+        *(None, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int),
+        *(c_void_p, c_void_p, c_int64, c_int64, c_int64),
+    ),
+    "attention": (None, c_void_p, c_void_p, c_int, *[c_void_p] * 7, *[c_int64] * 5, c_float),
+    "attention_backward": (
+        *(None, c_void_p, c_void_p, c_int, *[c_void_p] * 11, *[c_int64] * 5, c_float),
+    ),
+    "rms_norm": (None, *[c_void_p] * 5, c_int64, c_int64, c_float),
+    "rms_norm_backward": (None, *[c_void_p] * 8, c_int64, c_int64),
+    "rotary": (None, *[c_void_p] * 5, c_int64, c_int64, c_int64, c_int),
+    "swiglu": (None, *[c_void_p] * 4, c_int64),
+    "swiglu_backward": (None, *[c_void_p] * 6, c_int64),
+    "cross_entropy": (None, *[c_void_p] * 7, c_int64, c_int64, c_int64, c_int),
+    "reduce_norm_sq": (None, *[c_void_p] * 3, c_int64, c_int64),
+    "adamw": (None, *[c_void_p] * 7, c_int, c_int64),
 }
 
 
@@ -179,7 +197,7 @@ class EngineObject:
         assert loaded is not None, "there is no CPU engine"
         self._library = loaded
         self._arguments = arguments
-        plain = [_plain(argument) for argument in arguments]
+        plain = [as_argument(argument) for argument in arguments]
         address = getattr(loaded, f"llmgpu_{kind}_new")(*plain)
         if address is None:
             raise out_of_memory()
@@ -188,7 +206,7 @@ class EngineObject:
         weakref.finalize(self, getattr(loaded, f"llmgpu_{kind}_free"), address).atexit = False
 
 
-def _plain(argument: Any) -> Any:
+def as_argument(argument: Any) -> Any:
     """Return an argument of a function of the library as ctypes takes it."""
     if isinstance(argument, EngineObject):
         return argument.address
@@ -274,7 +292,7 @@ class CVocabulary(EngineObject):
         if not self._finding_cuts.acquire(blocking=False):
             return
         try:
-            plain = map(_plain, self._tokens)
+            plain = map(as_argument, self._tokens)
             if not self.has_cuts and self._library.llmgpu_vocabulary_find_cuts(
                 self.address, *plain
             ):
@@ -295,7 +313,7 @@ class CVocabulary(EngineObject):
         _, offsets, tokens, _ = self._tokens
         lengths = offsets[tokens + 1] - offsets[tokens]
         found = np.empty((int(np.maximum(lengths - 1, 0).sum()), 3), np.uint32)
-        plain = map(_plain, self._tokens)
+        plain = map(as_argument, self._tokens)
         count = self._library.llmgpu_vocabulary_pairs(self.address, *plain, address_of(found))
         return found[:count]
 

@@ -1,7 +1,8 @@
-"""All functions of the CPU engine on random texts, against NumPy: python -m tests.cpu.fuzz.
+"""All functions of the CPU engine on random texts and tensors, against NumPy.
 
-Takes the library to load, a seed and how many rounds to run. tests/cpu/test_sanitizers.py runs it
-on a library that stops at the first access out of bounds or undefined operation.
+`python -m tests.cpu.fuzz` takes the library to load, a seed and how many rounds to run.
+tests/cpu/test_sanitizers.py runs it on a library that stops at the first access out of bounds or
+undefined operation.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
 from llmgpu.cpu.texts import JsonlTexts, format_ids, spell_cells
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII
+from tests.lm.ops.all_operations import Tensors, run_all
 
 SINGLE = [bytes([value]) for value in range(256)]
 REGEX = r"regex:\w+|\s"
@@ -218,6 +222,22 @@ def check_spelling(rng: random.Random) -> None:
     assert bytes(made) == expected, (ids, starts, border)
 
 
+def check_tensors(rng: random.Random) -> None:
+    """Operations on tensors of any size are those of NumPy, within rounding."""
+    heads, group = rng.randint(1, 3), rng.randint(1, 3)
+    sizes = rng.randint(1, 3), rng.randint(1, 70), heads * group, heads, 2 * rng.randint(1, 20)
+    seed, vocabulary = rng.randrange(1 << 32), rng.choice([1, 7, 300])
+    found, expected = (
+        run_all(
+            Tensors(operations, np.random.default_rng(seed)), AttentionShape(*sizes), vocabulary
+        )
+        for operations in (open_operations(None, in_c=True), open_operations(None))
+    )
+    for name, array in expected.items():
+        margin = 1e-4 * (1 + float(abs(array).max()))
+        np.testing.assert_allclose(found[name], array, 1e-3, margin, err_msg=f"{name} of {sizes}")
+
+
 def is_utf8(text: bytes) -> bool:
     try:
         text.decode()
@@ -243,6 +263,7 @@ def main() -> None:
         check_merged_tokens(rng)
         check_jsonl(rng, documents)
         check_spelling(rng)
+        check_tensors(rng)
     print(f"{rounds} rounds")
 
 

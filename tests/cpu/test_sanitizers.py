@@ -74,14 +74,15 @@ def test_the_sanitizer_sees_a_text_without_padding(checked: Path) -> None:
 
 
 @pytest.mark.slow
-def test_threads_that_share_words(tmp_path: Path) -> None:
+def test_threads_that_share_words_or_work(tmp_path: Path) -> None:
     sanitizer()
     sources = [str(path) for path in build.sources() if path.suffix == ".c"]
     compiler = os.environ.get("CC", "cc").split()
     flags = ["-g", "-O1", "-fsanitize=thread", "-pthread", f"-I{build.FOLDER}"]
     program = str(tmp_path / "threads")
     harness = str(Path(__file__).with_name("threads.c"))
-    subprocess.run([*compiler, *flags, "-o", program, harness, *sources], check=True)
+    files = [harness, *sources, *build.LIBRARIES]
+    subprocess.run([*compiler, *flags, "-o", program, *files], check=True)
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
     done = subprocess.run([program], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (0, "0 mistakes\n"), done.stderr[-3000:]

@@ -1,13 +1,20 @@
 /* Threads that share one table of words, under ThreadSanitizer: each encodes texts of random words, and
- * compares what its ids spell with the text. The table grows, or is full, or has hardly any room. */
+ * compares what its ids spell with the text. The table grows, or is full, or has hardly any room.
+ * Threads that share the items of jobs do each once. */
 #include <pthread.h>
 #include <stdio.h>
 
-#include "engine.h"
+#include "tensors.h"
 
 #define THREADS 4
 #define TEXT_BYTES 300000
 #define PAIRS 26 /* tokens of a space and a letter, after those of single bytes */
+
+#define ITEMS 100
+#define JOBS 3000
+
+Threads *llmgpu_threads_new(int64_t count);
+void llmgpu_threads_free(Threads *threads);
 
 typedef struct Encoder Encoder;
 Pattern *llmgpu_pattern_new(int rule, int digits, int whole_at_end, const uint8_t *classes);
@@ -95,6 +102,27 @@ static void make_text(void)
     }
 }
 
+static void count_items(const void *arguments, int64_t start, int64_t stop, int64_t thread)
+{
+    (void)thread;
+    for (int64_t item = start; item < stop; item++)
+        ++*((int64_t *const *)arguments)[item];
+}
+
+static void check_jobs(void)
+{
+    Threads *threads = llmgpu_threads_new(THREADS);
+    int64_t counts[ITEMS] = {0}, *items[ITEMS];
+
+    for (int64_t k = 0; k < ITEMS; k++)
+        items[k] = &counts[k];
+    for (int64_t job = 0; job < JOBS; job++)
+        run_job(threads, count_items, items, ITEMS, 1 + job % 30);
+    llmgpu_threads_free(threads);
+    for (int64_t k = 0; k < ITEMS; k++)
+        mistakes += counts[k] != JOBS;
+}
+
 int main(void)
 {
     int64_t rooms[] = {INT64_C(384) << 20, INT64_C(3) << 20, 100000};
@@ -110,6 +138,7 @@ int main(void)
             pthread_join(threads[n], NULL);
         llmgpu_shared_words_free(words);
     }
+    check_jobs();
     printf("%d mistakes\n", mistakes);
     return mistakes != 0;
 }

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from llmgpu.cpu.library import library
 from llmgpu.lm.ops.backends import open_operations
 from llmgpu.lm.ops.operations import Operations
 from tests.conftest import require_adapter
 
 
-@pytest.fixture(params=["numpy", "full", "portable"])
+@pytest.fixture(params=["numpy", "c", "full", "portable"])
 def operations(request: pytest.FixtureRequest) -> Operations:
-    """NumPy, the best adapter, and the same with WebGPU's default limits and no feature."""
+    """NumPy, the CPU engine, the best adapter, and it with WebGPU's default limits alone."""
     if request.param == "numpy":
         return open_operations(None)
+    if request.param == "c":
+        if library() is None:
+            pytest.skip("the CPU engine is not used")
+        return open_operations(None, fixed_products=True)
     require_adapter()
     name = "device" if request.param == "full" else "portable_device"
     return open_operations(request.getfixturevalue(name))

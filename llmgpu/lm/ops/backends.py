@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmgpu.cpu.library import library
 from llmgpu.lm.ops.attention import GpuAttention, NumpyAttention
+from llmgpu.lm.ops.c_operations import COperations
 from llmgpu.lm.ops.embedding import GpuEmbedding, NumpyEmbedding
 from llmgpu.lm.ops.generating import GpuGenerating, NumpyGenerating
 from llmgpu.lm.ops.layers import GpuLayers, NumpyLayers
@@ -30,17 +32,27 @@ class NumpyOperations(
     """All operations, in NumPy."""
 
 
+class EngineOperations(COperations, NumpyOperations):
+    """All operations, in C where the CPU engine has them."""
+
+
 class GpuOperations(
     GpuAttention, GpuEmbedding, GpuGenerating, GpuLayers, GpuLinear, GpuLoss, GpuOptimizer
 ):
     """All operations, as kernels."""
 
 
-def open_operations(device: Device | None, *, fixed_products: bool = False) -> Operations:
-    """Return the operations on a device, or in NumPy if there is none.
+def open_operations(
+    device: Device | None, *, fixed_products: bool = False, in_c: bool | None = None
+) -> Operations:
+    """Return the operations on a device, or on the CPU if there is none.
 
     fixed_products: whether NumPy's matrix products have the same bits with any number of threads.
+    in_c: whether the CPU engine, which must be there, computes what it can; None: with
+        `fixed_products` where it is in use.
     """
     if device is not None:
         return GpuOperations(device)
+    if in_c or (in_c is None and fixed_products and library() is not None):
+        return EngineOperations(FixedProducts())
     return NumpyOperations(FixedProducts() if fixed_products else None)

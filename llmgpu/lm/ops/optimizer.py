@@ -50,14 +50,18 @@ class Optimizer:
     record: Callable[[Operations, WeightState, WeightUpdate], None] = update_alone
 
 
+def piece_of_norm(grad: Tensor) -> int:
+    """Return how many squares a sum has: there are sums for large pieces, the others are 0."""
+    return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
+
+
 class NumpyOptimizer(NumpyRecorder):
     """The operations on arrays."""
 
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         flat, sums = grad.array.reshape(-1), partials.array[index]
-        # As many sums as there are large pieces; the others are 0.
-        piece = max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
+        piece = piece_of_norm(grad)
         sums[...] = 0
         with np.errstate(over="ignore"):
             for k, start in enumerate(range(0, grad.size, piece)):

@@ -34,11 +34,17 @@ T = TypeVar("T")
 
 
 class _OpenBlas(NamedTuple):
-    """Functions of NumPy's OpenBLAS: its number of threads, and whose processors' kernels run."""
+    """Functions of NumPy's OpenBLAS.
+
+    They are its number of threads, whose processors' kernels run, how it was built, and CBLAS's
+    product of matrices.
+    """
 
     get_threads: Callable[[], int]
     set_threads: Callable[[int], None]
     processor: Callable[[], bytes]
+    config: Callable[[], bytes]
+    sgemm: Callable[..., None]
 
 
 @cache
@@ -53,13 +59,13 @@ def _openblas() -> _OpenBlas | None:
         except OSError:
             continue
         for prefix, suffix in product(("scipy_", ""), ("64_", "")):
-            verbs = ("get_num_threads", "set_num_threads", "get_corename")
-            functions = [
-                getattr(library, f"{prefix}openblas_{verb}{suffix}", None) for verb in verbs
-            ]
+            verbs = ("get_num_threads", "set_num_threads", "get_corename", "get_config")
+            names = [*(f"openblas_{verb}" for verb in verbs), "cblas_sgemm"]
+            functions = [getattr(library, f"{prefix}{name}{suffix}", None) for name in names]
             if None not in functions:
                 found = _OpenBlas(*functions)  # type: ignore[arg-type]
-                found.processor.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+                for text in (found.processor, found.config):
+                    text.restype = ctypes.c_char_p  # type: ignore[attr-defined]
                 return found
     return None
 
@@ -67,6 +73,15 @@ def _openblas() -> _OpenBlas | None:
 def has_fixed_products() -> bool:
     """Whether `FixedProducts` can tell NumPy's library to use one thread."""
     return _openblas() is not None
+
+
+def sgemm() -> tuple[int, bool] | None:
+    """Return where CBLAS's product is, and whether its integers have 64 bits; None: unknown."""
+    blas = _openblas()
+    if blas is None:
+        return None
+    address = ctypes.cast(blas.sgemm, ctypes.c_void_p).value  # type: ignore[arg-type]
+    return None if address is None else (address, b"USE64BITINT" in blas.config())
 
 
 def describe_products(*, fixed: bool) -> str:
@@ -88,11 +103,11 @@ class FixedProducts:
     """Products by threads of its own, as many as OpenBLAS would use; the same bits with any."""
 
     def __init__(self, threads: int | None = None) -> None:
-        """Start without threads; None: as OPENBLAS_NUM_THREADS and the processors allow."""
+        """Start no thread yet; None: as OPENBLAS_NUM_THREADS and the processors allow."""
         blas = _openblas()
         allowed = 1 if blas is None else min(blas.get_threads(), usable_processors())
-        self._threads = threads or allowed
-        self._pool = ThreadPoolExecutor(self._threads, "products")
+        self.threads = threads or allowed
+        self._pool = ThreadPoolExecutor(self.threads, "products")
 
     @contextmanager
     def one_blas_thread(self) -> Iterator[None]:
@@ -113,7 +128,7 @@ class FixedProducts:
         if left.ctypes.data == right.ctypes.data:
             right = right.copy()  # NumPy computes a matrix times its transpose in another order
         rows, columns = out.shape
-        parts = min(self._threads, rows * columns * left.shape[1] // LEAST_PART)
+        parts = min(self.threads, rows * columns * left.shape[1] // LEAST_PART)
         if parts < 2:
             np.matmul(left, right, out=out)
             return
@@ -133,7 +148,7 @@ class FixedProducts:
         elements: how many numbers there are in all. compute: its results for a row must not depend
             on the other rows. step: a part is a multiple of this many rows, but for the last.
         """
-        parts = max(1, min(self._threads, elements // LEAST_ELEMENTS))
+        parts = max(1, min(self.threads, elements // LEAST_ELEMENTS))
         step *= -(-rows // (parts * step))
         starts = range(0, rows, max(step, 1))
         return self._in_threads(

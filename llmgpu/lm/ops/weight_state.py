@@ -136,6 +136,10 @@ class WeightState(ABC):
     def compute(self, update: WeightUpdate) -> None:
         """Take a step on arrays, in place; it is not called for a bad step."""
 
+    def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
+        """Return both moments if a step is AdamW's on all elements in float32; None otherwise."""
+        return None
+
     @abstractmethod
     def kernel(self, update: WeightUpdate) -> KernelCall:
         """Return the kernel that takes a step, and changes nothing if `stats` marks it as bad."""

@@ -83,6 +83,10 @@ class Moments(WeightState):
             for p, half in _pieces(update.parameter, update.half_copy):
                 saturate_to_half(p, half)
 
+    def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
+        """Return both, unless there is a half-precision copy to write."""
+        return (self.first, self.second) if update.half_copy is None else None
+
     def kernel(self, update: WeightUpdate) -> KernelCall:
         """Return the kernel that updates four elements a thread."""
         size = update.parameter.size
@@ -132,6 +136,9 @@ class RowMoments(Moments):
                 half = np.empty(p.shape, np.float16)
                 saturate_to_half(p, half)
                 update.half_copy.array[some] = half
+
+    def adamw_moments(self, update: WeightUpdate) -> None:
+        """Return None: only some rows change."""
 
     def kernel(self, update: WeightUpdate) -> KernelCall:
         """Return the kernel that updates an element of a listed row a thread."""

@@ -17,6 +17,8 @@ import numpy as np
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import library
+from llmgpu.cpu.tensors import ARITHMETIC
 from llmgpu.errors import CheckpointError, DeviceError
 from llmgpu.files import sync
 from llmgpu.lm.adapters import Adapters
@@ -49,6 +51,8 @@ from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.resume_key import check_same_run
 from llmgpu.version import __version__
 
+# What the log calls the engine that computes on the CPU; earlier versions had only NumPy.
+_IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # of the last record
 
 
@@ -111,6 +115,7 @@ class TrainingRun:
         self._token_bytes = token_bytes(vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
+        self._in_c = self._chosen_engine(resumed=checkpoint is not None)
         self._fixed_products = self._chosen_products(resumed=checkpoint is not None)
         try:
             self._trainer = self._open_trainer(config)
@@ -133,7 +138,9 @@ class TrainingRun:
                 self._samples.keep_up_to(self._trainer.step)
 
     def _open_trainer(self, config: ModelConfig) -> Trainer:
-        operations = open_operations(self._backend.device, fixed_products=self._fixed_products)
+        operations = open_operations(
+            self._backend.device, fixed_products=self._fixed_products, in_c=self._in_c
+        )
         slots = self._intervals.unread_steps(self._options.steps)
         separator = self._eos_id if self._options.document_mask else None
         return Trainer(operations, config, self._options, slots, self._workers, separator)
@@ -149,6 +156,12 @@ class TrainingRun:
         else:
             self._trainer.model.initialise(self._options.seed, self._options.initialisation)
 
+    def _chosen_engine(self, *, resumed: bool) -> bool:
+        """Whether the CPU engine computes: where it is in use, unless NumPy began the run."""
+        if self._backend.device is not None or library() is None:
+            return False
+        return not resumed or read_log(self._folder.log).facts.get("engine", _IN_NUMPY) != _IN_NUMPY
+
     def _chosen_products(self, *, resumed: bool) -> bool:
         """Whether matrix products have the same bits with any number of threads, in NumPy."""
         if resumed:  # runs of earlier versions left the threads to NumPy's library
@@ -159,12 +172,15 @@ class TrainingRun:
         """Return what the run's bits depend on beside its options."""
         if self._backend.device is not None:
             return {"device": self._backend.description}
-        products = describe_products(fixed=self._fixed_products)
-        return {"device": self._backend.description, "products": products}
+        return {
+            "device": self._backend.description,
+            "engine": _IN_C if self._in_c else _IN_NUMPY,
+            "products": describe_products(fixed=self._fixed_products),
+        }
 
     def _note_other_bits(self) -> None:
         """Say so where a resumed run will not have the bits of an uninterrupted one."""
-        begun = read_log(self._folder.log).facts
+        begun = {"engine": _IN_NUMPY} | read_log(self._folder.log).facts
         for name, now in self._arithmetic().items():
             before = begun.get(name, now if self._fixed_products else "not recorded")
             if before != now:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from llmgpu.backend import NUMPY
+from llmgpu.cpu.library import library
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from llmgpu.lm.data.inputs import open_tokens
-from llmgpu.lm.ops.backends import NumpyOperations
+from llmgpu.lm.ops.backends import EngineOperations, NumpyOperations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.memory import training_memory
@@ -122,6 +123,8 @@ def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
         for changes, said in (
             ({}, []),
             ({"products": other}, [f"products was {other}, and is {now} now"]),
+            ({"engine": "C (arithmetic 0)"}, ["engine was C (arithmetic 0), and is "]),
+            ({"engine": None}, []),
             ({"device": "a GPU"}, ["device was a GPU, and is "]),
             ({"products": None, "fixed_products": False}, ["products was not recorded, and is "]),
         ):
@@ -135,12 +138,13 @@ def test_a_resumed_run_says_that_its_bits_may_be_others(tmp_path: Path) -> None:
 
 
 def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Path) -> None:
-    """A run of an earlier version, whose log does not say it, leaves the threads as they were."""
+    """A run of an earlier version, whose log does not say it, has NumPy and its threads."""
     for name, said in (("new", has_fixed_products()), ("old", False)):
         with open_run_folder(tmp_path / name) as folder:
             prepared(folder, [], steps=2).run()
             facts = log_facts(folder)
             assert facts.pop("fixed_products") is has_fixed_products()
+            assert facts.pop("engine").startswith("NumPy" if library() is None else "C ")
             if name == "old":
                 rest = folder.log.read_text().splitlines(keepends=True)[1:]
                 folder.log.write_text("".join([json.dumps(facts) + "\n", *rest]))
@@ -148,5 +152,7 @@ def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Pat
             operations = resumed._trainer.model.operations
             assert isinstance(operations, NumpyOperations)
             assert (operations.products is not None) is said
+            in_c = isinstance(operations, EngineOperations)
+            assert in_c is (name == "new" and library() is not None)
             resumed.run()
             assert ("fixed_products" in log_facts(folder)) is (name == "new")

@@ -1,0 +1,77 @@
+"""The CPU engine's operations: any number of threads, other vectors, numbers that are not finite.
+
+The tests of each operation beside this file compare them with float64.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmgpu.cpu import build
+from llmgpu.cpu.library import library
+from llmgpu.lm.ops import c_operations
+from llmgpu.lm.ops.backends import EngineOperations, open_operations
+from llmgpu.lm.ops.c_operations import COperations
+from llmgpu.lm.ops.operations import AttentionShape
+from llmgpu.lm.ops.products import FixedProducts
+from tests.lm.ops.all_operations import LARGE, Results, Tensors, run_all
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the CPU engine is not used")
+
+
+def results_of(operations: COperations) -> Results:
+    return run_all(Tensors(operations, np.random.default_rng(1)), LARGE)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    one, *others = (results_of(EngineOperations(FixedProducts(n))) for n in (1, 2, 5))
+    for other in others:
+        for name, expected in one.items():
+            np.testing.assert_array_equal(other[name].view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_the_vectors_of_the_processor(tmp_path: Path) -> None:
+    build.build(tmp_path / "plain.so", ["-DLLMGPU_PLAIN"])
+    program = ["-m", "tests.lm.ops.all_operations"]
+    plain, other = (
+        subprocess.run(
+            [sys.executable, *program, str(path)], capture_output=True, check=True
+        ).stdout
+        for path in (tmp_path / "plain.so", build.LIBRARY)
+    )
+    assert plain == other
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e-40])
+def test_numbers_that_are_not_finite_are_where_numpy_has_them(value: float) -> None:
+    def change(array: NDArray[np.float32]) -> None:
+        array.flat[rng.integers(array.size, size=3)] = value
+
+    shape, found = AttentionShape(2, 9, 2, 1, 6), []
+    for operations in (open_operations(None), open_operations(None, in_c=True)):
+        rng = np.random.default_rng(2)
+        found.append(run_all(Tensors(operations, rng, change), shape, 11))
+    for name, expected in found[0].items():
+        if name in ("gq", "gk", "gv"):  # NumPy multiplies what a query does not see by 0
+            assert np.isfinite(found[1][name])[np.isfinite(expected)].all(), name
+            continue
+        for kind in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(kind(found[1][name]), kind(expected), err_msg=name)
+
+
+def test_without_openblas_numpy_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_operations, "sgemm", lambda: None)
+    shape = AttentionShape(2, 9, 2, 1, 6)
+    found = [
+        run_all(Tensors(operations, np.random.default_rng(3)), shape, 11)
+        for operations in (EngineOperations(FixedProducts(2)), open_operations(None))
+    ]
+    for name, expected in found[1].items():
+        np.testing.assert_allclose(found[0][name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
