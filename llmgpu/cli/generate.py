@@ -13,7 +13,7 @@ import click
 from llmgpu.backend import select_backend
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.given import refuse_given
-from llmgpu.cli.options import READING_INPUT
+from llmgpu.cli.options import READING_INPUT, piped_input
 from llmgpu.cli.prompts import Prompt, continue_prompts, prompt_ids, read_prompts
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
@@ -107,9 +107,13 @@ def _report_rate(report: Reporter, count: int, seconds: float) -> None:
 
 def _single_prompt(prompt: str | None, report: Reporter) -> str:
     """Return the prompt; that of a pipe without the line end at its end."""
-    if prompt != STANDARD_INPUT:
-        return prompt or ""
-    report.line(READING_INPUT)
+    if prompt is None:
+        if not piped_input(report):
+            return ""
+    elif prompt != STANDARD_INPUT:
+        return prompt
+    else:
+        report.line(READING_INPUT)
     if sys.stdin is None:
         raise InputError("can't read standard input: it is closed")
     with naming("standard input"):

@@ -33,29 +33,38 @@ OPTION_NAMES = {  # ours, and what others call it
     "--dim": "d-model hidden-size model-dim n-embd",
     "--eos": "append-eod",
     "--eval-batches": "eval-iters",
+    "--eval-fraction": "val val-fraction valid",
     "--grad-accum": "gradient-accumulation-steps",
     "--heads": "n-head num-heads num-attention-heads",
     "--kv-heads": "n-kv-head num-key-value-heads",
     "--layers": "depth n-layer num-hidden-layers num-layers",
     "--lr": "learning-rate",
-    "--max-new-tokens": "max-tokens n-predict",
+    "--max-new-tokens": "max-tokens n-predict num-predict",
     "--max-token-length": "max-sentencepiece-length",
     "--min-frequency": "min-count",
-    "--output": "model model-prefix out out-dir outfile output-prefix",
+    "--output": "log-dir model model-prefix out out-dir outfile output-prefix",
     "--pattern": "encoding pre-tokenizer pretokenizer",
     "--pattern-regex": "pat-str regex split-pattern",
     "--precision": "dtype",
-    "--prompt": "start",
-    "--resume": "init-from",
+    "--prompt": "interactive start text",
+    "--prompts": "file",
+    "--resume": "checkpoint init-from",
     "--seq-len": "block-size context-length ctx-size max-seq-len",
     "--special-token": "control-symbols special-tokens user-defined-symbols",
-    "--steps": "iters max-iters max-steps num-iterations",
+    "--split": "val val-fraction val-split valid validation-split",
+    "--steps": "epochs iters max-iters max-steps num-epochs num-iterations",
+    "--temperature": "temp",
     "--text-field": "column field json-keys text-column",
     "--threads": "n-threads num-threads workers",
     "--vocab": "encoding model tokenizer tokenizer-model vocab-file",
     "--vocab-size": "num-merges",
     "--warmup-steps": "warmup-iters",
-    "--weights": "outtype",
+    "--weights": "outtype quantize",
+}
+_NOT_HERE = {  # what others have, and what there is in place of it
+    "dropout": "there is no dropout; --weight-decay regularizes",
+    "tensorboard": "the folder has log.jsonl and loss.svg",
+    "wandb": "the folder has log.jsonl and loss.svg",
 }
 
 
@@ -69,7 +78,12 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
     if meant:
         hint = f"Did you mean {' or '.join(map(repr, meant))}?"
         return click.UsageError(f"No such option {error.option_name!r}. {hint}", error.ctx)
-    takes_files = command and any(isinstance(p, click.Argument) for p in command.params)
+    if name in _NOT_HERE:
+        text = f"No such option {error.option_name!r}: {_NOT_HERE[name]}"
+        return click.UsageError(text, error.ctx)
+    takes_files = command and any(
+        isinstance(p, click.Argument) and p.name in ("corpus", "files") for p in command.params
+    )
     if name in _FILES and takes_files and error.ctx:
         hint = f"files need no option: {error.ctx.command_path} FILE"
         return click.UsageError(f"No such option {error.option_name!r}; {hint}", error.ctx)

@@ -76,7 +76,9 @@ def prompt_ids(tokenizer: Tokenizer, text: str, model: SavedModel) -> list[int]:
     if ids:
         return ids
     if model.eos_id is None:
-        raise InputError("the model has no token between documents; give a --prompt")
+        raise InputError(
+            "the model has no token between documents, so it can't begin one: give --prompt TEXT"
+        )
     return [model.eos_id]
 
 

@@ -272,6 +272,8 @@ def _open_run(
         workers=workers,
         **callbacks(report, steps),
     )
+    if workers.is_first and asked.resume:  # not before: what is refused changes nothing
+        keep_options(folder.path)
     return run, host_bytes
 
 
@@ -279,7 +281,7 @@ def _open_sources(
     asked: _Asked, folder: RunFolder, settled: _Settled, workers: Workers, report: Reporter
 ) -> tuple[TokenSource, TokenSource | None]:
     """Open the tokens of a run; change what is in its folder, now that nothing can be wrong."""
-    if workers.is_first:
+    if workers.is_first and not asked.resume:  # before a text is tokenized, which may end early
         keep_options(folder.path)
     resume = asked.resume or not workers.is_first
     encoding = _encoding_backend(settled.backend, asked.device)

@@ -94,7 +94,7 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
     taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
     text = f"{human_count(summary['tokens'])} tokens in {taken}"
     if summary["perplexity"] is not None:
-        text += f"; perplexity {summary['perplexity']:.2f}"
+        text += f"; perplexity {summary['perplexity']:,.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")
     if as_json:
         print_json(summary, to_stderr=False)

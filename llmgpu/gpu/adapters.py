@@ -114,7 +114,8 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
         return found[0]
     names = ", ".join(repr(info.name) for info in adapters)
     raise DeviceError(
-        f"no adapter's name contains {quote(wanted)}; use one of {names}, or cpu; gpu is the best"
+        f"no adapter's name contains {quote(wanted)}: use gpu for the best one, cpu for none, or "
+        f"part of a name: {names}"
     )
 
 

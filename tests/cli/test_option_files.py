@@ -63,6 +63,12 @@ def test_resuming_needs_only_the_folder(
     folder = corpus.parent
     start = ("train", "--vocab", "v.bin", "corpus.txt", *OPTIONS, "--device", "cpu", "--lr", "0.01")
     assert llmgpu(*start, "-o", "run").returncode == 0
+    before = (folder / "run" / "options.toml").read_bytes()
+    (folder / "other.txt").write_bytes(corpus.read_bytes() * 2)
+    for other in (("other.txt",), ("--eval-corpus", "other.txt"), ("--steps", "9", "other.txt")):
+        refused = llmgpu("train", "-o", "run", "--resume", *other)
+        assert refused.returncode == 1, refused.stderr
+        assert (folder / "run" / "options.toml").read_bytes() == before
     finished = llmgpu("train", "-o", "run", "--resume")
     assert finished.returncode == 0 and b"nothing is left to do" in finished.stderr
     assert llmgpu("train", "-o", "run", "--resume", "--steps", "5").returncode == 0

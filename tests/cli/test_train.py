@@ -400,7 +400,7 @@ def test_generating_repeats_with_a_seed_and_on_every_device(
     piped = [word if word != "a" else "-" for word in (*command, "--device", "cpu", "--seed", "5")]
     assert llmgpu(*piped, stdin=b"a\n").stdout == texts[0].stdout
     fails(llmgpu(*piped, stdin=b"a\xff"), 1, "standard input: not UTF-8 at byte 1")
-    fails(llmgpu("generate", "run"), 1, "give a --prompt")
+    fails(llmgpu("generate", "run"), 1, "give --prompt TEXT")
     fails(llmgpu(*command, "--temperature", "-1"), 1, "temperature is -1.0")
     fails(llmgpu("generate", "nowhere", "--prompt", "a"), 1, "no such folder")
 

@@ -50,15 +50,19 @@ class _Split:
 
 
 _LLAMA3 = ("dbrx", "llama-bpe")
-_NEW_CHARACTERS = "letters and numbers that Unicode 16 brought, as it has the classes of 15"
-_LONG_S = "the letter U+017F after an apostrophe"
+_NEW_CHARACTERS = "letters and numbers that are new in Unicode 16, since it classes them as 15 does"
+_LONG_S = "the letter ſ (U+017F) after an apostrophe"
 _SPLITS = {
     "gpt2": _Split("gpt-2"),
     "llama3": _Split(*_LLAMA3, _LONG_S),
     "rustbpe": _Split(*_LLAMA3, _LONG_S),
-    "cl100k": _Split(*_LLAMA3, f"{_LONG_S}, and white space at the end with a line end in it"),
+    "cl100k": _Split(
+        *_LLAMA3, f"{_LONG_S}, and a text that ends in white space with a line break in it"
+    ),
     "qwen2": _Split("qwen2", None, _LONG_S),
-    "o200k": _Split("gpt-4o", None, "letters outside of ASCII in upper and lower case, and marks"),
+    "o200k": _Split(
+        "gpt-4o", None, "words that mix upper and lower case beyond ASCII, and combining marks"
+    ),
 }
 
 
@@ -217,8 +221,11 @@ def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) ->
     if vocabulary.normalizer is not None:
         name = get_normalizer(vocabulary.normalizer).name
         differs.append(f"text that the normalizer {name} changes, which it does not have")
-    for texts in filter(None, differs):
-        note(f"{_TOOL} gives other ids for {texts}")
     if eos_id is None:
-        note(f"no token ends a text: {_TOOL} takes id {_DEFAULT_END} for it")
+        note(
+            f"the vocabulary has no token that ends a text: {_TOOL} stops at id {_DEFAULT_END} in "
+            "its place. Train it with --special-token '<|endoftext|>'"
+        )
+    for texts in filter(None, differs):
+        note(f"{_TOOL} gives different ids for {texts}")
     note_unicode(vocabulary, note)

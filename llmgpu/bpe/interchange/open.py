@@ -28,9 +28,9 @@ from llmgpu.outputs import (
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 _TEKKEN = "tekken.json"
 _UNREADABLE = {  # what others are called, by the ending
-    ".gguf": "files of llama.cpp are written, not read",
-    ".model": "models of SentencePiece are not read",
-    ".pkl": "pickles are never read",
+    ".gguf": "GGUF files can be written, not read",
+    ".model": "SentencePiece models can't be read",
+    ".pkl": "pickles are not read, since they can run code",
 }
 _SINGLE = {VOCABULARY: None, RANKS: "tiktoken", TEKKEN: "tekken"}  # formats by kind
 

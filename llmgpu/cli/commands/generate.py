@@ -37,12 +37,15 @@ def _sampling_options(command: Decorated) -> Decorated:
 @click.command()
 @click.argument("run", metavar="FOLDER")
 @click.option(
+    "-p",
     "--prompt",
     type=TEXT,
     metavar="TEXT",
-    help="Text to continue; - reads it from standard input.  [default: start a new document]",
+    help="Text to continue; - reads it from standard input, as is done for a pipe.  "
+    "[default: start a new document]",
 )
 @click.option(
+    "-n",
     "--max-new-tokens",
     type=COUNT,
     default=200,
@@ -89,6 +92,7 @@ def generate(**options: Any) -> None:
     Example:
       llmgpu generate run --prompt 'Once upon a time'
       llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
+      echo 'Once upon a time' | llmgpu generate run -n 50
       llmgpu generate run/step-00000100 --top-k 0 --top-p 0.9 --seed 1
       llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
     """

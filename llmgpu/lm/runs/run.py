@@ -299,7 +299,10 @@ class TrainingRun:
             if self._saved_step != self._trainer.step:
                 self._save()
         if self._trainer.step < self._options.steps:
-            self._note(f"stopped at step {self._trainer.step}; checkpoint in {self._checkpoint()}")
+            self._note(
+                f"stopped at step {self._trainer.step:,}; checkpoint in {self._checkpoint()}. To "
+                f"continue: llmgpu train -o {self._folder.path} --resume"
+            )
         if number:
             raise KeyboardInterrupt(number)
         return self._summary() if self._workers.is_first else {}

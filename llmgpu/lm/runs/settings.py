@@ -153,10 +153,10 @@ def explain_schedule(checkpoint: Checkpoint, options: TrainOptions) -> str | Non
     if step in (0, options.steps) or before.rate(step - 1) == options.rate(step - 1):
         return None
     return (
-        f"the learning rate falls over {options.steps} steps now, not {before.steps}: from "
-        f"{before.rate(step - 1):.2e} to {options.rate(step):.2e} at step {step + 1}. A run of "
-        f"{options.steps} steps from the beginning has other weights; with --schedule wsd it has "
-        "the same"
+        f"{options.steps:,} steps in place of {before.steps:,} change the learning rate: that of "
+        f"step {step + 1:,} is {options.rate(step):.2e}, after {before.rate(step - 1):.2e}. The "
+        f"weights are not those of a run planned for {options.steps:,} steps; runs with --schedule "
+        "wsd can be extended without that"
     )
 
 

@@ -124,11 +124,11 @@ def test_what_can_not_be_exact_is_refused(
 def test_what_differs_is_noted() -> None:
     notes: list[str] = []
     gguf.describe(cut_by("gpt2"), notes.append)
-    assert len(notes) == 1 and "Unicode 16 brought" in notes.pop()
+    assert len(notes) == 1 and "new in Unicode 16" in notes.pop()
     given = dataclasses.replace(cut_by("cl100k"), normalizer="NFC", special_tokens={})
     gguf.describe(given, notes.append)
-    assert len(notes) == 4 and notes[3].startswith("no token ends a text")
-    assert "white space at the end with a line end" in notes[1] and "NFC" in notes[2]
+    assert len(notes) == 4 and "llama.cpp stops at id 11" in notes[0]
+    assert "ends in white space with a line break" in notes[2] and "NFC" in notes[3]
 
 
 def test_only_files_are_written(tmp_path: Path) -> None:
