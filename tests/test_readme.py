@@ -24,6 +24,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 RECORDED = DOCS / "recorded"
 BENCHMARKS = DOCS / "benchmarks.md"
+LANGUAGE_MODELS = DOCS / "language-models.md"
 PAGES = [README, *sorted(DOCS.glob("*.md"))]
 FOR_DEVELOPERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
 
@@ -236,6 +237,17 @@ def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
     assert max(losses) < 1.005 * min(losses)
     for loss in losses:
         assert f"{loss:.4f}" in text
+
+
+def test_recipes_are_those_of_the_recorded_runs() -> None:
+    record = json.loads((RECORDED / "recipes" / "nvidia-h200.json").read_text(encoding="utf-8"))
+    found: dict[str, list[str]] = {}
+    for run in record["runs"]:  # AdamW, Muon, nanoGPT, nanochat
+        row = found.setdefault(f"`{run['preset']}`, {run['steps']} steps", [])
+        row.append(f"{run['bits_per_byte'][-1][1]:.3f}")
+        assert f"{run['tokens']:,}".replace(",", " ") in LANGUAGE_MODELS.read_text(encoding="utf-8")
+    shown = {row[0]: [row[3], row[4], row[2], row[5]] for row in table_rows(6, LANGUAGE_MODELS)}
+    assert shown == found
 
 
 def test_the_comparison_in_the_readme_is_that_of_the_recorded_runs() -> None:

@@ -13,6 +13,7 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 PRESET_STEPS = {"tiny": 500}  # default: a minute or two on two CPU cores
+PRESET_BATCHES = {"small": 32}  # default: enough to keep a GPU busy
 Schedule = Literal["cosine", "wsd"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Initialisation = Literal["normal", "fan-in"]

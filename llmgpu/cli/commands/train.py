@@ -25,6 +25,7 @@ from llmgpu.lm.options import (
     INITIALISATIONS,
     LORA_TARGETS,
     PRECISIONS,
+    PRESET_BATCHES,
     PRESET_STEPS,
     SCHEDULES,
     Intervals,
@@ -33,6 +34,8 @@ from llmgpu.lm.options import (
 
 _DERIVED = (
     "steps",
+    "batch_size",
+    "optimizer",
     "learning_rate",
     "min_learning_rate",
     "warmup_steps",
@@ -65,12 +68,16 @@ def _model_options(command: Decorated) -> Decorated:
 def _training_options(command: Decorated) -> Decorated:
     """Add how the model is trained; the defaults are those of `TrainOptions`."""
     number = click.FLOAT
-    steps = ", ".join(f"{name}: {count}" for name, count in PRESET_STEPS.items())
+    steps, batches = (
+        ", ".join(f"{name}: {count}" for name, count in of_preset.items())
+        for of_preset in (PRESET_STEPS, PRESET_BATCHES)
+    )
     optimizers = "; ".join(f"{name} {summary}" for name, summary in OPTIMIZERS.summaries.items())
     table = (
         ("--steps", "steps", COUNT,
          f"Number of optimizer steps.  [default: {TrainOptions.steps}; {steps}]"),
-        ("--batch-size", "batch_size", COUNT, "Sequences per batch."),
+        ("--batch-size", "batch_size", COUNT,
+         f"Sequences per batch.  [default: {TrainOptions.batch_size}; {batches}]"),
         ("--grad-accum", "grad_accum", COUNT,
          "Batches per step: more tokens per step in the same memory."),
         ("--lr", "learning_rate", number,
@@ -101,7 +108,7 @@ def _training_options(command: Decorated) -> Decorated:
         ("--z-loss", "z_loss", number,
          "Weight of the penalty on the squared log-sum-exp of the logits."),
         ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
-         f"{optimizers}."),
+         f"{optimizers}.  [default: muon; with --init adamw]"),
         ("--lora-rank", "lora_rank", click.IntRange(min=0),
          "With --init, train adapters of this rank in place of the weights; 0: none."),
         ("--lora-alpha", "lora_alpha", number,

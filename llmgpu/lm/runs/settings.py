@@ -9,7 +9,13 @@ from typing import Any
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.config import ModelConfig, preset
-from llmgpu.lm.options import F16_VERSION, LORA_TARGETS, PRESET_STEPS, TrainOptions
+from llmgpu.lm.options import (
+    F16_VERSION,
+    LORA_TARGETS,
+    PRESET_BATCHES,
+    PRESET_STEPS,
+    TrainOptions,
+)
 
 # Options that runs of earlier versions do not have, and what these runs did.
 FORMER_OPTIONS: dict[str, Any] = {
@@ -72,7 +78,13 @@ def new_settings(
         config = preset(name, vocab_size, **sizes)
     else:
         name, config = "", _shortened(model, sizes)
-    _fill_in(options, PRESET_STEPS.get(name, TrainOptions.steps), config.dim)
+    preset_defaults = {
+        "steps": PRESET_STEPS.get(name, TrainOptions.steps),
+        "batch_size": PRESET_BATCHES.get(name, TrainOptions.batch_size),
+        # The better one for new weights at equal tokens and equal time (docs/language-models.md).
+        "optimizer": "muon" if model is None else TrainOptions.optimizer,
+    }
+    _fill_in(options, preset_defaults, config.dim)
     if options.get("lora_rank") and model is None:
         raise InputError("lora_rank is for a model that is trained already: use --init FOLDER")
     settings = RunSettings(config, TrainOptions(**options))
@@ -97,10 +109,11 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
     return replace(model, seq_len=length, max_positions=longest)
 
 
-def _fill_in(options: dict[str, Any], steps: int, dim: int) -> None:
-    """Replace None: `steps`, and the numbers that follow from another option or from the width."""
-    if options.get("steps") is None:
-        options["steps"] = steps
+def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> None:
+    """Replace None: by `defaults`, or by what follows from another option or from the width."""
+    for key, value in defaults.items():
+        if options.get(key) is None:
+            options[key] = value
     if options.get("warmup_steps") is None:
         options["warmup_steps"] = min(TrainOptions.warmup_steps, options["steps"] // 10)
     if options.get("decay_steps") is None:

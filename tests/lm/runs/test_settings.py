@@ -29,6 +29,17 @@ def test_steps_are_those_of_the_preset_unless_given() -> None:
     assert new().options.warmup_steps == 50
 
 
+def test_the_batch_is_that_of_the_preset_and_the_optimizer_by_where_weights_come_from() -> None:
+    of_presets = {name: new(preset=name).options.batch_size for name in ("tiny", "small", "gpt2")}
+    assert of_presets == {"tiny": 8, "small": 32, "gpt2": 8}
+    assert new(preset="small", batch_size=4).options.batch_size == 4
+    assert new().options.optimizer == "muon" and new(optimizer="adamw").options.optimizer == "adamw"
+    model = replace(new().config, max_positions=1024)
+    for asked in ({}, {"lora_rank": 2}):
+        tuned = new_settings({"preset": "tiny", **asked}, 300, model)
+        assert (tuned.options.optimizer, tuned.options.batch_size) == ("adamw", 8)
+
+
 def test_the_learning_rate_is_by_width_unless_given() -> None:
     for sizes, rate in (({"dim": 128}, 0.5 / 128), ({"dim": 768}, 0.5 / 768), ({"dim": 16}, 0.01)):
         options = new(learning_rate=None, **sizes).options
