@@ -20,11 +20,16 @@ from llmgpu.bpe.encoding.special_encoding import SpecialOptions, token_id
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat, with_chat_template
 from llmgpu.cli.console import Reporter
-from llmgpu.cli.given import refuse_given
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import id_or_text, make_corpus_options, piped_input
-from llmgpu.cli.source_options import check_text_field, lists_of_files, named_files, take_selection
+from llmgpu.cli.source_options import lists_of_files, named_files, take_selection
 from llmgpu.cli.starting_points import StartingPoint, find_starting_point
+from llmgpu.cli.train_corpora import (
+    corpus_lengths,
+    resolve_corpus,
+    resolve_evaluated,
+    set_corpora,
+)
 from llmgpu.cli.train_report import (
     announce,
     announce_resuming,
@@ -42,7 +47,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     set_aside_checkpoints,
 )
 from llmgpu.lm.checkpoints.model_card import Origin
-from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
+from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory
 from llmgpu.lm.local_steps import local_memory
@@ -66,7 +71,7 @@ from llmgpu.lm.runs.settings import (
 )
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.outputs import Output, check_outputs
-from llmgpu.text.sources import Selection, Sources, resolve_sources
+from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.conversations import Conversations
 from llmgpu.tokens.foreign import note_of_foreign
@@ -110,11 +115,13 @@ def train(
     report = Reporter(quiet=quiet or not workers.is_first)
     with workers.all_or_none():
         corpus = named_files(corpus, settings.pop("files_from")) or _piped_corpus(report)
-        sources = _resolve(corpus, settings)
+        selection = replace(take_selection(settings), may_be_tokens=True)
+        sources = resolve_corpus(corpus, selection, _READING)
+        lengths = corpus_lengths(corpus, selection, settings)
         device = _own_device(workers, device, corpus)
         reading = {name: settings.pop(name) for name in (*_READING, "token_dtype")}
         intervals = Intervals(**{name: settings.pop(name) or 0 for name in _INTERVALS})
-        evaluated = _resolve_evaluated(eval_corpus)
+        evaluated = resolve_evaluated(eval_corpus)
         check_chat(chat, chat_template, SpecialOptions(eos=eos))
         start = find_starting_point(vocab, init, chat_template, output if resume else None, report)
         explicit = _explicit(settings)
@@ -126,6 +133,7 @@ def train(
         select = partial(select_backend, device, note=report.note)
         asked = _Asked(
             sources,
+            lengths,
             evaluated,
             init,
             start,
@@ -163,6 +171,7 @@ class _Asked:
     """What the command was given."""
 
     sources: Sources
+    lengths: list[int]  # of corpora with weights
     evaluated: Sources | None
     init: str | None
     start: StartingPoint
@@ -294,6 +303,7 @@ def _open_sources(
         separator=settled.separator,
         resume=resume,
     )
+    set_corpora(source, asked.lengths, settled.settings.options)
     if source.foreign_files:
         report.note(note_of_foreign(source.foreign_files, asked.start.name))
     if asked.force and workers.is_first:
@@ -330,25 +340,6 @@ def _open_tokens(
         if asked.evaluated is None:
             return source, None
         return source, opened(asked.evaluated, folder=folder.evaluation_tokens)
-
-
-def _resolve(corpus: Sequence[str], settings: dict[str, Any]) -> Sources:
-    """Return the files that are read; UsageError for options about text if they are token files."""
-    selection = replace(take_selection(settings), may_be_tokens=True)
-    found = resolve_sources(corpus, selection)
-    if are_tokens(found):
-        refuse_given((*_READING, "chat"), f"is for text, and {found.files[0].path} has tokens")
-    else:
-        check_text_field(found)
-    return found
-
-
-def _resolve_evaluated(path: str | None) -> Sources | None:
-    """Return the text to evaluate on, if there is one; UsageError if a part is held out, too."""
-    if path is None:
-        return None
-    refuse_given(("evaluation_fraction", "evaluation_parts"), "is for CORPUS; use no --eval-corpus")
-    return resolve_sources([path], Selection(may_be_tokens=True))
 
 
 def _command() -> str:

@@ -62,6 +62,9 @@ class TrainOptions:
     brought together by a step of outer_learning_rate and outer_momentum, see
     `llmgpu.lm.local_steps`; 0: workers add up their gradients in every step.
 
+    corpus_weights: shares in which sequences are drawn from several corpora, with commas between
+    them; none where all is one corpus.
+
     f16_version: which numbers are rounded to half precision, and in which order sums are made.
     """
 
@@ -98,6 +101,7 @@ class TrainOptions:
     f16_version: int = F16_VERSION
     document_mask: bool = True
     recompute: bool = False
+    corpus_weights: str = ""
     sync_every: int = 0
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.9
@@ -134,6 +138,7 @@ class TrainOptions:
             raise InputError("decay_steps are those of the schedule wsd: use --schedule wsd")
         if self.lora_rank:
             self._check_lora()
+        self._check_weights()
         if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
             able = ", ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
             raise InputError(f"{self.optimizer} can't do sparse_embedding; use {able}")
@@ -159,6 +164,23 @@ class TrainOptions:
         ):
             if clashes:
                 raise InputError(f"{name} is not for adapters: leave it or lora_rank out")
+
+    def _check_weights(self) -> None:
+        """Check the weights of corpora."""
+        for text in self.corpus_weights.split(",") if self.corpus_weights else ():
+            try:
+                weight = float(text)
+            except ValueError:
+                weight = 0.0
+            if not 0 < weight < math.inf:
+                raise InputError(
+                    f"corpus_weights has {quote(text)}, they are numbers above 0, such as 0.7,0.3"
+                )
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weights of corpora; one if all is one corpus."""
+        return tuple(map(float, self.corpus_weights.split(","))) if self.corpus_weights else (1.0,)
 
     @property
     def targets(self) -> tuple[str, ...]:

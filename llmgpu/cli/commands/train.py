@@ -42,6 +42,7 @@ _DERIVED = (
     "decay_steps",
     "lora_alpha",
     "lora_targets",
+    "corpus_weights",
 )  # their defaults follow from others
 
 
@@ -117,6 +118,8 @@ def _training_options(command: Decorated) -> Decorated:
          f"Matrices that have adapters.  [default: {','.join(LORA_TARGETS)}]"),
         ("--precision", "precision", click.Choice(PRECISIONS),
          "f16 rounds the factors of matrix products (needs shader-f16; fast with llmgpu[dawn])."),
+        ("--weights", "corpus_weights", TEXT,
+         "Draw sequences from token files in these shares, one for each CORPUS: 0.7,0.3."),
         ("--seed", "seed", click.IntRange(min=0),
          "Seed of the initial weights and of the order of the text."),
     )  # fmt: skip

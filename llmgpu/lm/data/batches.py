@@ -9,11 +9,14 @@
 - Ids that a loss mask leaves out are read, and not predicted: their targets are ignored.
 - Order and borders depend on seed and epoch alone, so a resumed run only needs the number of
   sequences taken so far.
+- Several corpora with weights are cut and ordered apart, each in its own epochs; see `mixture`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.data.held_out import Ranges, divide
+from llmgpu.lm.data.mixture import Mixture
 from llmgpu.lm.data.token_source import TokenSource, check_ids
 
 IGNORED_TARGET = 0xFFFFFFFF  # beyond every vocabulary: the loss leaves it out
@@ -33,10 +37,45 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
 
 
+@dataclass(frozen=True)
+class _Corpus:
+    """The sequences of a corpus that are trained on.
+
+    number: of the corpus. begin, size: its tokens in the row of all that is trained on. seq_len:
+    tokens of a sequence.
+    """
+
+    number: int
+    begin: int
+    size: int
+    seq_len: int
+
+    @property
+    def sequences(self) -> int:
+        """How many there are in an epoch."""
+        return max(1, (self.size - self.seq_len) // self.seq_len)
+
+    def starts(self, places: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        """Return where sequences begin in that row, by their places from the first epoch on."""
+        epochs, indices = np.divmod(places, self.sequences)
+        starts = np.empty(len(places), np.int64)
+        # A batch may reach into the next epoch, which has its own order.
+        for epoch in np.unique(epochs).tolist():
+            of_epoch = epochs == epoch
+            # The raw numbers of Philox are the same with every version of NumPy.
+            key = np.array([seed, epoch | self.number << 32], np.uint64)
+            random = np.random.Philox(key=key).random_raw(ROUNDS + 1)
+            offsets = min(self.seq_len, self.size - self.sequences * self.seq_len)
+            offset = int(random[ROUNDS]) % offsets
+            order = permute(indices[of_epoch], self.sequences, random[:ROUNDS])
+            starts[of_epoch] = order * self.seq_len + offset
+        return self.begin + starts
+
+
 class Batches:
     """The batches of a run.
 
-    training_sequences: number in an epoch. evaluation_sequences: number held out.
+    training_sequences: number in an epoch, of all corpora. evaluation_sequences: number held out.
     """
 
     def __init__(
@@ -50,6 +89,7 @@ class Batches:
         evaluation_parts: int = 1,
         separator: int | None = None,
         evaluation_source: TokenSource | None = None,
+        weights: Sequence[float] = (1.0,),
     ) -> None:
         """Divide the tokens.
 
@@ -57,20 +97,31 @@ class Batches:
         sequences that is held out, at least one; 0 for none. All are as `TrainOptions` and
         `ModelConfig` check them. evaluation_parts: the most parts of the tokens that they are of.
         separator: between documents, if any. evaluation_source: what to evaluate on instead.
+        weights: of the corpora of `source`, if it has several.
 
         Raises InputError for too few tokens.
         """
         self.batch_size, self.seq_len = batch_size, seq_len
         self._source, self._seed = source, seed
-        targets = max(0, len(source) - 1)
-        held_out = round(targets // seq_len * evaluation_fraction)
-        held_out = max(1, held_out) if evaluation_fraction and evaluation_source is None else 0
-        if targets - held_out * seq_len < seq_len:
-            raise _too_short(source, seq_len, held_out)
-        division = divide(source, seq_len, held_out, evaluation_parts, separator)
-        self._training = Ranges(source, division.training)
-        targets = len(self._training) - 1
-        self._evaluated, self._evaluation_starts = source, division.evaluation
+        self._mixture = Mixture(weights)
+        fraction = evaluation_fraction if evaluation_source is None else 0.0
+        trained: list[tuple[int, int]] = []
+        self._corpora: list[_Corpus] = []
+        evaluated = []
+        for begin, end in pairwise([0, *accumulate(source.corpora or [len(source)])]):
+            corpus = Ranges(source, [(begin, end)])
+            held_out = round(max(0, len(corpus) - 1) // seq_len * fraction)
+            held_out = max(1, held_out) if fraction else 0
+            if len(corpus) - 1 - held_out * seq_len < seq_len:
+                raise _too_short(corpus, seq_len, held_out)
+            division = divide(corpus, seq_len, held_out, evaluation_parts, separator)
+            left = [(begin + first, begin + last) for first, last in division.training]
+            size, before = sum(b - a for a, b in left), sum(b - a for a, b in trained)
+            self._corpora.append(_Corpus(len(self._corpora), before, size, seq_len))
+            trained += left
+            evaluated.append(begin + division.evaluation)
+        self._training = Ranges(source, trained)
+        self._evaluated, self._evaluation_starts = source, np.concatenate(evaluated)
         if evaluation_source is not None:
             count = (len(evaluation_source) - 1) // seq_len
             if count < 1:
@@ -81,20 +132,16 @@ class Batches:
             self._evaluated = evaluation_source
             self._evaluation_starts = seq_len * np.arange(count, dtype=np.int64)
         self.evaluation_sequences = len(self._evaluation_starts)
-        self.training_sequences = max(1, (targets - (seq_len - 1)) // seq_len)
-        self._offsets = min(seq_len, targets - self.training_sequences * seq_len + 1)
+        self.training_sequences = sum(corpus.sequences for corpus in self._corpora)
 
     def training(self, position: int) -> Batch:
         """Return the batch after `position` sequences: tokens and targets, uint32 (B, T)."""
-        epochs, indices = np.divmod(
-            np.arange(position, position + self.batch_size, dtype=np.int64),
-            self.training_sequences,
-        )
+        numbers = np.arange(position, position + self.batch_size, dtype=np.int64)
+        chosen, places = self._mixture.places(numbers)
         starts = np.empty(self.batch_size, np.int64)
-        # A batch may reach into the next epoch, which has its own order.
-        for epoch in np.unique(epochs).tolist():
-            of_epoch = epochs == epoch
-            starts[of_epoch] = self._training_starts(epoch, indices[of_epoch])
+        for number in np.unique(chosen).tolist():
+            of_corpus = chosen == number
+            starts[of_corpus] = self._corpora[number].starts(places[of_corpus], self._seed)
         return self._read(self._training, starts)
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
@@ -110,15 +157,6 @@ class Batches:
             # Evenly spread over all held-out sequences.
             chosen = taken * every // count
             yield self._read(self._evaluated, self._evaluation_starts[chosen])
-
-    def _training_starts(self, epoch: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the sequences of these indices (n,) in an epoch begin: int64 (n,)."""
-        # The raw numbers of Philox are the same with every version of NumPy.
-        random = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(
-            ROUNDS + 1
-        )
-        offset = int(random[ROUNDS]) % self._offsets
-        return permute(indices, self.training_sequences, random[:ROUNDS]) * self.seq_len + offset
 
     def _read(self, row: Ranges | TokenSource, starts: NDArray[np.int64]) -> Batch:
         """Read the sequences that start at `starts` (n,), n <= B, and fill up with ignored ones."""
@@ -159,7 +197,7 @@ def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     return spans
 
 
-def _too_short(source: TokenSource, seq_len: int, held_out: int) -> InputError:
+def _too_short(source: Ranges, seq_len: int, held_out: int) -> InputError:
     needed = (1 + held_out) * seq_len + 1
     for_evaluation = f" and {held_out:,} for evaluation" if held_out else ""
     or_less = ", or hold out less for evaluation" if held_out else ""

@@ -69,7 +69,7 @@ class Ranges:
 
 
 def divide(
-    source: TokenSource, seq_len: int, held_out: int, parts: int, separator: int | None
+    source: Ranges, seq_len: int, held_out: int, parts: int, separator: int | None
 ) -> Division:
     """Hold out sequences of a source of more than seq_len * held_out tokens.
 
@@ -101,7 +101,7 @@ def divide(
     return Division(used, np.concatenate(evaluation))
 
 
-def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
+def _last(source: Ranges, separator: int, least: int, begin: int) -> int:
     """Return the last place from `least` to `begin` of the separator; `begin` if there is none."""
     if least > begin:
         return begin
@@ -109,7 +109,7 @@ def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
     return least + int(found[-1]) if len(found) else begin
 
 
-def _first(source: TokenSource, separator: int, begin: int, end: int) -> int | None:
+def _first(source: Ranges, separator: int, begin: int, end: int) -> int | None:
     """Return the first place from `begin` on of the separator, before `end`."""
     found = np.flatnonzero(source.read(begin, end - begin) == separator)
     return begin + int(found[0]) if len(found) else None

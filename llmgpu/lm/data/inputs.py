@@ -186,6 +186,24 @@ def are_tokens(inputs: Sources) -> bool:
     return is_json or suffix in (".bin", ".npy")
 
 
+def count_tokens(corpora: Sequence[Sources], dtype: str | None = None) -> list[int]:
+    """Return how many ids each corpus of token files has; dtype: as `open_tokens`.
+
+    Raises InputError for one of texts.
+    """
+    lengths = []
+    for sources in corpora:
+        paths = _token_files(sources)
+        if paths is None:
+            raise InputError(
+                f"{sources.files[0].path} is text, and weights are for token files: write one of "
+                "each corpus by llmgpu tokenize"
+            )
+        files = [describe_bin_file(path, dtype, may_be_foreign=True) for path in paths]
+        lengths.append(sum(file.count for file in files))
+    return lengths
+
+
 def _token_files(inputs: Sources) -> list[str] | None:
     """Return the ``bin`` files that `inputs` stand for, each once; None if all are text.
 

@@ -32,6 +32,7 @@ class TokenSource:
 
     vocabulary: that all of them were made with, by its match rule. checksum: CRC-32 of all ids, in
     one file or in many; mask_checksum: that of which ids count in the loss; 0 before `check_ids`.
+    corpora: how many ids each corpus has, one after the other; none where all are one corpus.
     """
 
     def __init__(self, files: Sequence[BinFile], vocabulary: Vocabulary) -> None:
@@ -40,6 +41,7 @@ class TokenSource:
         self._ends = np.cumsum([file.count for file in self._files], dtype=np.int64)
         self.vocabulary = vocabulary
         self.checksum = self.mask_checksum = 0
+        self.corpora: list[int] = []
 
     def __len__(self) -> int:
         """Return the number of ids."""

@@ -111,6 +111,7 @@ class TrainingRun:
             evaluation_parts=self._options.evaluation_parts,
             separator=eos_id,
             evaluation_source=evaluation_source,
+            weights=self._options.shares,
         )
         self._token_bytes = token_bytes(vocabulary)
         if workers.is_first:
@@ -192,7 +193,9 @@ class TrainingRun:
     def _token_facts(self) -> dict[str, Any]:
         source = self._source
         mask = {"loss_mask_crc32": source.mask_checksum} if source.has_mask else {}
-        facts = {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
+        facts: dict[str, Any] = {"tokens": len(source), "tokens_crc32": source.checksum, **mask}
+        if source.corpora:
+            facts["corpus_tokens"] = source.corpora
         if self._evaluation_source is not None:
             facts["evaluation_tokens_crc32"] = self._evaluation_source.checksum
         return facts

@@ -36,6 +36,7 @@ FORMER_OPTIONS: dict[str, Any] = {
     "sync_every": 0,
     "outer_learning_rate": 0.7,
     "outer_momentum": 0.9,
+    "corpus_weights": "",
 }
 
 # When a run is resumed.
@@ -128,6 +129,7 @@ def _fill_in(options: dict[str, Any], defaults: Mapping[str, Any], dim: int) -> 
             options["lora_alpha"] = 2.0 * options["lora_rank"]
         if options.get("lora_targets") is None:
             options["lora_targets"] = ",".join(LORA_TARGETS)
+    options["corpus_weights"] = options.get("corpus_weights") or ""
     if options.get("min_learning_rate") is None:
         options["min_learning_rate"] = 0.0
 

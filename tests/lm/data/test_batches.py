@@ -249,3 +249,34 @@ def test_bytes_of_tokens() -> None:
     assert special
     for token, text in enumerate(VOCABULARY.tokens):
         assert counts[token] == (0 if token in special else len(text))
+
+
+def test_corpora_with_weights_are_drawn_in_their_shares_each_in_its_own_epochs(
+    source: TokenSource,
+) -> None:
+    """3 007 and 7 000 tokens, a quarter of the sequences from the first."""
+    parts = open_token_files([source._files[0].path], source.vocabulary, "v.bin")
+    parts.corpora = [3_007, 7_000]
+    batches = Batches(parts, 4, 100, seed=9, evaluation_fraction=0.1, weights=(1.0, 3.0))
+    firsts = np.concatenate([batches.training(k)[0][:, 0] for k in range(0, 400, 4)])
+    assert (firsts < 3_007).sum() == 100
+    held_out = np.concatenate([tokens[:, 0] for tokens, _ in batches.evaluation()])
+    assert batches.evaluation_sequences == 3 + 7
+    assert sorted(held_out[: batches.evaluation_sequences] < 3_007) == [False] * 7 + [True] * 3
+    for k in range(0, 400, 4):
+        tokens, targets = batches.training(k)
+        rows = np.concatenate([tokens, targets[:, -1:]], axis=1).astype(np.int64)
+        assert (rows[:, -1] - rows[:, 0] == 100).all()  # none goes from a corpus to the other
+        assert ((rows[:, 0] < 3_007) == (rows[:, -1] < 3_007)).all()
+        assert not set(tokens.reshape(-1).tolist()) & {int(x) + 1 for x in held_out[:10]}
+    small = firsts[firsts < 3_007]
+    assert len(set(small[:25].tolist())) == 25  # an epoch of 27 - 3 or so takes each once
+    one = Batches(parts, 1, 100, seed=9, evaluation_fraction=0.1, weights=(1.0, 3.0))
+    assert np.array_equal([one.training(k)[0][0, 0] for k in range(80)], firsts[:80])
+
+
+def test_a_corpus_that_is_too_short(source: TokenSource) -> None:
+    parts = open_token_files([source._files[0].path], source.vocabulary, "v.bin")
+    parts.corpora = [10_000, 7]
+    with pytest.raises(InputError, match="7 tokens are too few: one sequence of 100"):
+        Batches(parts, 4, 100, weights=(1.0, 3.0))
