@@ -43,8 +43,12 @@ def test_a_killed_run_with_weights_is_resumed(llmgpu: Run, tokens: Path) -> None
     )
     fails(llmgpu(*again, "b.bin", "a.bin"), 1, "run was started with other tokens")
     (tokens / "run/options.toml").unlink()
-    again = (*again, "--vocab", "v.bin", "a.bin", "b.bin")
-    fails(llmgpu(*again), 1, "the run has --weights 0.3,0.7: name CORPUS and --weights as before")
+    named = ("--vocab", "v.bin", "a.bin", "b.bin")
+    fails(
+        llmgpu(*again, *named),
+        1,
+        "the run has --weights 0.3,0.7: name CORPUS and --weights as before",
+    )
 
 
 @pytest.mark.parametrize(
