@@ -39,6 +39,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "pattern_free": (None, c_void_p),
     "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
     "valid_utf8": (c_int64, c_void_p, c_int64),
+    "copy": (None, c_void_p, c_void_p, c_int64, c_int),
+    "read": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
     "spelled_tokens": (
         *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         *(c_int64, c_int64, c_void_p),

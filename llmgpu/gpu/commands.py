@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.driver import BufferMap, BufferUsage, FastPass
@@ -182,8 +183,12 @@ _copiers = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="llmgpu-copy")
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy bytes between arrays of one length with several threads."""
+    """Copy bytes between contiguous arrays of one length with several threads."""
     least, most = COPY_PIECES
+    loaded = library() if len(source) > least else None
+    if loaded is not None:  # whose threads don't wait for Python's lock
+        loaded.llmgpu_copy(address_of(target), address_of(source), len(source), COPY_THREADS)
+        return
     size = min(max(len(source) // COPY_THREADS, least), most)
     pieces = range(0, len(source), size)
     if len(pieces) == 1:

@@ -200,8 +200,8 @@ class ChatTable(ParquetFile):
 
     def conversations(self, policy: Utf8Policy) -> Iterator[bytes]:
         """Yield the text of each row; InputError names the file and the row."""
-        number, last = self._rows
-        for rows in self._batches(number, last):
+        number = self._rows[0]
+        for rows in self._batches():
             for messages, tools in rows:
                 number += 1
                 if messages is None:

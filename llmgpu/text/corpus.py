@@ -39,6 +39,7 @@ from llmgpu.text.documents import (
     PieceReader,
     Utf8Policy,
 )
+from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.read_ahead import files_ahead
 from llmgpu.text.sources import Sources, format_of, resolve_sources
@@ -281,13 +282,19 @@ class Corpus(Closing):
         return documents_in(source, self.options.text_field) if documents_in else ByteStream(source)
 
     def _open_ahead(self) -> None:
-        """Open the next few files if they are compressed; what fails is tried again in its turn."""
+        """Open the next few files that threads read before their turn.
+
+        What fails is tried again in its turn.
+        """
         while len(self._ahead) < min(self._most_ahead, len(self._remaining)):
             source = self._remaining[-1 - len(self._ahead)]
             file = None
-            if source.compression and source.size is not None and source.remote is None:
+            is_local = source.size is not None and source.remote is None
+            if is_local and (source.compression or format_of(source)):
                 with suppress(InputError):
                     file = self._open(source)
+                    if self.options.chat is None and isinstance(file, (JsonlFile, ParquetFile)):
+                        file.begin()
             self._ahead.append(file)
 
     def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:

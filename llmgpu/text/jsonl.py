@@ -13,7 +13,8 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,14 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.processors import usable_processors
 from llmgpu.text.documents import REPLACEMENT, Piece, Utf8Policy
-from llmgpu.text.read_ahead import in_order
+from llmgpu.text.read_ahead import InOrder
 from llmgpu.text.streams import ByteStream, Source
 
-_BLOCK_BYTES = 1 << 20  # of the file, read at a time
-_BLOCKS_AHEAD = 8  # that are taken apart in threads before they are needed
+_BLOCK_BYTES = 1 << 20  # of a stream, read at a time
+_SPAN_BYTES = 2 << 20  # of a regular file, whose lines one thread reads and takes apart
+_TAIL_BYTES = 1 << 16  # read after a span at first, for the end of its last line
+_AHEAD = 8  # blocks or spans that are taken apart in threads before they are needed
+_BEGUN = 2  # of them before a file's turn
 LINE_BYTES = 1 << 30  # a longer line is refused: the memory a line takes is a multiple of it
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -65,11 +69,16 @@ def jsonl_lines(
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Whole lines: the first `end` bytes of `data`; is_last: the last one may lack its newline."""
+    """Whole lines: data[begin:end]; is_last: the last one may lack its newline.
+
+    after: bytes of the file up to there, None where the stream itself counts them.
+    """
 
     data: NDArray[np.uint8]
+    begin: int
     end: int
     is_last: bool = False
+    after: int | None = None
 
 
 class JsonlFile(ByteStream):
@@ -94,19 +103,65 @@ class JsonlFile(ByteStream):
 
     def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
         """Yield the text of the lines; InputError names the file and the line."""
-        texts = self._texts
-        if texts is None:
+        if self._texts is None:
             for block in self._blocks():
                 yield from self._take(block, policy, None)
             return
-
-        def take(block: _Block) -> TakenTexts:
-            return texts.take(block.data, 0, block.end, is_last=block.is_last)
-
-        most = 0 if self._pollable is not None else min(usable_processors(), _BLOCKS_AHEAD)
-        for block, taken in in_order(self._blocks(), take, most):
+        for _, (block, taken) in self._ahead_of_turn:
             yield from self._take(block, policy, taken)
+            if block.after is not None:
+                self.position = block.after
         self.check_unchanged()
+
+    def begin(self) -> None:
+        """Start to read, before it is the file's turn."""
+        if self._texts is not None and self.reads_anywhere:
+            self._ahead_of_turn.begin(_BEGUN)
+
+    def close(self) -> None:
+        """Close the file."""
+        if "_ahead_of_turn" in self.__dict__:
+            self._ahead_of_turn.close()
+        super().close()
+
+    @cached_property
+    def _ahead_of_turn(self) -> InOrder[Any, tuple[_Block, TakenTexts]]:
+        """What is taken apart in threads: spans that they read, or else blocks as they come."""
+        most = 0 if self._pollable is not None else min(usable_processors(), _AHEAD)
+        if not self.reads_anywhere:
+            return InOrder(self._blocks(), self._take_block, most)
+        spans = range(self._begin, self._end_of_file, _SPAN_BYTES)
+        return InOrder(iter(spans), lambda begin: self._take_block(self._read_span(begin)), most)
+
+    def _take_block(self, block: _Block) -> tuple[_Block, TakenTexts]:
+        assert self._texts is not None
+        end, is_last = block.end, block.is_last
+        return block, self._texts.take(block.data, block.begin, end, is_last=is_last)
+
+    def _read_span(self, begin: int) -> _Block:
+        """Return the lines that start in the span from `begin` on; for any number of threads."""
+        end = min(begin + _SPAN_BYTES, self._end_of_file)
+        first = max(begin - 1, self._begin)  # where the byte before the span says if a line starts
+        data = np.empty(0, np.uint8)
+        length, tail = 0, _TAIL_BYTES
+        while True:  # read on until the last line that starts in the span ends
+            stop = min(end + tail, self._end_of_file)
+            longer = np.empty(stop - first + TEXT_PADDING, np.uint8)
+            longer[:length] = data[:length]
+            data = longer
+            self.read_at(data[length : stop - first], first + length)
+            searched = max(end - 1 - first, length)
+            length = stop - first
+            newline = data[searched:length].tobytes().find(b"\n") + 1
+            if newline or stop == self._end_of_file or length > end - first + LINE_BYTES:
+                break
+            tail *= 4
+        last = searched + newline if newline else length
+        start = 0
+        if begin > self._begin:
+            start = data[: end - 1 - first].tobytes().find(b"\n") + 1
+            last = last if start else 0  # no line starts here
+        return _Block(data, start, last, is_last=not newline, after=end - self._begin)
 
     def _blocks(self) -> Iterator[_Block]:
         """Yield the file in blocks of whole lines."""
@@ -114,8 +169,7 @@ class JsonlFile(ByteStream):
         held = 0  # bytes of a line that is not whole
         while count := self.readinto(data[held:-TEXT_PADDING]):
             length = held + count
-            newlines = data[held:length].tobytes()
-            end = held + newlines.rfind(b"\n") + 1 if b"\n" in newlines else 0
+            end = _after_last_newline(data, held, length)
             held = length - end
             room = _BLOCK_BYTES if end or length < len(data) - TEXT_PADDING else 2 * length
             following = data
@@ -123,16 +177,16 @@ class JsonlFile(ByteStream):
                 following = np.empty(max(room, 2 * held) + TEXT_PADDING, np.uint8)
                 following[:held] = data[end:length]
             if end:
-                yield _Block(data, end)
+                yield _Block(data, 0, end)
             if held > LINE_BYTES:
                 raise _too_long(self.name, self._lines + 1, LINE_BYTES)
             data = following
         if held:
-            yield _Block(data, held, is_last=True)
+            yield _Block(data, 0, held, is_last=True)
 
     def _take(self, block: _Block, policy: Utf8Policy, taken: TakenTexts | None) -> Iterator[Piece]:
         """Yield the texts of a block: those that C has taken, and by `json` the others."""
-        begin, end, lines = 0, block.end, b""
+        begin, end, lines = block.begin, block.end, b""
         while begin < end:
             if self._texts is not None:
                 taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
@@ -159,6 +213,14 @@ class JsonlFile(ByteStream):
         where = place_of_line(self.name, self._lines, self._begin)
         decoded, has_invalid = decode_line(line, where, policy)
         return encode_text(_field(decoded, where, self._text_field), has_invalid, where, policy)
+
+
+def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
+    """Return where data[begin:end] has its last newline, plus one; 0 if it has none."""
+    for first in (max(begin, end - _TAIL_BYTES), begin):
+        if found := data[first:end].tobytes().rfind(b"\n") + 1:
+            return first + found
+    return 0
 
 
 def place_of_line(name: str, number: int, begin: int) -> str:

@@ -1,14 +1,17 @@
 """The documents of a ``.parquet`` file: one column, each row a document.
 
-Row groups are read one after the other, and of each a few rows at a time, so that memory is bounded
-by the longest rows. Rows without a value are left out and counted.
+Row groups are read in threads, some before it is their turn, and of each a few rows at a time, up
+to some megabytes ahead. So memory is bounded by the longest rows. Rows without a value are left out
+and counted.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -17,13 +20,46 @@ from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
+from llmgpu.processors import usable_processors
 from llmgpu.text.documents import NO_TEXT, Piece, Utf8Policy
+from llmgpu.text.read_ahead import InOrder
 from llmgpu.text.streams import PYARROW, PYARROW_PARQUET, FileContent, Source
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
 _BUFFER_BYTES = 1 << 20
+_AHEAD = 8  # row groups that are read before they are needed
+_AHEAD_BYTES = 16 << 20  # of a row group, decoded before they are needed
+_BEGUN = 2  # row groups that are read before a file's turn
 _SHOWN_COLUMNS = 20
+
+
+class _Places(io.RawIOBase):
+    """A regular file, read from places of its own although others use the same descriptor."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        super().__init__()
+        self._descriptor, self._size, self._position = descriptor, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._position = offset + {os.SEEK_CUR: self._position, os.SEEK_END: self._size}.get(
+            whence, 0
+        )
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = os.preadv(self._descriptor, [buffer], self._position)
+        self._position += count
+        return count
 
 
 class ParquetFile:
@@ -72,9 +108,8 @@ class ParquetFile:
     def documents(self, policy: Utf8Policy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
         rows = max(1, self._file.metadata.num_rows)
-        first, last = self._rows
-        number = first
-        for array in self._batches(first, last):
+        number = first = self._rows[0]
+        for array in chain.from_iterable(batches for _, batches in self._groups):
             if policy.policy == "raw":
                 pieces = iter([_text_of(array)])
             else:
@@ -108,7 +143,13 @@ class ParquetFile:
 
     def close(self) -> None:
         """Close the file."""
+        if "_groups" in self.__dict__:
+            self._groups.close()
         self._raw.close()
+
+    def begin(self) -> None:
+        """Start to read, before it is the file's turn."""
+        self._groups.begin(_BEGUN)
 
     @property
     def _errors(self) -> tuple[type[Exception], ...]:
@@ -157,26 +198,71 @@ class ParquetFile:
         first, last = (-(-offset * rows // self._size) for offset in self._span)
         return first, last
 
-    def _batches(self, first: int, last: int) -> Iterator[Any]:
-        """Yield rows first .. last - 1, arrays of large_binary; groups of others are not read."""
-        end = 0
+    @cached_property
+    def _groups(self) -> InOrder[tuple[int, int], Iterable[Any]]:
+        """The row groups that are read, by number and first row, and the arrays of their rows."""
+        shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
+        most = min(usable_processors(), _AHEAD) if shares else 0
+        return InOrder(self._find_groups(), self._read_ahead if most > 1 else self._read, most)
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield all rows that are read in one thread, arrays as `_prepared` returns them."""
+        return chain.from_iterable(map(self._read, self._find_groups()))
+
+    def _find_groups(self) -> Iterator[tuple[int, int]]:
+        first, last = self._rows
+        begin = 0
+        for group in range(self._file.num_row_groups):
+            end = begin + self._file.metadata.row_group(group).num_rows
+            if first < end and begin < last:
+                yield group, begin
+            begin = end
+
+    def _read_ahead(self, group: tuple[int, int]) -> Iterable[Any]:
+        """Return the arrays of a row group, those at first read at once; any number of threads may.
+
+        A reader of Arrow can't be shared: each row group has one.
+        """
+        raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
         try:
-            for group in range(self._file.num_row_groups):
-                begin, end = end, end + self._file.metadata.row_group(group).num_rows
-                if end <= first or last <= begin:
-                    continue
-                for batch in self._file.iter_batches(
-                    batch_size=self._rows_at_a_time(group),
-                    row_groups=[group],
-                    columns=[self._column, *self._others],
-                    use_threads=False,
-                ):
-                    low, begin = begin, begin + len(batch)
-                    batch = batch[max(0, first - low) : max(0, last - low)]
-                    array = batch.column(self._names[0])
-                    for name in self._names[1:]:  # the text of a row without the outer is missing
-                        array = array.flatten()[array.type.get_field_index(name)]
-                    yield self._prepared(array, batch)
+            file = PYARROW_PARQUET.require(self._path).ParquetFile(
+                raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES
+            )
+        except self._errors as error:
+            raise self._damaged(error) from error
+        batches = self._read(group, file)
+        arrays = []
+        nbytes = 0
+        try:
+            for array in batches:
+                arrays.append(array)
+                nbytes += array.nbytes
+                if nbytes >= _AHEAD_BYTES:
+                    break
+        except InputError as error:
+            return chain(arrays, _raising(error))
+        return chain(arrays, batches)
+
+    def _read(self, group: tuple[int, int], file: Any = None) -> Iterator[Any]:
+        """Yield the rows of a row group that are read, as `_prepared` returns them.
+
+        file: by which they are read.
+        """
+        first, last = self._rows
+        number, begin = group
+        try:
+            for batch in (file or self._file).iter_batches(
+                batch_size=self._rows_at_a_time(number),
+                row_groups=[number],
+                columns=[self._column, *self._others],
+                use_threads=False,
+            ):
+                low, begin = begin, begin + len(batch)
+                batch = batch[max(0, first - low) : max(0, last - low)]
+                array = batch.column(self._names[0])
+                for name in self._names[1:]:  # the text of a row without the outer is missing
+                    array = array.flatten()[array.type.get_field_index(name)]
+                yield self._prepared(array, batch)
         except self._errors as error:
             self.check_unchanged()
             raise self._damaged(error) from error
@@ -192,6 +278,12 @@ class ParquetFile:
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())
+
+
+def _raising(error: InputError) -> Iterator[Any]:
+    """Raise an error instead of yielding anything."""
+    raise error
+    yield
 
 
 def _text_of(array: Any) -> Piece:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,39 +34,59 @@ def files_ahead() -> int:
     return processors if processors > 1 else 0
 
 
-def in_order(
-    jobs: Iterator[Job], do: Callable[[Job], Result], most: int
-) -> Iterator[tuple[Job, Result]]:
-    """Yield jobs, each with what `do` returns, which is done in threads for up to `most` of them.
+class InOrder(Generic[Job, Result]):
+    """Jobs in order, each with its result, which threads make for several jobs ahead.
 
     What `jobs` raises is raised once all jobs before are yielded.
     """
-    if most < 2:
-        for job in jobs:
-            yield job, do(job)
-        return
-    waiting: deque[tuple[Job, Future[Result]]] = deque()
-    failure: Exception | None = None
-    ended = False
-    try:
-        while waiting or not ended:
-            while not ended and len(waiting) < most:
-                try:
-                    job = next(jobs)
-                except StopIteration:
-                    ended = True
-                except Exception as error:
-                    failure, ended = error, True
-                else:
-                    waiting.append((job, readers(os.getpid()).submit(do, job)))
-            if waiting:
-                job, done = waiting.popleft()
+
+    def __init__(self, jobs: Iterator[Job], do: Callable[[Job], Result], most: int) -> None:
+        """Take jobs, up to `most` of them ahead, and do them with `do`."""
+        self._jobs, self._do, self._most = jobs, do, most
+        self._waiting: deque[tuple[Job, Future[Result]]] = deque()
+        self._failure: Exception | None = None
+        self._ended = False
+
+    def begin(self, count: int) -> None:
+        """Start the first `count` jobs, before the first is asked for, if threads do any."""
+        if self._most > 1:
+            self._start(count)
+
+    def __iter__(self) -> Iterator[tuple[Job, Result]]:
+        """Yield each job with what `do` returned; raise what it raised."""
+        if self._most < 2:
+            for job in self._jobs:
+                yield job, self._do(job)
+            return
+        try:
+            while True:
+                self._start(self._most)
+                if not self._waiting:
+                    break
+                job, done = self._waiting.popleft()
                 yield job, done.result()
-        if failure is not None:
-            raise failure
-    finally:
-        for _, done in waiting:
-            done.cancel()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop the jobs that were not yielded; wait for those that are being done."""
+        while self._waiting:
+            _, done = self._waiting.pop()
+            if not done.cancel():
+                done.exception()
+
+    def _start(self, most: int) -> None:
+        while not self._ended and len(self._waiting) < most:
+            try:
+                job = next(self._jobs)
+            except StopIteration:
+                self._ended = True
+            except Exception as error:
+                self._failure, self._ended = error, True
+            else:
+                self._waiting.append((job, readers(os.getpid()).submit(self._do, job)))
 
 
 class Decompressor(Protocol):
@@ -137,18 +157,20 @@ class ReadAhead:
             self._filling = readers(os.getpid()).submit(self._fill)
 
     def _fill(self) -> None:
+        position = self.position
         while True:
-            block = np.empty(_BLOCK_BYTES, np.uint8).data
+            block, count = np.empty(_BLOCK_BYTES, np.uint8).data, 0
             try:
-                count = self._stream.readinto(block) or 0
+                while count < len(block) and (got := self._stream.readinto(block[count:])):
+                    count += got
                 position = self._tell()
             except Exception as error:
-                self._failure, count = error, 0
+                self._failure = error
             with self._changed:
                 if count:
                     self._blocks.append((block[:count], position))
                     self._bytes += count
-                self._ended = not count
+                self._ended = count < len(block)
                 self._changed.notify()
                 if self._ended or self._closed or self._bytes >= _AHEAD_BYTES:
                     self._is_filling = False

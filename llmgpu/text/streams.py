@@ -24,6 +24,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO, ClassVar, Protocol, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
 from llmgpu.text.content import (
     HEAD_BYTES,
@@ -34,7 +38,7 @@ from llmgpu.text.content import (
     read_mark,
 )
 from llmgpu.text.documents import Piece, Utf8Policy
-from llmgpu.text.read_ahead import Decompressor, ReadAhead, files_ahead, readers
+from llmgpu.text.read_ahead import THREADS, Decompressor, ReadAhead, files_ahead, readers
 
 STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
@@ -249,6 +253,9 @@ class DocumentFile(Protocol):
         InputError names the file and the place in it.
         """
 
+    def begin(self) -> None:
+        """Start to read in threads, before it is the file's turn; `documents` comes next."""
+
     def wait(self, seconds: float | None, /) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
 
@@ -335,6 +342,7 @@ class ByteStream(io.RawIOBase):
             if source.size is not None and source.remote is None and files_ahead():
                 self._stream = self._ahead = ReadAhead(self._stream, self._raw.tell)
         self._length = None if source.span is None else source.length
+        self._span_end = None if source.span is None else source.span[1]
         if source.span is not None:
             self._raw.seek(source.begin)
 
@@ -377,10 +385,35 @@ class ByteStream(io.RawIOBase):
         self.has_zeros = has_zero_bytes(head)
         self.is_jsonl = looks_like_jsonl(head, 1 if is_input else 2)
 
+    @property
+    def reads_anywhere(self) -> bool:
+        """Whether `read_at` can be used: this is a regular file as it is on disk."""
+        is_file = isinstance(self._content, FileContent) and self.name != STANDARD_INPUT
+        return is_file and not self._compression and _HAS_PREADV
+
+    def read_at(self, data: NDArray[np.uint8], offset: int) -> None:
+        """Fill `data` with the bytes of the file from `offset` on; any number of threads may."""
+        done = 0
+        try:
+            while done < len(data):
+                got = os.preadv(self._raw.fileno(), [data[done:].data], offset + done)
+                if not got:
+                    raise OSError("it ends before its end")
+                done += got
+        except OSError as error:
+            self.check_unchanged()
+            raise InputError(self._describe(error)) from error
+
     def check_unchanged(self) -> None:
         """Raise an InputError if a regular file was changed after it was found."""
         if self._content is not None:
             self._content.check(self._raw)
+
+    @property
+    def _end_of_file(self) -> int:
+        """Where reading a regular file ends: with its span, or as it was when it was found."""
+        assert isinstance(self._content, FileContent)
+        return self._content.size if self._span_end is None else self._span_end
 
     def _read(self, view: memoryview) -> int | None:
         large = len(view) >= 2 * _PART_BYTES
@@ -435,6 +468,14 @@ def _open_raw(path: str) -> BinaryIO:
 def _read_parts(file: BinaryIO, view: memoryview) -> int:
     """Read from a regular file with several threads: one alone is slower than memory."""
     first, descriptor = file.tell(), file.fileno()
+    loaded = library()
+    if loaded is not None:  # whose threads don't wait for Python's lock
+        data = np.frombuffer(view, np.uint8)
+        count: int = loaded.llmgpu_read(descriptor, address_of(data), len(view), first, THREADS)
+        if count < 0:
+            raise OSError(-count, os.strerror(-count))
+        file.seek(first + count)
+        return count
 
     def read(start: int) -> int:
         return os.preadv(descriptor, [view[start : start + _PART_BYTES]], first + start)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -189,10 +191,14 @@ def test_texts_are_those_of_json(
     path = write(tmp_path, "f.jsonl", bytes(data))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_BLOCK_BYTES", block)
+        patch.setattr(jsonl, "_SPAN_BYTES", 1 + block // 9)
+        patch.setattr(jsonl, "_TAIL_BYTES", 1 + block % 9)
         outcomes = [read_texts(path, field)]
+        patch.setattr(jsonl.JsonlFile, "reads_anywhere", False)  # as what is compressed
+        outcomes.append(read_texts(path, field))
         patch.setenv("LLMGPU_CPU", "numpy")
         outcomes.append(read_texts(path, field))
-    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -201,6 +207,41 @@ def test_texts_are_those_of_json(
     assert texts == expected_texts(bytes(data), field)
     wanted = sum(bool(line.strip()) for line in data.split(b"\n"))
     assert (len(texts) < wanted) == bool(failure)
+
+
+@pytest.mark.parametrize("tail", [1, 3, 100])
+@pytest.mark.parametrize("span", [1, 2, 7, 30, 1000])
+def test_parts_of_a_file_are_read_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int, tail: int
+) -> None:
+    monkeypatch.setattr(jsonl, "_SPAN_BYTES", span)
+    monkeypatch.setattr(jsonl, "_TAIL_BYTES", tail)
+    lines = [json.dumps({"t": "x" * (k * 37 % 50)}) + "\n" * (1 + k % 2) for k in range(40)]
+    path = write(tmp_path, "f.jsonl", "".join(lines).encode().removesuffix(b"\n"))
+    cuts = [0, 0, *(len("".join(lines[:k])) for k in (7, 8, 30)), os.path.getsize(path)]
+    found = []
+    for begin, end in pairwise(cuts):
+        source = Source(path, os.path.getsize(path), os.stat(path).st_mtime_ns, span=(begin, end))
+        with closing(jsonl.JsonlFile(source, "t")) as file:
+            file.begin()
+            for piece in file.documents(Utf8Policy("raw")):
+                bounds = [*piece.starts.tolist(), piece.length]
+                found += [piece.text[a:b].tobytes() for a, b in pairwise(bounds)]
+            assert file.position == end - begin
+    assert found == [b"x" * (k * 37 % 50) for k in range(40)]
+
+
+@pytest.mark.parametrize("span", [3, 1 << 20])
+def test_a_long_line_is_refused_wherever_spans_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int
+) -> None:
+    monkeypatch.setattr(jsonl, "_SPAN_BYTES", span)
+    monkeypatch.setattr(jsonl, "_TAIL_BYTES", 5)
+    monkeypatch.setattr(jsonl, "LINE_BYTES", 30)
+    path = write(tmp_path, "f.jsonl", b'{"t": "a"}\n' * 3 + b'{"t": "' + b"b" * 200 + b'"}\n')
+    texts, failure = read_texts(path, "t")
+    assert texts == [b"a"] * 3
+    assert failure == f"{path}, line 4: longer than 30 bytes: split the document"
 
 
 def read_texts(path: str, field: str) -> tuple[list[bytes], str]:

@@ -48,6 +48,7 @@ def test_rows_are_documents(
     path = table(tmp_path / "f.parquet", texts, row_group_size=group)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "_BATCH_ROWS", rows)
+        patch.setattr(parquet, "_AHEAD_BYTES", 20)  # of each row group, the rest in its turn
         corpus = Corpus([path])
         assert read_documents(corpus, size) == [t.encode() for t in texts if t is not None]
     assert corpus.null_rows == texts.count(None)

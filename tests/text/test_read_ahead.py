@@ -17,7 +17,7 @@ import pytest
 from llmgpu.errors import InputError
 from llmgpu.text import read_ahead
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.read_ahead import in_order
+from llmgpu.text.read_ahead import InOrder
 from tests.text.reading import read_documents, write
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -101,7 +101,7 @@ def test_jobs_are_done_in_threads_and_yielded_in_order() -> None:
         return number * number
 
     for most in (0, 1, 2, 5):
-        assert list(in_order(iter(range(20)), square, most)) == [(n, n * n) for n in range(20)]
+        assert list(InOrder(iter(range(20)), square, most)) == [(n, n * n) for n in range(20)]
     assert threads - {threading.get_ident()}
 
 
@@ -113,7 +113,7 @@ def test_what_jobs_raise_comes_after_those_before(most: int) -> None:
 
     found = []
     with pytest.raises(InputError, match="no more"):
-        for number, _ in in_order(numbers(), str, most):
+        for number, _ in InOrder(numbers(), str, most):
             found.append(number)
     assert found == [0, 1, 2]
 

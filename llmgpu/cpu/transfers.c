@@ -1,0 +1,112 @@
+/* Copying and reading many bytes with several threads, of which Python sees but one call. */
+#define _POSIX_C_SOURCE 200809L
+#include "engine.h"
+
+#include <errno.h>
+
+#ifndef _WIN32
+#include <pthread.h>
+#include <unistd.h>
+#endif
+
+#define PIECE_BYTES (1 << 20)
+#define MOST_THREADS 64
+
+/* Threads take one piece after the other. descriptor: of the file that is read, -1 to copy `source`.
+ * done: bytes up to the first that are missing. failure: why they are. */
+typedef struct {
+    uint8_t *target;
+    const uint8_t *source;
+    int64_t length, offset, next, done;
+    int descriptor, failure;
+#ifndef _WIN32
+    pthread_mutex_t lock;
+#endif
+} Transfer;
+
+#ifndef _WIN32
+/* Read a piece and note where bytes are missing. */
+static void read_piece(Transfer *transfer, int64_t begin, int64_t end)
+{
+    int failure = 0;
+
+    while (begin < end) {
+        ssize_t got = pread(transfer->descriptor, transfer->target + begin, (size_t)(end - begin),
+                            (off_t)(transfer->offset + begin));
+        if (got > 0) {
+            begin += got;
+        } else if (got == 0 || errno != EINTR) {
+            failure = got ? errno : 0;
+            break;
+        }
+    }
+    if (begin < end) {
+        pthread_mutex_lock(&transfer->lock);
+        if (begin < transfer->done) {
+            transfer->done = begin;
+            transfer->failure = failure;
+        }
+        pthread_mutex_unlock(&transfer->lock);
+    }
+}
+
+static void *run(void *given)
+{
+    Transfer *transfer = given;
+    int64_t begin;
+
+    while ((begin = __atomic_fetch_add(&transfer->next, PIECE_BYTES, __ATOMIC_RELAXED)) <
+           transfer->length) {
+        int64_t left = transfer->length - begin, size = left < PIECE_BYTES ? left : PIECE_BYTES;
+        if (transfer->descriptor < 0)
+            memcpy(transfer->target + begin, transfer->source + begin, (size_t)size);
+        else
+            read_piece(transfer, begin, begin + size);
+    }
+    return NULL;
+}
+
+static void run_in_threads(Transfer *transfer, int threads)
+{
+    pthread_t others[MOST_THREADS];
+    int64_t pieces = (transfer->length + PIECE_BYTES - 1) / PIECE_BYTES;
+    int started = 0;
+
+    pthread_mutex_init(&transfer->lock, NULL);
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    while (started < threads - 1 && started < pieces - 1 &&
+           pthread_create(&others[started], NULL, run, transfer) == 0)
+        started++; /* with fewer threads than wanted, those that there are do the work */
+    run(transfer);
+    while (started)
+        pthread_join(others[--started], NULL);
+    pthread_mutex_destroy(&transfer->lock);
+}
+#endif
+
+/* Copy bytes between places that don't overlap. */
+API void llmgpu_copy(uint8_t *target, const uint8_t *source, int64_t length, int threads)
+{
+#ifdef _WIN32
+    (void)threads;
+    memcpy(target, source, (size_t)length);
+#else
+    Transfer transfer = {.target = target, .source = source, .length = length, .descriptor = -1};
+    run_in_threads(&transfer, threads);
+#endif
+}
+
+/* Read bytes of a file from `offset` on; return how many there are, or minus the error's number if the
+ * first can't be read. */
+API int64_t llmgpu_read(int descriptor, uint8_t *target, int64_t length, int64_t offset, int threads)
+{
+#ifdef _WIN32
+    (void)descriptor, (void)target, (void)length, (void)offset, (void)threads;
+    return -ENOSYS;
+#else
+    Transfer transfer = {.target = target, .length = length, .offset = offset, .done = length,
+                         .descriptor = descriptor};
+    run_in_threads(&transfer, threads);
+    return transfer.done == 0 && transfer.failure ? -transfer.failure : transfer.done;
+#endif
+}
