@@ -34,20 +34,18 @@ COMMANDS: Registry[click.Command] = Registry(
         "export": Entry(
             f"{_ROOM}.interchange:export_vocabulary", "Export a vocabulary for another tool."
         ),
-        "generate": Entry(f"{_ROOM}.generate:generate", "Continue a prompt with a trained model."),
+        "generate": Entry(f"{_ROOM}.generate:generate", "Continue a prompt with a language model."),
         "import": Entry(
-            f"{_ROOM}.interchange:import_vocabulary", "Import a vocabulary of another tool."
+            f"{_ROOM}.interchange:import_vocabulary", "Import a vocabulary from another tool."
         ),
-        "info": Entry(f"{_ROOM}.info:info", "Show adapters, or what is in a file."),
+        "info": Entry(f"{_ROOM}.info:info", "Show GPUs, or describe a file."),
         "merge-shards": Entry(
-            f"{_ROOM}.merging:merge_shards", "List the token shards of all parts in one manifest."
+            f"{_ROOM}.merging:merge_shards", "Combine the shards of all parts in one manifest."
         ),
-        "merge-word-counts": Entry(
-            f"{_ROOM}.merging:merge_word_counts", "Add up files of word counts."
-        ),
-        "score": Entry(f"{_ROOM}.score:score", "Score texts with a trained model."),
+        "merge-word-counts": Entry(f"{_ROOM}.merging:merge_word_counts", "Add up word counts."),
         "run": Entry(f"{_ROOM}.run:run", "Run a command in parts on a Ray cluster."),
-        "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids, and back."),
+        "score": Entry(f"{_ROOM}.score:score", "Score texts with a language model."),
+        "tokenize": Entry(f"{_ROOM}.tokenize:tokenize", "Convert text to token ids and back."),
         "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
     }
 )
@@ -110,7 +108,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="llmgpu")
 def cli() -> None:
-    """Train BPE tokenizers and small language models, on any GPU or without one.
+    """Train BPE tokenizers and small language models, with or without a GPU.
 
     \b
     Example:

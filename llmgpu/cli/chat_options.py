@@ -13,15 +13,14 @@ def chat_options(command: Decorated) -> Decorated:
         click.option(
             "--chat",
             is_flag=True,
-            help="Each line of a .jsonl or row of a .parquet is a conversation, its messages in "
-            "--text-field (by default messages). The vocabulary's chat template makes text of it. "
-            "train predicts only what the assistant wrote.",
+            help="Treat each .jsonl line or .parquet row as a conversation, with its messages in "
+            "--text-field (default: messages). It is rendered with the vocabulary's chat template; "
+            "train computes the loss on assistant tokens only.",
         ),
         click.option(
             "--chat-template",
             metavar="FILE",
-            show_default="that of the vocabulary, else ChatML",
-            help="The template for --chat, in Jinja.",
+            help="Jinja template for --chat.  [default: the vocabulary's, else ChatML]",
         ),
     )
     return add_options(command, options)

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 READING_INPUT = "reading standard input"
 VOCAB_HELP = (
-    "Vocabulary: a file of bpe-train or import, a tokenizer.json, a rank file, vocab.json beside "
-    "merges.txt, a folder of Hugging Face, or a name if an installed package has its ranks: "
-    "cl100k, o200k, gpt2, gpt-4o-mini."
+    "Vocabulary: a file written by bpe-train or import, a tokenizer.json, a .tiktoken file, "
+    "vocab.json next to merges.txt, a Hugging Face folder, or the name of an encoding or model "
+    "if tiktoken has downloaded it: cl100k, o200k, gpt2, gpt-4o-mini."
 )
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 _MOST_LABEL = 14  # characters of a column's head
+_METAVARS = {type(click.INT): "N", click.IntRange: "N", click.FloatRange: "FLOAT"}
 
 
 def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
@@ -42,7 +43,7 @@ def pattern_options(**settings: Any) -> Callable[[Decorated], Decorated]:
             "--pattern-regex",
             type=PatternExpression(),
             metavar="EXPRESSION",
-            help="Cut by this regular expression instead, on the host (package regex).",
+            help="Split by this regular expression instead (CPU only; needs the regex package).",
         )
         return click.option("--pattern", type=PatternName(), **settings)(by_expression(command))
 
@@ -88,7 +89,15 @@ def options_of(
     for flag, name, values, text in table:
         default = None if name in derived else getattr(kind, name)
         options.append(
-            click.option(flag, name, type=values, default=default, show_default=True, help=text)
+            click.option(
+                flag,
+                name,
+                type=values,
+                default=default,
+                show_default=True,
+                metavar=_METAVARS.get(type(values)),
+                help=text,
+            )
         )
     return options
 
@@ -120,10 +129,10 @@ def device_option(command: Decorated) -> Decorated:
         default="auto",
         show_default=True,
         metavar="auto|cpu|gpu|NAME[:N]",
-        help="Compute on the CPU (cpu), on the best adapter (gpu), on the adapter whose "
-        "name contains NAME, or on the fastest of these for the work (auto). gpu:1 and NAME:1 are "
-        "the second such adapter; all are the CPU and every GPU together (tokenize, count). Also "
-        "LLMGPU_DEVICE.",
+        help="\b\nauto: the fastest device for the job;\n"
+        "cpu; gpu: the best GPU; gpu:1: the next one;\n"
+        "NAME[:N]: a GPU whose name contains NAME;\n"
+        "all: CPU and GPUs (tokenize, count).\nAlso set by $LLMGPU_DEVICE.",
     )(command)
 
 
@@ -152,10 +161,12 @@ def output_options(command: Decorated) -> Decorated:
             "--json",
             "as_json",
             is_flag=True,
-            help="Print the summary as one JSON object on the last line of stdout (of stderr if "
-            "stdout carries data).",
+            help="Print the summary as a JSON object on the last line of stdout, or of stderr if "
+            "stdout carries data.",
         ),
-        click.option("--quiet", "-q", is_flag=True, help="Print only errors to stderr."),
+        click.option(
+            "--quiet", "-q", is_flag=True, help="Suppress everything on stderr except errors."
+        ),
         click.option(
             "--log-format",
             type=click.Choice(["text", "json"]),
@@ -163,9 +174,9 @@ def output_options(command: Decorated) -> Decorated:
             show_default=True,
             expose_value=False,
             callback=_set_log_format,
-            help="Print progress and notes on stderr as text, or each as a line of JSON.",
+            help="Format of progress and notes on stderr; json writes an object per line.",
         ),
-        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
+        click.option("--debug", is_flag=True, help="Show a traceback on errors."),
     )
     return add_options(command, options)
 
@@ -173,7 +184,7 @@ def output_options(command: Decorated) -> Decorated:
 def force_option(command: Decorated) -> Decorated:
     """Add --force; see `llmgpu.outputs.check_outputs`."""
     return click.option(
-        "--force", is_flag=True, help="Replace output files that are of another kind."
+        "--force", is_flag=True, help="Overwrite existing files of a different kind."
     )(command)
 
 
@@ -191,7 +202,7 @@ def corpus_options(command: Decorated) -> Decorated:
             "--limit",
             type=ByteSize(),
             metavar="SIZE",
-            help="Read only this much text: 4096, 100MB, 2GiB.",
+            help="Read at most this much text: 4096, 100MB, 2GiB.",
         ),
         click.option(
             "--doc-separator",
@@ -199,15 +210,15 @@ def corpus_options(command: Decorated) -> Decorated:
             type=TEXT,
             multiple=True,
             metavar="TEXT",
-            help="Split documents at this text, which is dropped. Repeatable.",
+            help="Split documents at this text and drop it. Repeatable.",
         ),
         click.option(
             "--encoding-errors",
             type=click.Choice(["raw", "strict", "replace"]),
             default="raw",
             show_default=True,
-            help="On invalid UTF-8, keep the bytes (raw), fail with file and offset (strict) or "
-            "insert U+FFFD (replace).",
+            help="What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset "
+            "(strict), or insert U+FFFD (replace).",
         ),
         click.option(
             "--text-field",
@@ -215,7 +226,7 @@ def corpus_options(command: Decorated) -> Decorated:
             default="text",
             show_default=True,
             metavar="NAME",
-            help="Take the text from this field of a .jsonl line or column of a .parquet.",
+            help="Field of .jsonl lines, or column of .parquet files, to read text from.",
         ),
         click.option(
             "--regex-seconds",
@@ -223,7 +234,7 @@ def corpus_options(command: Decorated) -> Decorated:
             metavar="SECONDS",
             expose_value=False,
             callback=_limit_regex,
-            help="CPU time that a custom pattern may take for each megabyte.  [default: 30]",
+            help="CPU time limit per megabyte for a custom pattern.  [default: 30]",
         ),
     )
     return add_options(command, options)
@@ -258,34 +269,33 @@ def special_options(command: Decorated) -> Decorated:
             type=TEXT,
             multiple=True,
             metavar="TEXT|all",
-            help="Encode this special token to its id where the text contains it; by default it is "
-            "encoded like any other text. Repeatable.",
+            help="Encode this special token as its id where it occurs in the text; by default it "
+            "is encoded like any other text. Repeatable.",
         ),
         click.option(
             "--disallow-special",
             type=TEXT,
             multiple=True,
             metavar="TEXT|all",
-            help="Fail if the text contains this special token (all: any that is not allowed). "
-            "Repeatable.",
+            help="Fail if the text contains this special token (all: any not allowed). Repeatable.",
         ),
         click.option(
             "--bos",
             type=TEXT,
             metavar="ID|TEXT",
-            help="Prepend this token to each document: an id, or a text that is one token.",
+            help="Prepend this token to each document, given as an id or as its text.",
         ),
         click.option(
             "--eos",
             type=TEXT,
             metavar="ID|TEXT",
-            help="Append this token to each document: an id, or a text that is one token.",
+            help="Append this token to each document, given as an id or as its text.",
         ),
         click.option(
             "--add-special-tokens",
             is_flag=True,
-            help="Put around each document what the tokenizer.json of the vocabulary puts around a "
-            "text, such as the token that begins it.",
+            help="Add the special tokens that the vocabulary's tokenizer.json adds around a text, "
+            "such as a beginning-of-text token.",
         ),
     )
     return add_options(command, options)

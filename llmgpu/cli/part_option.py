@@ -40,7 +40,7 @@ part_option = click.option(
     "--part",
     type=PartNumber(),
     metavar="I/N|auto",
-    help="Do part I of N of the work; a part that is finished is skipped. In the name of the "
-    "output, %P stands for the part. auto: take it from the variables of a Slurm array, a "
-    "Kubernetes indexed job, or RANK and WORLD_SIZE.",
+    help="Process part I of N; finished parts are skipped. %P in the output name is replaced by "
+    "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
+    "job, or RANK and WORLD_SIZE.",
 )

@@ -30,25 +30,25 @@ def source_options(command: Decorated) -> Decorated:
             type=click.Choice(INPUT_FORMATS),
             default="auto",
             show_default=True,
-            help="Read files as text, jsonl or parquet, not by their names (standard input "
-            "has none), or take the bytes of any file as they are (bytes).",
+            help="Format of the input; auto goes by the file name. text is plain text, bytes reads "
+            "any file as raw bytes.",
         ),
         click.option(
             "--exclude",
             type=TEXT,
             multiple=True,
             metavar="GLOB",
-            help="Leave out files and folders of this name ('*.min.js'), or of this path in the "
-            "folder ('docs/old/*'). Repeatable.",
+            help="Exclude files and folders with this name ('*.min.js'), or with this path inside "
+            "a folder ('docs/old/*'). Repeatable.",
         ),
         click.option(
-            "--gitignore", is_flag=True, help="Leave out what .gitignore names in folders."
+            "--gitignore", is_flag=True, help="Skip files in folders that .gitignore ignores."
         ),
         click.option(
             "--files-from",
             metavar="FILE|-",
-            help="Read the names of more files from this file, or from standard input, one a line "
-            "(or with zero bytes between them, as find -print0 writes them).",
+            help="Read more file names from FILE or standard input, one per line or separated by "
+            "NUL bytes (find -print0).",
         ),
     )
     return add_options(command, options)
@@ -59,8 +59,7 @@ def token_dtype_option(command: Decorated) -> Decorated:
     return click.option(
         "--token-dtype",
         type=click.Choice(["uint16", "uint32"]),
-        help="Numbers of token files that another tool made and that do not say it (nanoGPT: "
-        "uint16).",
+        help="Integer type of token files from other tools that don't record it (nanoGPT: uint16).",
     )(command)
 
 

@@ -73,6 +73,10 @@ class Count(Amount):
     name, one, units = "number", "", {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
     examples = "500, 8k or 1Ki"
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return what stands for the number in --help."""
+        return "N"
+
 
 class Percentage(click.ParamType[float]):
     """A share of 0 or more: 10%, or 10 for the same."""

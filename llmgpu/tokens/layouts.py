@@ -69,7 +69,7 @@ LAYOUTS = {
         Layout("raw", "numbers only", 0, None, _make_no_header),
         Layout(
             "llmc",
-            "after a header as in llm.c",
+            "with the header of llm.c",
             _LLMC_HEADER.size,
             2**31 - 1,
             _make_llmc_header,
@@ -77,7 +77,7 @@ LAYOUTS = {
         ),
         Layout(
             "megatron",
-            "beside the .idx of Megatron-LM",
+            "with an .idx for Megatron-LM",
             0,
             None,
             _make_no_header,

@@ -76,8 +76,8 @@ class Format(Reader, Writer, Protocol):
 _ROOM = "llmgpu.bpe.interchange"
 # The summaries name the files that each reads and writes.
 _FORMATS = {
-    "tiktoken": Entry(f"{_ROOM}.tiktoken", "a rank file and its side file .json"),
-    "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json, or a folder"),
+    "tiktoken": Entry(f"{_ROOM}.tiktoken", "a .tiktoken file with its side file .json"),
+    "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json or a folder"),
     "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
 }
 FORMATS: Registry[Format] = Registry(_FORMATS)
@@ -85,7 +85,7 @@ READERS: Registry[Reader] = Registry(
     {"tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json")} | _FORMATS
 )
 WRITERS: Registry[Writer] = Registry(
-    _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file of llama.cpp")}
+    _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # of GGUF files, as llama.cpp numbers them

@@ -27,14 +27,14 @@ from llmgpu.cli.values import ByteSize, Percentage, VocabularySize
     multiple=True,
     default=(ALL,),
     metavar="all|cpu|gpu|NAME",
-    help="Device to measure; all (the default) is the CPU and every adapter. Repeatable.",
+    help="Device to measure; all, the default, is the CPU and every GPU. Repeatable.",
 )
 @click.option(
     "--corpus",
     multiple=True,
     metavar="PATH",
-    help="Text to measure on; by default the source of Python's standard library. Repeatable. "
-    '"generated" makes text of any size, with as many distinct words as real text of that size.',
+    help="Text to measure on; by default the source of Python's standard library. "
+    '"generated" makes text of any size with a realistic number of distinct words. Repeatable.',
 )
 @click.option(
     "--limit", type=ByteSize(), metavar="SIZE", help="Use at most this much text.  [default: 20MB]"
@@ -50,67 +50,71 @@ from llmgpu.cli.values import ByteSize, Percentage, VocabularySize
     type=click.Choice(list(PATTERNS)),
     default=DEFAULT_PATTERN,
     show_default=True,
-    help="How text is cut into pre-tokens.",
+    help="Pattern that splits text into pre-tokens.",
 )
 @click.option(
     "--vocab",
     metavar="VOCAB",
-    help="Tokenize with this vocabulary, and its pattern, instead of training one.",
+    help="Tokenize with this vocabulary and its pattern instead of training one.",
 )
 @click.option(
     "--match",
     type=click.Choice(MATCH_RULES),
-    help="Tokenize by this rule alone: merges in order (bpe), or longest token first (greedy).  "
-    "[default: that of the vocabulary, and greedy]",
+    help="Tokenize with this rule only: merges in order (bpe) or longest token first (greedy).  "
+    "[default: the vocabulary's rule, and greedy]",
 )
-@click.option("--runs", type=int, help=f"Runs of each measurement.  [default: {DEFAULT_RUNS}]")
-@click.option("--peers/--no-peers", default=True, show_default=True, help="Measure other programs.")
+@click.option(
+    "--runs", type=int, metavar="N", help=f"Runs per measurement.  [default: {DEFAULT_RUNS}]"
+)
+@click.option(
+    "--peers/--no-peers", default=True, show_default=True, help="Also measure other programs."
+)
 @click.option(
     "--quick",
     is_flag=True,
-    help="Use smaller sizes: 1MB of text, 1024 ids and 2 runs, unless other options set them.",
+    help="Use smaller sizes unless set otherwise: 1MB of text, 1024 ids and 2 runs.",
 )
 @click.option(
     "--write-corpus",
     metavar="FILE",
-    help="Write the text to this file without measuring anything.",
+    help="Only write the text to this file; measure nothing.",
 )
 @click.option(
     "--from",
     "record_path",
     metavar="FILE",
-    help="Read results that -o has written instead of measuring.",
+    help="Read results written by -o instead of measuring.",
 )
-@click.option("--output", "-o", metavar="FILE", help="Write all results to this file as JSON.")
+@click.option("--output", "-o", metavar="FILE", help="Write all results to this JSON file.")
 @click.option("--report", metavar="FILE", help="Write an HTML page with charts and tables.")
 @click.option(
     "--compare",
     metavar="FILE",
-    help="Compare with results that -o has written; exit with code 1 if any part of llmgpu is "
-    "slower by more than the threshold.",
+    help="Compare with results written by -o; exit with code 1 if any part of llmgpu is slower by "
+    "more than --threshold.",
 )
 @click.option(
     "--threshold",
     type=Percentage(),
     default=DEFAULT_THRESHOLD,
     metavar="PERCENT",
-    help="How much slower a median may be with --compare.  [default: 10%]",
+    help="Largest slowdown of a median that --compare accepts.  [default: 10%]",
 )
 @force_option
 @output_options
 def bench(**options: Any) -> None:
     """Benchmark this machine: median and spread, end to end, by phase and by kernel.
 
-    WHAT is bpe-train (training a tokenizer), tokenize, embedding (looking up rows), kernels (each
-    kernel of a language model alone), train (training a language model), generate (continuing
+    WHAT is bpe-train (training a tokenizer), tokenize, embedding (row lookups), kernels (each
+    language-model kernel by itself), train (training a language model), generate (continuing
     prompts with one), startup (whole commands with little to do) or all, the default.
 
-    Every answer is checked before its time is shown. An interrupted run shows what it measured.
-    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, where
+    Every result is checked before its time is shown. An interrupted run reports what it measured.
+    The other programs are Hugging Face tokenizers, rustbpe, gigatoken, tiktoken and torch, if
     installed.
 
     With --compare, the exit code is 1 if the median of any part of llmgpu grew by more than the
-    threshold. Results from another machine, or of other sizes, are listed but not compared.
+    threshold. Results from another machine or with other sizes are listed but not compared.
 
     \b
     Example:

@@ -31,7 +31,7 @@ from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
     default="v.bin",
     show_default=True,
     metavar="FILE",
-    help="Write the vocabulary to this file; - is standard output.",
+    help="Vocabulary file to write; - for stdout.",
 )
 @click.option(
     "--vocab-size",
@@ -40,12 +40,12 @@ from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
     default="32768",
     show_default=True,
     metavar="N[,N...]",
-    help="Size of the vocabulary, including special tokens and the tokens of a seed. Several sizes "
-    "are written to v-8192.bin, v-32768.bin and so on.",
+    help="Vocabulary size, including special tokens and the tokens of a seed. Several sizes are "
+    "written to v-8192.bin, v-32768.bin and so on.",
 )
 @pattern_options(
-    show_default=f"the pattern of the seed or the counts, or {DEFAULT_PATTERN}",
-    help="Cut text into pre-tokens by this pattern; no token crosses their boundaries.",
+    help="Split text into pre-tokens by this pattern; no token crosses their boundaries.  "
+    f"[default: the pattern of the seed or counts, else {DEFAULT_PATTERN}]",
 )
 @click.option(
     "--min-frequency",
@@ -58,7 +58,7 @@ from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
     "--max-token-length",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="Make no tokens longer than this (one less than Hugging Face's max_token_length).",
+    help="Longest token to make (one less than Hugging Face's max_token_length).",
 )
 @click.option(
     "--special-token",
@@ -66,27 +66,25 @@ from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
     type=TEXT,
     multiple=True,
     metavar="TEXT",
-    help="Reserve an id for this token. In the corpus it separates documents and is not counted. "
+    help="Reserve an id for this token. In the corpus, it separates documents and is not counted. "
     "Repeatable.",
 )
 @click.option(
     "--tie",
     type=click.Choice(list(TIE_RULES)),
-    show_default="the rule of the seed, or hf",
     help="Merge equally frequent pairs in the order of Hugging Face tokenizers (hf) or by byte "
-    "value (bytes).",
+    "value (bytes).  [default: the seed's rule, else hf]",
 )
 @click.option(
     "--match",
     type=click.Choice(MATCH_RULES),
-    show_default="the rule of the seed, or bpe",
-    help="How the vocabulary is applied to words: merges in order (bpe), or longest token first "
-    "(greedy).",
+    help="How words become tokens: merges in order (bpe) or longest token first (greedy).  "
+    "[default: the seed's rule, else bpe]",
 )
 @click.option(
     "--seed-vocab",
     metavar="VOCAB",
-    help="Extend this vocabulary: its tokens keep their ids, and its merges come first.",
+    help="Extend this vocabulary: its tokens keep their ids and its merges come first.",
 )
 @click.option(
     "--engine",
@@ -94,37 +92,36 @@ from llmgpu.cli.values import TEXT, THREADS, VocabularySizes
     default="batched",
     show_default=True,
     help="Merge many pairs of the distinct words at a time (batched), or recount the whole text "
-    "for each merge (recount, GPU only). Both make the same merges.",
+    "for each merge (recount, GPU only). The merges are the same.",
 )
 @click.option(
     "--save-counts",
     "counts_output",
     metavar="FILE",
-    help="Also write the word counts to this file; as columns if it ends in .parquet.",
+    help="Also write the word counts to this file, as a table if it ends in .parquet.",
 )
 @click.option("--counts-only", is_flag=True, help="Write the word counts without training.")
 @click.option(
     "--from-counts",
     multiple=True,
     metavar="FILE",
-    help="Train on saved word counts instead of a CORPUS. Repeatable; the counts are added up.",
+    help="Train on saved word counts instead of CORPUS. Repeatable: the counts are added.",
 )
 @click.option(
     "--threads",
     type=THREADS,
     metavar="N",
-    show_default="number of processors; with NumPy up to 4",
-    help="Count words with this many threads if there is no GPU.",
+    help="CPU threads that count words.  [default: one per processor; up to 4 with NumPy]",
 )
 @click.option(
     "--checkpoint",
     metavar="FOLDER",
-    help="Keep the progress of the run in this folder until it is finished, for --resume.",
+    help="Keep progress in this folder until the run is finished, for --resume.",
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="Continue an interrupted run from its --checkpoint, with the options that it was given.",
+    help="Resume an interrupted run from its --checkpoint, with its options.",
 )
 @part_option
 @force_option

@@ -17,7 +17,7 @@ from llmgpu.cli.options import corpus_options, device_option, output_options
     "texts",
     multiple=True,
     metavar="PATH",
-    help="Compare on this text, too: files, folders or globs, or - for standard input. Repeatable.",
+    help="Also compare on this text: a file, folder or glob, or - for standard input. Repeatable.",
 )
 @corpus_options
 @device_option
@@ -25,7 +25,7 @@ from llmgpu.cli.options import corpus_options, device_option, output_options
 def compare_vocabs(**options: Any) -> None:
     """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
 
-    Each VOCAB is what --vocab of other commands takes.
+    Each VOCAB is anything that --vocab takes in other commands.
 
     \b
     Example:

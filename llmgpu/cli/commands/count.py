@@ -27,33 +27,32 @@ from llmgpu.cli.values import THREADS, TokenCount
     required=True,
     multiple=True,
     metavar="VOCAB",
-    help=f"{VOCAB_HELP} Repeatable: a column each.",
+    help=f"{VOCAB_HELP} Repeatable: one column each.",
 )
 @click.option(
     "--per",
     type=click.Choice(["file", "folder", "total"]),
     default="file",
     show_default=True,
-    help="What to print a line for.",
+    help="Print one line per file or folder, or only the total.",
 )
 @click.option(
     "--sort",
     type=click.Choice(["path", "tokens", "bytes"]),
-    show_default="as they are read",
-    help="Order of the lines; most tokens (of the first VOCAB) or bytes first.",
+    help="Sort by path, or by tokens (of the first VOCAB) or bytes, largest first.  "
+    "[default: input order]",
 )
 @click.option(
     "--budget",
     type=TokenCount(),
     metavar="N",
-    help="Fail, with exit code 1, if there are more than N tokens in all (50K, 2M).",
+    help="Exit with code 1 if there are more than N tokens in total (50K, 2M).",
 )
 @click.option(
     "--threads",
     type=THREADS,
     metavar="N",
-    show_default="number of processors; with NumPy up to 4",
-    help="Number of threads that encode without a GPU.",
+    help="CPU threads that encode.  [default: one per processor; up to 4 with NumPy]",
 )
 @part_option
 @special_options

@@ -17,19 +17,19 @@ def _sampling_options(command: Decorated) -> Decorated:
         ("--temperature", "temperature", click.FLOAT,
          "Lower values are more predictable; 0 always takes the most likely token."),
         ("--top-k", "top_k", click.INT,
-         "Sample from this many of the most likely tokens; 0: from all."),
+         "Sample from this many of the most likely tokens; 0: from all tokens."),
         ("--top-p", "top_p", click.FLOAT,
-         "Sample from the most likely tokens that together reach this probability."),
+         "Sample from the most likely tokens that add up to this probability."),
         ("--seed", "seed", click.INT,
-         "Seed of the sampling; the same seed repeats a text on the same device."),
+         "Random seed; the same seed gives the same text on the same device."),
         ("--repetition-penalty", "repetition_penalty", click.FLOAT,
-         "Make tokens that came up less likely: 1.1 a little; 1: no penalty."),
+         "Penalize tokens that occurred before: 1.1 slightly; 1: no penalty."),
     )  # fmt: skip
     logprobs = click.option(
         "--logprobs",
         "log_probabilities",
         is_flag=True,
-        help="Add the log-probability of each token to what --prompts or --json prints.",
+        help="Include the log-probability of each token in the output of --prompts or --json.",
     )
     return add_options(command, [*options_of(SamplingOptions, table), logprobs])
 
@@ -41,8 +41,8 @@ def _sampling_options(command: Decorated) -> Decorated:
     "--prompt",
     type=TEXT,
     metavar="TEXT",
-    help="Text to continue; - reads it from standard input, as is done for a pipe.  "
-    "[default: start a new document]",
+    help="Text to continue; - reads standard input, the default if it is a pipe.  [default: start "
+    "a new document]",
 )
 @click.option(
     "-n",
@@ -56,37 +56,38 @@ def _sampling_options(command: Decorated) -> Decorated:
     "--prompts",
     metavar="FILE",
     help="Continue each line of FILE, or of standard input (-), or each object of a .jsonl file; "
-    "prints JSON lines.",
+    "writes JSON lines.",
 )
 @click.option(
     "--prompt-field",
     type=TEXT,
     metavar="NAME",
-    help="The prompts are JSON lines with this field.  [default: prompt, for .jsonl]",
+    help="Read --prompts as JSON lines with the prompt in this field.  [default: prompt, for "
+    ".jsonl]",
 )
 @click.option(
     "--batch-size",
     type=COUNT,
     default=8,
     show_default=True,
-    help="Continue this many of --prompts at a time.",
+    help="Number of --prompts to continue at a time.",
 )
 @click.option(
     "--stop",
     type=TEXT,
     multiple=True,
     metavar="TEXT",
-    help="End before this text; may be given several times.",
+    help="Stop before this text. Repeatable.",
 )
 @_sampling_options
-@click.option("--ignore-eos", is_flag=True, help="Continue after the token that ends a document.")
+@click.option("--ignore-eos", is_flag=True, help="Continue past the end-of-document token.")
 @device_option
 @output_options
 def generate(**options: Any) -> None:
     """Continue a prompt with the model in FOLDER, a run folder or one of its checkpoints.
 
-    Writes the prompt and then the text to stdout as it is generated. Tokens may end inside a
-    character, which is written once it is complete.
+    Writes the prompt and then the text to stdout as it is generated. A character made of several
+    tokens is written once it is complete.
 
     \b
     Example:

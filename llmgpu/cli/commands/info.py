@@ -13,9 +13,7 @@ from llmgpu.cli.values import TEXT
 @click.command()
 @click.argument("file", required=False)
 @click.option("--tokens", is_flag=True, help="List the tokens: id and text.")
-@click.option(
-    "--merges", is_flag=True, help="List the merges in their order: id, and the two parts."
-)
+@click.option("--merges", is_flag=True, help="List the merges in order: id and both parts.")
 @click.option(
     "--first", type=click.IntRange(min=1), metavar="N", help="List only N tokens or merges."
 )
@@ -23,7 +21,7 @@ from llmgpu.cli.values import TEXT
     "--search",
     type=TEXT,
     metavar="REGEX",
-    help="List only tokens whose text this regular expression matches somewhere.",
+    help="List only tokens whose text matches this regular expression anywhere.",
 )
 @click.option(
     "--id",
@@ -36,22 +34,22 @@ from llmgpu.cli.values import TEXT
 @click.option(
     "--report",
     metavar="PAGE",
-    help="Write an HTML page about the vocabulary: lengths and scripts of its tokens, the longest.",
+    help="Write an HTML page about the vocabulary: token lengths, scripts and the longest tokens.",
 )
 @click.option(
     "--on",
     "texts",
     multiple=True,
     metavar="PATH",
-    help="Text for --report, which then shows bytes per token by the number of merges. Repeatable.",
+    help="Text for --report, which then plots bytes per token by number of merges. Repeatable.",
 )
 @force_option
 @output_options
 def info(**options: Any) -> None:
-    """Show the adapters of this machine, or facts about FILE.
+    """Show the GPUs of this machine, or describe FILE.
 
-    FILE is a vocabulary (of any tool, or a name such as cl100k), the folder of a training run or of
-    a model, word counts, a token file or a manifest of shards.
+    FILE is a vocabulary (in any supported format, or a name such as cl100k), a run folder or model
+    folder, a file of word counts, a token file or a manifest of shards.
 
     \b
     Example:

@@ -32,12 +32,11 @@ class FormatName(click.Choice[str]):
     "--from",
     "format_name",
     type=FormatName(READERS),
-    show_default="detected",
-    help=f"Input format: {READERS.describe()}.",
+    help=f"Input format: {READERS.describe()}.  [default: detected]",
 )
 @pattern_options(
-    show_default="that of the file, gpt2 for vocab.json",
-    help="How text is cut, if the file does not say.",
+    help="Pattern that splits text, if the file doesn't say.  [default: the file's; gpt2 for "
+    "vocab.json]",
 )
 @click.option(
     "--special-token",
@@ -45,7 +44,7 @@ class FormatName(click.Choice[str]):
     type=SpecialToken(),
     multiple=True,
     metavar="TEXT=ID",
-    help="Add a special token that the file lacks. Repeatable.",
+    help="Add a special token missing from the file. Repeatable.",
 )
 @click.option(
     "--output",
@@ -58,11 +57,11 @@ class FormatName(click.Choice[str]):
 @force_option
 @output_options
 def import_vocabulary(**options: Any) -> None:
-    """Import a vocabulary of another tool, with exactly the same ids.
+    """Import a vocabulary from another tool, with exactly the same ids.
 
-    IN is a rank file of tiktoken, a tokenizer.json of Hugging Face, a tekken.json of Mistral,
-    vocab.json of GPT-2 together with MERGES.TXT (which may be left out if it is beside it), a
-    folder with such files, or cl100k, o200k, gpt2 or p50k if an installed package has the ranks.
+    IN is a .tiktoken file, a Hugging Face tokenizer.json, Mistral's tekken.json, GPT-2's vocab.json
+    with MERGES.TXT (optional if it is in the same folder), a folder with such files, or the name of
+    an encoding that tiktoken has downloaded: cl100k, o200k, gpt2 or p50k.
 
     \b
     Example:
@@ -83,35 +82,32 @@ def import_vocabulary(**options: Any) -> None:
     "--to",
     "format_name",
     type=FormatName(WRITERS),
-    show_default="by the ending of -o: .json, .tiktoken, .gguf",
-    help=f"Output format: {WRITERS.describe()}.",
+    help=f"Output format: {WRITERS.describe()}.  [default: by the extension of -o: .json, "
+    ".tiktoken or .gguf]",
 )
 @click.option(
     "--output",
     "-o",
     required=True,
     metavar="OUT",
-    help="File; folder for gpt2, and for huggingface with / at the end.",
+    help="Output file, or folder: for gpt2, and for huggingface if it ends in /.",
 )
 @click.option(
     "--weights",
     type=click.Choice(list(WEIGHT_TYPES)),
-    show_default="f32",
-    help="gguf: type of a model's weights.",
+    help="For gguf: type of a model's weights.  [default: f32]",
 )
 @click.option(
     "--chat-template",
     metavar="FILE",
-    show_default="that of the vocabulary",
-    help="gguf, a folder of huggingface: how messages become text, in Jinja.",
+    help="For gguf and Hugging Face folders: Jinja chat template.  [default: the vocabulary's]",
 )
 @force_option
 @output_options
 def export_vocabulary(**options: Any) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids.
 
-    With gguf, VOCAB may be the folder of a run or of one of its checkpoints: the file gets the
-    model, too.
+    With gguf, VOCAB may be a run folder or a checkpoint; the file then contains the model, too.
 
     \b
     Example:

@@ -36,7 +36,7 @@ class FileWeight(click.ParamType[tuple[str, int]]):
     "-o",
     required=True,
     metavar="FILE",
-    help="File of word counts to write.",
+    help="Output file.",
 )
 @click.option(
     "--weight",
@@ -44,14 +44,14 @@ class FileWeight(click.ParamType[tuple[str, int]]):
     type=FileWeight(),
     multiple=True,
     metavar="COUNTS=N",
-    help="Count what is in this file N times. Repeatable.",
+    help="Count this file N times. Repeatable.",
 )
 @force_option
 @output_options
 def merge_word_counts(**options: Any) -> None:
-    """Add up files of word counts, as bpe-train --counts-only writes them.
+    """Add up word counts written by bpe-train --counts-only.
 
-    Memory does not grow with the number of words; a temporary file takes as much as the result.
+    Memory use does not grow with the number of words; a temporary file is as large as the result.
 
     \b
     Example:
@@ -70,14 +70,14 @@ def merge_word_counts(**options: Any) -> None:
     "-o",
     required=True,
     metavar="MANIFEST",
-    help="Manifest to write, in the folder of the shards.",
+    help="Manifest to write, in the same folder as the shards.",
 )
 @force_option
 @output_options
 def merge_shards(**options: Any) -> None:
-    """Write one manifest for the shards of all parts that tokenize --part wrote.
+    """Write one manifest for the shards of all parts written by tokenize --part.
 
-    The shards stay as they are. Read in order, their ids are those of one run over the whole text.
+    The shards are not changed. Read in order, they hold the same ids as one run over all the text.
 
     \b
     Example:

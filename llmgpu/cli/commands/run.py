@@ -14,15 +14,14 @@ from llmgpu.cli.options import output_options
     "--ray",
     required=True,
     metavar="auto|ADDRESS|local:N",
-    help="The Ray cluster: the one that this machine is part of (auto), that at an address, or one "
-    "of N workers that is started here and ends with the command (local:2).",
+    help="Ray cluster: the one this machine belongs to (auto), the one at ADDRESS, or a temporary "
+    "one with N workers on this machine (local:2).",
 )
 @click.option(
     "--parts",
     type=click.IntRange(min=1, max=999_999),
     metavar="N",
-    show_default="4 for each worker",
-    help="Number of parts to cut the work into.",
+    help="Number of parts to split the work into.  [default: 4 per worker]",
 )
 @click.option(
     "--cpus",
@@ -30,16 +29,16 @@ from llmgpu.cli.options import output_options
     default=1,
     show_default=True,
     metavar="N",
-    help="Processors, and threads, of a part.",
+    help="CPUs and threads per part.",
 )
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 @output_options
 def run(**options: Any) -> None:
-    """Run tokenize or bpe-train in parts on a Ray cluster, and put the parts together.
+    """Run tokenize or bpe-train in parts on a Ray cluster, and combine the results.
 
     All machines need the same files at the same paths, and llmgpu with Ray: pip install
-    'llmgpu[ray]'. A part whose worker is lost is done again. The command is interrupted and run
-    again as it is: parts that are finished are not done again. The files are those of --part and
+    'llmgpu[ray]'. If a worker is lost, its part is retried. You can interrupt the command and run
+    it again; finished parts are not repeated. It writes the same files as --part followed by
     merge-shards or merge-word-counts.
 
     \b

@@ -17,23 +17,25 @@ from llmgpu.cli.values import COUNT
 @click.option(
     "--window",
     type=COUNT,
-    help="Tokens that the model sees at a time.  [default: its longest sequence, up to 2048]",
+    help="Tokens the model sees at a time.  [default: its sequence length, up to 2048]",
 )
 @click.option(
     "--stride",
     type=COUNT,
-    help="Tokens between two windows of a longer document.  [default: half a window]",
+    help="Tokens between the starts of two windows.  [default: half of --window]",
 )
-@click.option("--per-token", is_flag=True, help="Add the ids and the log-likelihood of each.")
+@click.option(
+    "--per-token", is_flag=True, help="Also write the ids and the log-likelihood of each."
+)
 @source_options
 @corpus_options
 @device_option
 @output_options
 def score(**options: Any) -> None:
-    """Score documents with the model in FOLDER: of a run, or a Hugging Face checkpoint.
+    """Score documents with the model in FOLDER, a run folder or a Hugging Face checkpoint.
 
-    Writes a JSON line for each document: its tokens, their log-likelihood (natural logarithm),
-    perplexity and bits per byte. The sums over all documents go to stderr.
+    Writes one JSON line per document: number of tokens, log-likelihood (natural logarithm),
+    perplexity and bits per byte. The totals go to stderr.
 
     \b
     Example:

@@ -33,40 +33,39 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     default="-",
     show_default=True,
     metavar="FILE",
-    help="File to write; - for stdout.",
+    help="Output file; - for stdout.",
 )
 @click.option(
     "--format",
     "format_name",
     type=click.Choice([*FORMATS, SHOWN]),
-    show_default="that of the ending of -o, else ids; with --decode, recognized",
-    help=f"Format of the ids: {describe_formats()}; or {SHOWN}, a line for each token with its id "
-    "and text, on a terminal the text with its tokens in colours.",
+    help=f"Format of the ids: {describe_formats()}; or {SHOWN}, one line per token with its id and "
+    "text (on a terminal, the text with its tokens in color).  [default: by the extension of -o, "
+    "else ids; detected with --decode]",
 )
 @click.option(
     "--match",
     type=click.Choice(MATCH_RULES),
-    show_default="that of the vocabulary",
-    help="How words become tokens: longest token first (greedy), or merges in order (bpe).",
+    help="How words become tokens: longest token first (greedy) or merges in order (bpe).  "
+    "[default: the vocabulary's rule]",
 )
 @click.option("--decode", is_flag=True, help="Convert files of ids back to text.")
-@click.option("--count", is_flag=True, help="Only print the number of tokens.")
+@click.option("--count", is_flag=True, help="Print only the number of tokens.")
 @click.option(
-    "--line-documents", is_flag=True, help="Make each line a document, written as it arrives."
+    "--line-documents", is_flag=True, help="Make each line a document, and write it as it arrives."
 )
 @click.option(
     "--threads",
     type=THREADS,
     metavar="N",
-    show_default="number of processors; with NumPy up to 4",
-    help="Number of threads that encode without a GPU.",
+    help="CPU threads that encode.  [default: one per processor; up to 4 with NumPy]",
 )
 @click.option(
     "--layout",
     type=click.Choice(list(LAYOUTS)),
     default="raw",
     show_default=True,
-    help=f"Layout of --format bin: {describe_layouts()}.",
+    help=f"Layout for --format bin: {describe_layouts()}.",
 )
 @click.option(
     "--shard-tokens",
@@ -80,22 +79,22 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     type=Share(),
     multiple=True,
     metavar="NAME=SHARE",
-    help="Put this share of the documents, drawn at random, to a file of their own: with "
-    "val=0.01, 1% of them into OUT-val.bin (val.bin beside train.bin). Repeatable.",
+    help="Write a random share of the documents to a separate file: val=0.01 puts 1% of them into "
+    "OUT-val.bin (val.bin next to train.bin). Repeatable.",
 )
 @click.option(
     "--split-by",
     type=click.Choice(["documents", "position"]),
     default="documents",
     show_default=True,
-    help="Draw the documents of --split, or cut the text: with val=0.1, its last tenth, from the "
-    "first line there on. For a text in one file.",
+    help="How --split selects text: random documents, or by position, for a text in one file "
+    "(val=0.1 is its last tenth, starting at a line).",
 )
 @click.option(
     "--chunk-tokens",
     type=TokenCount(),
     metavar="N",
-    help="Cut documents into chunks of N tokens, which are documents of their own then.",
+    help="Cut documents into chunks of N tokens; each chunk becomes a document.",
 )
 @click.option(
     "--overlap",
@@ -103,7 +102,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     default=0,
     show_default=True,
     metavar="K",
-    help="Begin each chunk with the last K tokens of the one before.",
+    help="Start each chunk with the last K tokens of the previous one.",
 )
 @click.option(
     "--seed",
@@ -111,24 +110,24 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
     metavar="N",
     default=0,
     show_default=True,
-    help="Seed of --split and --shuffle.",
+    help="Random seed for --split and --shuffle.",
 )
 @click.option(
     "--shuffle",
     is_flag=True,
-    help="Write documents in random order; needs 4 more bytes of disk space per token.",
+    help="Write documents in random order; needs 4 extra bytes of disk space per token.",
 )
 @click.option(
     "--max-tokens",
     type=TokenCount(),
     metavar="N",
-    help="Stop after N tokens (4096, 100M), in the middle of a document if need be.",
+    help="Stop after N tokens (4096, 100M), even in the middle of a document.",
 )
 @click.option(
     "--resume",
     is_flag=True,
-    help="Resume an interrupted run. The text is tokenized again; finished shards are compared "
-    "with it, not written.",
+    help="Resume an interrupted run. The text is re-tokenized and compared with finished shards, "
+    "which are not rewritten.",
 )
 @token_dtype_option
 @part_option
@@ -140,7 +139,7 @@ from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
 @device_option
 @output_options
 def tokenize(**options: Any) -> None:
-    """Tokenize text: files, folders or globs, stdin by default. Each file is a document.
+    """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
 
     \b
     Example:

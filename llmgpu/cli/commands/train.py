@@ -61,7 +61,7 @@ def _model_options(command: Decorated) -> Decorated:
         click.option("--tied/--untied", default=None,
                      help="Use the embedding table as the output layer.  [default: tied]"),
         click.option("--activation", type=click.Choice(ACTIVATIONS),
-                     help="Activation; gelu has no gate, and other tools can't open such a model."),
+                     help="Activation function. Other tools can't open gelu models (no gate)."),
     )  # fmt: skip
     return add_options(command, options)
 
@@ -80,54 +80,54 @@ def _training_options(command: Decorated) -> Decorated:
         ("--batch-size", "batch_size", COUNT,
          f"Sequences per batch.  [default: {TrainOptions.batch_size}; {batches}]"),
         ("--grad-accum", "grad_accum", COUNT,
-         "Batches per step: more tokens per step in the same memory."),
+         "Batches per step; more tokens per step in the same memory."),
         ("--lr", "learning_rate", number,
-         "Peak learning rate.  [default: 0.5 / width, up to 0.01]"),
+         "Peak learning rate.  [default: 0.5 / --dim, up to 0.01]"),
         ("--min-lr", "min_learning_rate", number,
          "Final learning rate.  [default: 0]"),
         ("--schedule", "schedule", click.Choice(SCHEDULES),
-         "How the learning rate falls: by a cosine, or stays up to the last --decay-steps (wsd)."),
+         "Learning-rate schedule: cosine decay, or constant until the last --decay-steps (wsd)."),
         ("--decay-steps", "decay_steps", COUNT,
-         "Steps that the rate falls in, with wsd.  [default: a fifth of --steps]"),
+         "Length of the decay, for wsd.  [default: a fifth of --steps]"),
         ("--initialisation", "initialisation", click.Choice(INITIALISATIONS),
-         "Initial matrices of layers: all alike, or by their inputs and with zeros (fan-in)."),
+         "Initial weights: one scale for all, or scaled by fan-in, output projections zero."),
         ("--sync-every", "sync_every", click.IntRange(min=0),
-         "Let each worker take this many steps by itself between exchanges; 0: exchange in each."),
+         "Steps each worker takes on its own between exchanges; 0: exchange in every step."),
         ("--outer-lr", "outer_learning_rate", number,
-         "With --sync-every, learning rate of the workers' mean change."),
+         "With --sync-every, learning rate of the outer step."),
         ("--outer-momentum", "outer_momentum", number,
-         "With --sync-every, how much of the outer step's momentum is kept."),
+         "With --sync-every, momentum of the outer step."),
         ("--warmup-steps", "warmup_steps", click.IntRange(min=0),
-         "Steps of linear warm-up.  [default: a tenth of --steps, up to 100]"),
+         "Linear warm-up steps.  [default: a tenth of --steps, up to 100]"),
         ("--weight-decay", "weight_decay", number, "Weight decay, applied to matrices only."),
         ("--beta1", "beta1", number, "Decay of the mean of gradients."),
         ("--beta2", "beta2", number, "Decay of the mean of squared gradients."),
         ("--grad-clip", "grad_clip", number,
          "Clip the global gradient norm to this; 0 disables it."),
         ("--label-smoothing", "label_smoothing", number,
-         "Share of each target spread over all tokens."),
+         "Share of each target's probability to spread over all tokens."),
         ("--z-loss", "z_loss", number,
-         "Weight of the penalty on the squared log-sum-exp of the logits."),
+         "Weight of the penalty on the squared log-sum-exp of logits."),
         ("--optimizer", "optimizer", click.Choice(list(OPTIMIZERS)),
          f"{optimizers}.  [default: muon; with --init adamw]"),
         ("--lora-rank", "lora_rank", click.IntRange(min=0),
-         "With --init, train adapters of this rank in place of the weights; 0: none."),
+         "With --init, train adapters of this rank instead of the weights; 0: no adapters."),
         ("--lora-alpha", "lora_alpha", number,
-         "Adapters count this divided by --lora-rank.  [default: twice --lora-rank]"),
+         "Scale adapters by this divided by --lora-rank.  [default: twice --lora-rank]"),
         ("--lora-targets", "lora_targets", TEXT,
-         f"Matrices that have adapters.  [default: {','.join(LORA_TARGETS)}]"),
+         f"Matrices to adapt, separated by commas: {', '.join(LORA_TARGETS)}.  [default: all]"),
         ("--precision", "precision", click.Choice(PRECISIONS),
-         "f16 rounds the factors of matrix products (needs shader-f16; fast with llmgpu[dawn])."),
+         "f16 uses half-precision matrix products (needs shader-f16; fast with llmgpu[dawn])."),
         ("--weights", "corpus_weights", TEXT,
-         "Draw sequences from token files in these shares, one for each CORPUS: 0.7,0.3."),
+         "Shares in which to draw sequences from the token files of CORPUS: 0.7,0.3."),
         ("--seed", "seed", click.IntRange(min=0),
-         "Seed of the initial weights and of the order of the text."),
+         "Random seed for the initial weights and the order of the text."),
     )  # fmt: skip
     evaluation = (
         ("--eval-fraction", "evaluation_fraction", number,
-         "Share of the text held out for evaluation."),
+         "Share of the text to hold out for evaluation."),
         ("--eval-parts", "evaluation_parts", COUNT,
-         "Take what is held out from up to this many places of the text."),
+         "Take the held-out text from up to this many places."),
         ("--eval-batches", "evaluation_batches", COUNT,
          "Evaluate on at most this many batches."),
     )  # fmt: skip
@@ -140,12 +140,12 @@ def _training_options(command: Decorated) -> Decorated:
         "--document-mask/--no-document-mask",
         default=TrainOptions.document_mask,
         show_default=True,
-        help="Attention does not reach back beyond the token between documents.",
+        help="Keep attention within documents.",
     )
     recompute = click.option(
         "--recompute",
         is_flag=True,
-        help="Compute activations again in the backward pass: less memory, more time, same result.",
+        help="Recompute activations in the backward pass: less memory, more time, same result.",
     )
     options = options_of(TrainOptions, (*table, *evaluation), _DERIVED)
     return add_options(command, [*options, sparse, mask, recompute])
@@ -154,21 +154,21 @@ def _training_options(command: Decorated) -> Decorated:
 def _interval_options(command: Decorated) -> Decorated:
     """Add how often to log, evaluate and save, in steps."""
     table = (
-        ("--log-interval", "log", COUNT, "Log every NUMBER steps."),
-        ("--eval-interval", "evaluation", COUNT, "Evaluate every NUMBER steps."),
-        ("--save-interval", "save", COUNT, "Save a checkpoint every NUMBER steps."),
-        ("--keep", "keep", COUNT, "Keep this many of the newest checkpoints."),
+        ("--log-interval", "log", COUNT, "Log every N steps."),
+        ("--eval-interval", "evaluation", COUNT, "Evaluate every N steps."),
+        ("--save-interval", "save", COUNT, "Save a checkpoint every N steps."),
+        ("--keep", "keep", COUNT, "Number of newest checkpoints to keep."),
         (
             "--sample-every",
             "sample",
             COUNT,
-            "Let the model write a text every NUMBER steps, to samples.jsonl, too.",
+            "Generate a sample every N steps (also written to samples.jsonl).",
         ),
         (
             "--peak-tflops",
             "peak_teraflops",
             click.FloatRange(min=0, min_open=True),
-            "10^12 operations a second that the device can do: logs the share in use (mfu).",
+            "Peak speed of the device, in TFLOPS; logs the share in use (mfu).",
         ),
     )
     return add_options(command, options_of(Intervals, table, ("sample", "peak_teraflops")))
@@ -176,34 +176,34 @@ def _interval_options(command: Decorated) -> Decorated:
 
 @click.command(cls=ConfiguredCommand)
 @click.argument("corpus", nargs=-1)
-@click.option("--vocab", metavar="VOCAB", help=f"{VOCAB_HELP}  [default: the model's, with --init]")
+@click.option("--vocab", metavar="VOCAB", help=f"{VOCAB_HELP}  [default with --init: the model's]")
 @click.option(
     "--init",
     metavar="FOLDER",
-    help="Begin with the weights of this model: a run, or a Hugging Face checkpoint.",
+    help="Start from this model: a run folder or a Hugging Face checkpoint.",
 )
 @click.option(
     "--config",
     metavar="FILE",
-    help="Read options from this TOML file, by the names here (lr = 3e-4); corpus is CORPUS.",
+    help="Read options from this TOML file, named as here (lr = 3e-4); corpus is CORPUS.",
 )
 @click.option("--output", "-o", required=True, metavar="FOLDER", help="Run folder.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Resume from the newest checkpoint in --output, with the options that the run was given.",
+    help="Resume from the newest checkpoint in --output, with the run's options.",
 )
 @click.option(
     "--eval-corpus",
     metavar="FILE",
-    help="Evaluate on this text, or token file, instead of a part of CORPUS.",
+    help="Evaluate on this text or token file instead of a share of CORPUS.",
 )
 @click.option("--force", is_flag=True, help="Replace the run in --output.")
 @click.option(
     "--eos",
     type=TEXT,
     metavar="ID|TEXT",
-    help="Token to put after each document.  [default: <|endoftext|> or similar, if present]",
+    help="Token to append to each document.  [default: <|endoftext|> or similar, if present]",
 )
 @_model_options
 @_training_options
@@ -217,9 +217,9 @@ def _interval_options(command: Decorated) -> Decorated:
 def train(**options: Any) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
 
-    The run folder receives the log (log.jsonl), the loss curve (loss.svg) and checkpoints
-    (step-00000100 and so on), which Hugging Face transformers opens as Llama models. It keeps the
-    options (options.toml), so that --resume needs nothing but the folder.
+    The run folder receives the log (log.jsonl), the loss curve (loss.svg), checkpoints
+    (step-00000100 and so on), which Hugging Face transformers can open as Llama models, and the
+    options (options.toml) that --resume reads.
 
     \b
     Example:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 _ROOM = "llmgpu.lm.optimizers"
 OPTIMIZERS: Registry[Optimizer] = Registry(
     {
-        "adamw": Entry(f"{_ROOM}.adamw:ADAMW", "keeps its moments in float32"),
+        "adamw": Entry(f"{_ROOM}.adamw:ADAMW", "keeps float32 moments"),
         "adamw-8bit": Entry(
-            f"{_ROOM}.adamw_8bit:ADAMW_8BIT", "keeps its moments in a quarter of the memory"
+            f"{_ROOM}.adamw_8bit:ADAMW_8BIT", "keeps them in a quarter of the memory"
         ),
         "muon": Entry(
-            f"{_ROOM}.muon:MUON", "takes orthogonal steps of hidden matrices, AdamW's of the rest"
+            f"{_ROOM}.muon:MUON",
+            "orthogonalizes the updates of hidden matrices and uses AdamW for the rest",
         ),
     }
 )
