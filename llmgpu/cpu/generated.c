@@ -60,36 +60,56 @@ static uint64_t rare_rank(uint64_t random, double table_words)
     return (uint64_t)(rank - (double)(uint64_t)(rank * 0x1p-32) * 0x1p32);
 }
 
-/* Write a block of `words` words to `out`, which has room for LENGTH bytes each and 4 more; return its bytes.
+/* What blocks are made of.
  *
- * state: uint64_t (4,), of the random numbers: state and increment, the lower half first.
- * ranks: uint16_t (draws,), each of the first table_words as often as it is drawn. frequent: their
- *     words, uint8_t (table_words, ENTRY).
- * syllables (768,), codas (8,), ends (256,): cells; ends_sentence: of each end, whether it does.
+ * words: of a block. ranks: (draws,), each of the first `table_words` as often as it is drawn.
+ * frequent: their words, (table_words, ENTRY). syllables (768,), codas (8,), ends (256,): cells.
+ * ends_sentence: of each end, whether it does.
  */
-API int64_t llmgpu_generate_block(const uint64_t *state, int64_t words, const uint16_t *ranks,
-                                  int64_t draws, double table_words, const uint8_t *frequent,
-                                  const uint32_t *syllables, const uint32_t *codas,
-                                  const uint32_t *ends, const uint8_t *ends_sentence, uint8_t *out)
+typedef struct {
+    int64_t words, draws, table_words;
+    const uint16_t *ranks;
+    const uint8_t *frequent;
+    const uint32_t *syllables, *codas, *ends;
+    const uint8_t *ends_sentence;
+} Material;
+
+static uint8_t *put_block(Random random, const Material *from, uint8_t *at)
 {
-    Random random = {state[0], state[1], state[2], state[3]};
-    uint8_t *at = out;
     int begins_sentence = 1;
-    for (int64_t word = 0; word < words; word++) {
+    for (int64_t word = 0; word < from->words; word++) {
         uint64_t drawn = next_random(&random);
         uint8_t *begin = at;
-        if ((int64_t)(drawn & 0xFFFF) < draws) {
-            const uint8_t *entry = frequent + ENTRY * ranks[drawn & 0xFFFF];
+        if ((int64_t)(drawn & 0xFFFF) < from->draws) {
+            const uint8_t *entry = from->frequent + ENTRY * from->ranks[drawn & 0xFFFF];
             memcpy(at, entry, LENGTH);
             at += entry[LENGTH];
         } else {
-            at = spell(rare_rank(drawn >> 24, table_words), syllables, codas, at);
+            uint64_t rank = rare_rank(drawn >> 24, (double)from->table_words);
+            at = spell(rank, from->syllables, from->codas, at);
         }
         if (begins_sentence && *begin >= 'a' && *begin <= 'z')
             *begin ^= 0x20;
-        uint8_t end = word + 1 < words ? (uint8_t)(drawn >> 16) : 255;
-        at = put_cell(at, ends[end]);
-        begins_sentence = ends_sentence[end];
+        uint8_t end = word + 1 < from->words ? (uint8_t)(drawn >> 16) : 255;
+        at = put_cell(at, from->ends[end]);
+        begins_sentence = from->ends_sentence[end];
     }
-    return at - out;
+    return at;
+}
+
+/* Write blocks end to end to `out`, which has room for LENGTH bytes a word and 4 more.
+ *
+ * states: uint64_t (blocks, 4), of the random numbers: state and increment, the lower half first.
+ * sizes: int64_t (blocks,), becomes the bytes of each.
+ */
+API void llmgpu_generate_blocks(const uint64_t *states, int64_t blocks, const Material *from,
+                                uint8_t *out, int64_t *sizes)
+{
+    for (int64_t block = 0; block < blocks; block++) {
+        const uint64_t *state = states + 4 * block;
+        Random random = {state[0], state[1], state[2], state[3]};
+        uint8_t *end = put_block(random, from, out);
+        sizes[block] = end - out;
+        out = end;
+    }
 }

@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 import weakref
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
         *(c_char_p, c_int64, c_void_p),
     ),
-    "generate_block": (
-        *(c_int64, c_void_p, c_int64, c_void_p, c_int64, c_double, c_void_p),
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-    ),
+    "generate_blocks": (None, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
     "jsonl_texts": (
         *(c_int64, c_void_p, c_int64, c_int, c_int64, c_char_p, c_int64),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -56,34 +57,47 @@ class GeneratedBlocks:
 
     def __init__(
         self,
+        words: int,
         ranks: NDArray[np.uint16],
         frequent: Sequence[bytes],
         cells: Sequence[NDArray[np.uint32]],
         ends_sentence: NDArray[np.bool_],
     ) -> None:
-        """Take the words of the first ranks, up to 20 bytes each, and what others are made of.
+        """Take what blocks of `words` words are made of.
 
-        ranks: (n,), each as often as it is drawn. cells: of syllables (768,), final consonants (8,)
-        and ends (256,). ends_sentence: of each end, whether it does.
+        ranks: (n,), the first ones, each as often as it is drawn. frequent: their words, up to 20
+        bytes each. cells: of syllables (768,), final consonants (8,) and ends (256,).
+        ends_sentence: of each end, whether it does.
         """
         loaded = library()
         assert loaded is not None, "there is no CPU engine"
-        self._generate = loaded.llmgpu_generate_block
+        self._generate = loaded.llmgpu_generate_blocks
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
-        words = np.frombuffer(entries, np.uint8)
-        self._arrays = [np.ascontiguousarray(e) for e in (ranks, words, *cells, ends_sentence)]
-        first, *others = map(address_of, self._arrays)
-        self._arguments = first, len(ranks), len(frequent), *others
+        arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence
+        self._arrays = [np.ascontiguousarray(array) for array in arrays]
+        self._words = words
+        numbers = words, len(ranks), len(frequent), *map(address_of, self._arrays)
+        self._material = np.array(numbers, np.int64)  # as the struct of that name
 
-    def block(self, random: np.random.PCG64DXSM, words: int) -> bytes:
-        """Return a block of that many words, drawn by `random`."""
-        known = random.state["state"]
-        numbers = known["state"], known["inc"]
-        halves = [each >> shift & _LOW for each in numbers for shift in (0, 64)]
-        state = np.array(halves, np.uint64)
-        text = np.empty(20 * words + 4, np.uint8)
-        size = self._generate(address_of(state), words, *self._arguments, address_of(text))
-        return text[:size].tobytes()
+    def blocks(self, generators: Sequence[np.random.PCG64DXSM]) -> list[memoryview]:
+        """Return a block drawn by each generator."""
+        known = [generator.state["state"] for generator in generators]
+        states = [
+            [each[name] >> shift & _LOW for name in ("state", "inc") for shift in (0, 64)]
+            for each in known
+        ]
+        given = np.array(states, np.uint64)
+        sizes = np.empty(len(states), np.int64)
+        text = np.empty(20 * self._words * len(states) + 4, np.uint8)
+        self._generate(
+            address_of(given),
+            len(states),
+            address_of(self._material),
+            address_of(text),
+            address_of(sizes),
+        )
+        ends = np.cumsum(sizes).tolist()
+        return [text[first:end].data for first, end in pairwise([0, *ends])]
 
 
 class TakenTexts(NamedTuple):

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
@@ -27,6 +27,7 @@ from llmgpu.processors import usable_processors
 
 BLOCK_WORDS = 1 << 15
 SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes, and fewer than any has
+_GROUP = 16  # blocks that a thread makes at a time, so that threads seldom want Python's lock
 _TABLE_WORDS = 1 << 12  # ranks whose words are drawn from a table
 _DRAWS = 1 << 16  # entries of that table, a word's share of them being its frequency
 _SYLLABLES = 4  # of the longest word
@@ -58,12 +59,13 @@ def _blocks(seed: int, most: int) -> Iterator[bytes]:
     """Yield blocks from the first on, made in threads where they can be; most: that will do."""
     words = _Words()
     threads = 1 if library() is None else usable_processors()
-    pending: deque[Future[bytes]] = deque()
+    group = max(1, min(_GROUP, most // threads))
+    pending: deque[Future[list[bytes | memoryview]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="llmgpu-generate") as pool:
-        for number in count():
-            pending.append(pool.submit(words.block, seed, number))
+        for first in count(0, group):
+            pending.append(pool.submit(words.blocks, seed, range(first, first + group)))
             if len(pending) >= min(2 * threads, most):
-                yield pending.popleft().result()
+                yield from map(bytes, pending.popleft().result())
 
 
 class _Words:
@@ -92,14 +94,17 @@ class _Words:
             rows = self._spell(np.arange(_TABLE_WORDS, dtype=np.uint64))
             frequent = [row.tobytes().replace(b"\0", b"") for row in rows]
             self._in_c = GeneratedBlocks(
-                ranks.astype(np.uint16), frequent, cells, self._ends_sentence
+                BLOCK_WORDS, ranks.astype(np.uint16), frequent, cells, self._ends_sentence
             )
 
-    def block(self, seed: int, number: int) -> bytes:
-        """Return the text of block `number`, which is some sentences."""
-        generator = np.random.PCG64DXSM([seed, number])
+    def blocks(self, seed: int, numbers: Sequence[int]) -> list[bytes | memoryview]:
+        """Return the texts of some blocks, by number; each is some sentences."""
+        generators = [np.random.PCG64DXSM([seed, number]) for number in numbers]
         if self._in_c is not None:
-            return self._in_c.block(generator, BLOCK_WORDS)
+            return [*self._in_c.blocks(generators)]
+        return [self._block(generator) for generator in generators]
+
+    def _block(self, generator: np.random.PCG64DXSM) -> bytes:
         random = generator.random_raw(BLOCK_WORDS)
         # 16 bits for a frequent word, 8 for what follows it, 40 for a rare word
         draws = random.astype(np.uint16)

@@ -45,8 +45,8 @@ def test_blocks_are_the_same_without_the_engine(monkeypatch: pytest.MonkeyPatch)
     made = _Words()
     monkeypatch.setenv("LLMGPU_CPU", "numpy")
     plain = _Words()
-    for seed, number in ((0, 0), (0, 1), (3, 10**9), (1 << 40, 7)):
-        assert made.block(seed, number) == plain.block(seed, number)
+    for seed, numbers in ((0, [0, 1]), (3, [10**9]), (1 << 40, [7, 5])):
+        assert made.blocks(seed, numbers) == plain.blocks(seed, numbers)
 
 
 def test_blocks_are_small_and_differ() -> None:
