@@ -14,7 +14,7 @@ from llmgpu.backend import select_backend
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.given import refuse_given
 from llmgpu.cli.options import READING_INPUT, piped_input
-from llmgpu.cli.prompts import Prompt, continue_prompts, prompt_ids, read_prompts
+from llmgpu.cli.prompts import Prompt, continue_prompts, from_user, prompt_ids, read_prompts
 from llmgpu.errors import InputError
 from llmgpu.input_files import decode_text, naming, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import open_model
@@ -34,6 +34,7 @@ def generate(
     prompts: str | None,
     prompt_field: str | None,
     batch_size: int,
+    chat: bool,
     max_new_tokens: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -48,10 +49,10 @@ def generate(
     options = SamplingOptions(**sampling)
     if "" in stop:
         raise click.UsageError("--stop is empty, so nothing would be generated")
-    texts = _given_prompts(prompt, prompts, prompt_field, report)
+    texts = _given_prompts(prompt, prompts, prompt_field, report, chat=chat)
     saved = open_model(run, report.note)
     tokenizer = Tokenizer(saved.vocabulary, device="cpu")
-    wanted = [(each, prompt_ids(tokenizer, each.text, saved)) for each in texts]
+    wanted = [(each, prompt_ids(tokenizer, each, saved)) for each in texts]
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)
@@ -88,17 +89,20 @@ def generate(
 
 
 def _given_prompts(
-    prompt: str | None, prompts: str | None, field: str | None, report: Reporter
+    prompt: str | None, prompts: str | None, field: str | None, report: Reporter, *, chat: bool
 ) -> list[Prompt]:
     """Return what is to be continued; UsageError for options that do not fit together."""
     if prompts is None:
         refuse_given(("prompt_field", "batch_size"), "is for --prompts")
-        return [Prompt(_single_prompt(prompt, report), {})]
+        text = _single_prompt(prompt, report)
+        if chat and not text:
+            raise click.UsageError("--chat needs --prompt or --prompts: what the user says")
+        return [from_user(text) if chat else Prompt(text)]
     if prompt is not None:
         raise click.UsageError("give --prompt or --prompts, not both")
     if prompts == STANDARD_INPUT:
         report.line(READING_INPUT)
-    return read_prompts(prompts, field)
+    return read_prompts(prompts, field, chat=chat)
 
 
 def _report_rate(report: Reporter, count: int, seconds: float) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import print_result
@@ -16,6 +17,7 @@ from llmgpu.lm.generating.continuation import Continuation, Ends
 from llmgpu.lm.generating.generator import Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.text.chat import MESSAGES, check_messages
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
@@ -25,17 +27,32 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to be continued; facts: what its line of JSON says besides, or nothing."""
+    """A prompt to be continued.
+
+    facts: what its line of JSON says besides. messages: of a conversation that is to be answered,
+    in place of a text.
+    """
 
     text: str
-    facts: Mapping[str, object]
+    facts: Mapping[str, object] = field(default_factory=dict)
+    messages: Sequence[Any] | None = None
+
+    def printed(self) -> str | Sequence[Any]:
+        """Return what is continued."""
+        return self.text if self.messages is None else self.messages
 
 
-def read_prompts(path: str, field: str | None) -> list[Prompt]:
-    """Read prompts: a line each, or the `field` of each object of JSON lines.
+def from_user(text: str) -> Prompt:
+    """Return the conversation that a user begins with a text."""
+    return Prompt("", {}, [{"role": "user", "content": text}])
 
-    path: a file, or "-" for standard input. field: None for lines of text, unless the file's name
-    says that it has JSON lines, whose field is "prompt" then.
+
+def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) -> list[Prompt]:
+    """Read prompts: a line each, or a field of each object of JSON lines.
+
+    path: a file, or "-" for standard input. name_of_field: None for lines of text, unless the
+    file's name says that it has JSON lines, whose field is "prompt" then, or "messages".
+    chat: lines of text are what users say, and fields the messages of conversations.
 
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """
@@ -50,29 +67,39 @@ def read_prompts(path: str, field: str | None) -> list[Prompt]:
             raise InputError(f"can't read {path}: {error.strerror}") from error
     with naming(name):
         lines = decode_text(content).splitlines()
-    if field is None and path.endswith(JSON_ENDINGS):
-        field = "prompt"
+    if name_of_field is None and path.endswith(JSON_ENDINGS):
+        name_of_field = MESSAGES if chat else "prompt"
     numbered = [(f"{name}, line {k}", line) for k, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise InputError(f"{name} has no prompts")
-    if field is None:
-        return [Prompt(line, {}) for _, line in numbered]
-    return [_of_json(parse_json_object(line, where), field, where) for where, line in numbered]
+    if name_of_field is None:
+        return [from_user(line) if chat else Prompt(line) for _, line in numbered]
+    return [
+        _of_json(parse_json_object(line, where), name_of_field, where, chat=chat)
+        for where, line in numbered
+    ]
 
 
-def _of_json(found: dict[str, object], field: str, where: str) -> Prompt:
-    text = found.pop(field, None)
-    if not isinstance(text, str):
-        raise InputError(f'{where}: no text under "{field}"; --prompt-field names another')
-    return Prompt(text, found)
+def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> Prompt:
+    content = found.pop(name, None)
+    if chat:
+        check_messages(content, where, lambda role: True)
+        return Prompt("", found, cast("list[Any]", content))
+    if not isinstance(content, str):
+        raise InputError(f'{where}: no text under "{name}"; --prompt-field names another')
+    return Prompt(content, found)
 
 
-def prompt_ids(tokenizer: Tokenizer, text: str, model: SavedModel) -> list[int]:
-    """Return a prompt's ids, after those that the model's vocabulary puts before a text.
+def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, model: SavedModel) -> list[int]:
+    """Return a prompt's ids: of a conversation, with what begins a reply.
 
-    Without any of these, return the token between documents; InputError if there is none.
+    Those of a text follow what the model's vocabulary puts before one. Without any of these, return
+    the token between documents; InputError if there is none.
     """
-    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(text).tolist()]
+    if prompt.messages is not None:
+        answered, _ = tokenizer.apply_chat_template(prompt.messages, add_generation_prompt=True)
+        return list(map(int, answered))
+    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt.text).tolist()]
     if ids:
         return ids
     if model.eos_id is None:
@@ -110,7 +137,8 @@ def continue_prompts(
         while written in ended:
             prompt, one = prompts[written][0], made.pop(written)
             total += len(one.ids)
-            content = {**prompt.facts, "prompt": prompt.text, **one.describe()}
+            name = "prompt" if prompt.messages is None else MESSAGES
+            content = {**prompt.facts, name: prompt.printed(), **one.describe()}
             print_result(json.dumps(content, ensure_ascii=False))
             written += 1
     return total

@@ -7,7 +7,7 @@ others, run by `llmgpu.text.chat_template`, or the plain ChatML of `PlainRendere
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -34,6 +34,10 @@ MESSAGES = "messages"  # the usual name of the field
 _TOOLS = "tools"  # the field of what a template is told of tools
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")
+_PLAIN_TEMPLATE = (  # for other tools
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _BLOCK_BYTES = 1 << 20  # read at a time
 LINE_BYTES = 1 << 25  # of a conversation: a template takes many times the memory
 
@@ -85,6 +89,11 @@ class PlainRenderer:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def plain_template(special_tokens: Collection[str]) -> str | None:
+    """Return what `PlainRenderer` does, in Jinja, for a vocabulary that has its tokens."""
+    return _PLAIN_TEMPLATE if set(PLAIN_TOKENS) <= set(special_tokens) else None
 
 
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:

@@ -166,6 +166,39 @@ def test_tools_of_lines_and_rows(llmgpu: Run, conversations: Path) -> None:
     fails(llmgpu(*command), 1, "c.parquet, row 1: the tools are not a list but a string")
 
 
+def test_a_model_answers(llmgpu: Run, conversations: Path) -> None:
+    folder = conversations.parent
+    lines = [
+        json.dumps({"messages": [dict(role="user", content=a), dict(role="assistant", content=b)]})
+        for a, b in (("ping", "pong"), ("tick", "tock"))
+    ]
+    (folder / "c.jsonl").write_text("\n".join(lines * 20))
+    sizes = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "32")
+    how = ("--steps", "120", "--lr", "2e-2", "--vocab", "v.bin", "--device", "cpu")
+    assert llmgpu("train", "c.jsonl", "--chat", "-o", "run", *sizes, *how).returncode == 0
+    end = Tokenizer.load(folder / "v.bin").token_to_id("<|im_end|>")
+    kept = load_checkpoint(folder / "run")
+    assert kept.stop_ids == {end}
+    assert (
+        "<|im_end|>"
+        in json.loads((kept.folder / "tokenizer_config.json").read_bytes())["chat_template"]
+    )
+    answer = ("generate", "run", "--chat", "--temperature", "0", "--device", "cpu", "-q")
+    assert llmgpu(*answer, "-p", "ping").stdout == b"pong\n"
+    assert llmgpu(*answer, stdin=b"tick\n").stdout == b"tock\n"
+    for lines_of_text, options in (
+        (b"ping\ntick\n", ()),
+        ("\n".join(lines).encode(), ("--prompt-field", "messages")),
+    ):
+        done = llmgpu(*answer, "--prompts", "-", *options, stdin=lines_of_text)
+        assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["pong", "tock"]
+    fails(llmgpu(*answer), 2, "--chat needs --prompt or --prompts")
+    wrong = llmgpu(
+        *answer, "--prompts", "-", "--prompt-field", "m", stdin=b'{"m": [{"role": "user"}]}'
+    )
+    fails(wrong, 1, "standard input, line 1, message 1: no content")
+
+
 def test_a_model_learns_the_replies_alone(llmgpu: Run, conversations: Path) -> None:
     pytest.importorskip("jinja2")
     folder = conversations.parent

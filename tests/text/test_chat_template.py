@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.text.chat import Parts
+from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, plain_template
 from llmgpu.text.chat_template import TemplateRenderer
 
 pytest.importorskip("jinja2")
@@ -47,6 +47,16 @@ def test_generation_blocks() -> None:
     parts = render(source, bos_token="<s>")
     assert "".join(text for text, _ in parts) == "<s>a<b|>c<d\u00e9\U0001f600|>"
     assert replies(parts) == ["b|", "d\u00e9\U0001f600|"]
+
+
+def test_the_plain_template_is_that_of_the_plain_renderer() -> None:
+    source = plain_template(PLAIN_TOKENS)
+    assert source is not None and plain_template(PLAIN_TOKENS[:1]) is None
+    for prompt in (False, True):
+        expected = PlainRenderer().render(MESSAGES, None, "", prompt=prompt)
+        with rendering(source) as renderer:
+            found = renderer.render(MESSAGES, None, "", prompt=prompt)
+        assert "".join(text for text, _ in found) == "".join(text for text, _ in expected)
 
 
 def test_without_blocks_the_reply_is_what_its_message_adds() -> None:

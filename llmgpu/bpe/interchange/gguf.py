@@ -29,6 +29,7 @@ from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.outputs import GGUF, Output, check_outputs
+from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import get_normalizer
 
 _TOOL = "llama.cpp"
@@ -51,7 +52,7 @@ class _Split:
 
 _LLAMA3 = ("dbrx", "llama-bpe")
 _NEW_CHARACTERS = "letters and numbers that are new in Unicode 16, since it classes them as 15 does"
-_LONG_S = "the letter ſ (U+017F) after an apostrophe"
+_LONG_S = "the long s (U+017F) after an apostrophe"
 _SPLITS = {
     "gpt2": _Split("gpt-2"),
     "llama3": _Split(*_LLAMA3, _LONG_S),
@@ -158,6 +159,7 @@ def describe(
         for number in numbers
     )
     _note_differences(vocabulary, note, eos_id)
+    chat = vocabulary.chat
     described = {
         "tokenizer_model": "gpt2",
         "tokenizer_pre": pre,
@@ -168,7 +170,7 @@ def describe(
         "eos_token_id": eos_id,
         "add_bos_token": vocabulary.prefix_ids == (bos_id,),
         "add_eos_token": vocabulary.suffix_ids == (eos_id,),
-        "chat_template": vocabulary.chat and vocabulary.chat.source,
+        "chat_template": chat.source if chat else plain_template(vocabulary.special_tokens),
     }
     return {name: value for name, value in described.items() if value is not None}
 

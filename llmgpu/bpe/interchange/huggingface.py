@@ -59,6 +59,7 @@ from llmgpu.outputs import (
     Output,
     check_outputs,
 )
+from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import STEPS, describe_normalizer, get_normalizer, spell_normalizer
 
 _FOLDER = {
@@ -184,12 +185,13 @@ def describe_config(
 
     tokens: texts of special tokens by what they are for. max_length: most ids that a model takes.
     """
+    chat = vocabulary.chat
     content = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "clean_up_tokenization_spaces": False,
         **tokens,
-        "chat_template": vocabulary.chat and vocabulary.chat.source,
+        "chat_template": chat.source if chat else plain_template(vocabulary.special_tokens),
     }
     return {key: value for key, value in content.items() if value is not None}
 

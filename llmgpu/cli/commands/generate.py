@@ -73,6 +73,11 @@ def _sampling_options(command: Decorated) -> Decorated:
     help="Number of --prompts to continue at a time.",
 )
 @click.option(
+    "--chat",
+    is_flag=True,
+    help="The prompt is what a user says, or the messages of --prompts; print the reply alone.",
+)
+@click.option(
     "--stop",
     type=TEXT,
     multiple=True,
@@ -95,6 +100,7 @@ def generate(**options: Any) -> None:
       llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
       echo 'Once upon a time' | llmgpu generate run -n 50
       llmgpu generate run/step-00000100 --top-k 0 --top-p 0.9 --seed 1
+      llmgpu generate run --chat --prompt 'What is a token?'
       llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
     """
     from llmgpu.cli import generate

@@ -54,7 +54,7 @@ def write_model(
         checkpoint.vocabulary,
         note,
         bos_id=checkpoint.bos_id,
-        eos_id=checkpoint.eos_id,
+        eos_id=min(checkpoint.stop_ids, default=None),
         rows=config.vocab_size,
     )
     package = gguf.load_package()

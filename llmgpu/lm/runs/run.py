@@ -49,6 +49,7 @@ from llmgpu.lm.runs.stopping import stop_requests
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.resume_key import check_same_run
+from llmgpu.text.chat import PLAIN_TOKENS, plain_template
 from llmgpu.version import __version__
 
 # What the log calls the engine that computes on the CPU; earlier versions had only NumPy.
@@ -150,6 +151,8 @@ class TrainingRun:
         """Take the weights of a checkpoint or of another model, or draw them."""
         started = init if checkpoint is None else checkpoint
         self._stop_ids = frozenset[int]() if started is None else started.stop_ids
+        if plain_template(special := self._vocabulary.special_tokens):
+            self._stop_ids |= {special[PLAIN_TOKENS[1]]}  # which ends a reply
         if checkpoint is not None:
             self._load(checkpoint)
         elif init is not None:
