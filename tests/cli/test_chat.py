@@ -170,7 +170,7 @@ def test_a_model_answers(llmgpu: Run, conversations: Path) -> None:
     folder = conversations.parent
     lines = [
         json.dumps({"messages": [dict(role="user", content=a), dict(role="assistant", content=b)]})
-        for a, b in (("ping", "pong"), ("tick", "tock"))
+        for a, b in (("ping", "a b"), ("tick", "c d"))
     ]
     (folder / "c.jsonl").write_text("\n".join(lines * 20))
     sizes = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "32")
@@ -184,14 +184,12 @@ def test_a_model_answers(llmgpu: Run, conversations: Path) -> None:
         in json.loads((kept.folder / "tokenizer_config.json").read_bytes())["chat_template"]
     )
     answer = ("generate", "run", "--chat", "--temperature", "0", "--device", "cpu", "-q")
-    assert llmgpu(*answer, "-p", "ping").stdout == b"pong\n"
-    assert llmgpu(*answer, stdin=b"tick\n").stdout == b"tock\n"
-    for lines_of_text, options in (
-        (b"ping\ntick\n", ()),
-        ("\n".join(lines).encode(), ("--prompt-field", "messages")),
-    ):
-        done = llmgpu(*answer, "--prompts", "-", *options, stdin=lines_of_text)
-        assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["pong", "tock"]
+    assert llmgpu(*answer, "-p", "ping").stdout == b"a b\n"
+    assert llmgpu(*answer, stdin=b"tick\n").stdout == b"c d\n"
+    asked = [json.dumps({"m": [dict(role="user", content=text)]}) for text in ("ping", "tick")]
+    for content, options in (("ping\ntick", ()), ("\n".join(asked), ("--prompt-field", "m"))):
+        done = llmgpu(*answer, "--prompts", "-", *options, stdin=content.encode())
+        assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["a b", "c d"]
     fails(llmgpu(*answer), 2, "--chat needs --prompt or --prompts")
     wrong = llmgpu(
         *answer, "--prompts", "-", "--prompt-field", "m", stdin=b'{"m": [{"role": "user"}]}'
