@@ -23,7 +23,7 @@ from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.options import Precision, SamplingOptions
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
 
@@ -37,6 +37,7 @@ def generate(
     chat: bool,
     max_new_tokens: int,
     stop: tuple[str, ...],
+    precision: Precision,
     ignore_eos: bool,
     device: str,
     as_json: bool,
@@ -56,9 +57,12 @@ def generate(
     backend = select_backend(device, matrices=True, note=report.note)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)
+    has_units = backend.device is not None and bool(backend.device.matrix_shapes)
     model = Model(
         open_operations(backend.device, fixed_products=True),
         saved.config.generating(longest + max_new_tokens),
+        half=precision == "f16",
+        mixed=precision == "f16" and has_units,
     )
     model.load(saved.weights.__getitem__)
     sequences = 1 if prompts is None else min(batch_size, len(wanted))

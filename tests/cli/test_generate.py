@@ -51,6 +51,17 @@ def test_prompts_in_batches_are_those_alone(llmgpu: Run, trained: Path) -> None:
     assert [each["ids"] for each in lines_of(piped.stdout)] == [found[0]["ids"], found[3]["ids"]]
 
 
+def test_weights_in_half_precision_change_little(llmgpu: Run, trained: Path) -> None:
+    found = []
+    for precision in ("f32", "f16"):
+        options = ("--temperature", "0", "--logprobs", "--json", "--precision", precision)
+        done = llmgpu(*GENERATE, *options, "--prompt", "the end")
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stderr.splitlines()[-1])["logprobs"][0])
+    assert found[0] != found[1]
+    assert abs(found[0] - found[1]) < 0.02
+
+
 def test_a_text_ends_before_a_string(llmgpu: Run, trained: Path) -> None:
     whole = llmgpu(*GENERATE, "--prompt", "the", "--seed", "5", "--quiet")
     text = whole.stdout.decode().removesuffix("\n").removeprefix("the")

@@ -8,7 +8,7 @@ import click
 
 from llmgpu.cli.options import Decorated, add_options, device_option, options_of, output_options
 from llmgpu.cli.values import COUNT, TEXT
-from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.options import PRECISIONS, SamplingOptions
 
 
 def _sampling_options(command: Decorated) -> Decorated:
@@ -85,6 +85,13 @@ def _sampling_options(command: Decorated) -> Decorated:
     help="Stop before this text. Repeatable.",
 )
 @_sampling_options
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="f32",
+    show_default=True,
+    help="f16 rounds weights to half precision: half the memory traffic.",
+)
 @click.option("--ignore-eos", is_flag=True, help="Continue past the end-of-document token.")
 @device_option
 @output_options
