@@ -26,7 +26,7 @@ import numpy as np
 
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig, Weight
-from llmgpu.lm.model import Model
+from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 
@@ -55,7 +55,8 @@ class Adapter:
 class Adapters:
     """The adapters of a model, by weight name, and what its gradients need.
 
-    gradients: by weight name, what the backward pass adds to. trained: the factors.
+    gradients, packed_gradients: what the backward pass adds to, see `LossGraph`. trained: the
+    factors.
     """
 
     def __init__(self, model: Model, options: TrainOptions) -> None:
@@ -72,15 +73,19 @@ class Adapters:
                 ops.tensor(f"{name}.lora_A.weight", (inputs, rank)),
                 ops.tensor(f"{name}.lora_B.weight", (outputs, rank)),
             )
-        shared: dict[str, Tensor] = {}
-        self.gradients: dict[str, Tensor] = {}
-        for weight in model.config.weights():
-            if weight.is_table:
-                continue
-            role = _role(weight.name)
-            if role not in shared:
-                shared[role] = ops.tensor(f"gradient of each {role}", weight.shape)
-            self.gradients[weight.name] = shared[role]
+        # Layers share the memory of their gradients.
+        weights = [weight for weight in model.config.weights() if not weight.is_table]
+        first = {_role(weight.name): weight for weight in reversed(weights)}
+        made, packed = make_weights(
+            ops, reversed(first.values()), np.float32, "gradient of each {}"
+        )
+        shared = {_role(name): tensor for name, tensor in made.items()}
+        self.gradients = {weight.name: shared[_role(weight.name)] for weight in weights}
+        self.packed_gradients = {
+            f"model.layers.{layer}.{_role(prefix)}": together
+            for layer in range(model.config.layers)
+            for prefix, together in packed.items()
+        }
         factors = (adapter.tensors for adapter in self.adapters.values())
         self.trained: dict[Weight, Tensor] = dict(chain.from_iterable(factors))
 

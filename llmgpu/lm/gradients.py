@@ -6,7 +6,7 @@ their gradients are taken in blocks of rows. Shape letters are those of `llmgpu.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,9 @@ from llmgpu.lm.model import (
     LayerActivations,
     LayerWeights,
     Model,
+    PackedWidths,
+    packs_heads,
+    packs_inner,
     round_operand,
 )
 from llmgpu.lm.ops.arguments import Groups, Losses
@@ -34,7 +37,7 @@ from llmgpu.lm.ops.operations import (
     Operations,
     Rotation,
 )
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import Packed, Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large
 MIXED_LOGITS_BYTES = 500_000_000  # where their gradient in half precision takes memory, too
@@ -47,9 +50,17 @@ class LayerGradients:
     """Gradients inside a layer, in memory that all layers share."""
 
     def __init__(
-        self, operations: Operations, config: ModelConfig, rows: int, *, mixed: bool
+        self,
+        operations: Operations,
+        config: ModelConfig,
+        rows: int,
+        packed: PackedWidths | None = None,
     ) -> None:
-        """Make the tensors for `rows` rows; mixed: and their roundings to half precision."""
+        """Make the tensors for `rows` rows.
+
+        packed: those of the model if products take half-precision operands.
+        """
+        mixed = packed is not None
 
         def tensor(role: str, width: int, *, half: bool = False) -> Tensor:
             kind = np.float16 if half else np.float32
@@ -65,11 +76,20 @@ class LayerGradients:
             v=tensor("values", config.kv_dim),
         )
         self.activated = tensor("the activation", config.ffn_dim, half=mixed)
-        self.gate = tensor("the gate", config.ffn_dim, half=mixed) if config.is_gated else None
-        self.up = tensor("up", config.ffn_dim, half=mixed)
+        self.inner = self.gate = self.up = None
+        if packed is not None and packs_inner(config):
+            self.inner = tensor("gate and up", packed.inner, half=True)
+        else:
+            self.up = tensor("up", config.ffn_dim, half=mixed)
+            self.gate = tensor("the gate", config.ffn_dim, half=mixed) if config.is_gated else None
+        self.heads = None
+        if packed is not None and packs_heads(operations, config):
+            self.heads = tensor("queries, keys and values", packed.heads, half=True)
         heads = self.attention
         self._operations = operations
-        rounded = [self.residual, heads.q, heads.k, heads.v]
+        rounded = [self.residual]
+        if self.heads is None:
+            rounded += [heads.q, heads.k, heads.v]
         # Where there are norms of heads: gradients of what these take.
         self._before_norm = {
             normed: tensor(f"{role} before their norm", normed.shape[1])
@@ -145,7 +165,8 @@ class LossGraph:
         model: Model,
         batch: int,
         seq: int,
-        gradients: dict[str, Tensor] | None = None,
+        gradients: Mapping[str, Tensor] | None = None,
+        packed_gradients: Mapping[str, Packed] | None = None,
         *,
         padded: bool = False,
         separator: int | None = None,
@@ -195,9 +216,10 @@ class LossGraph:
             name = "gradient of logits"
             self._logits_gradient = ops.tensor(name, self.logits.shape, np.float16)
         self._gradients = gradients
+        self._packed_gradients = packed_gradients or {}
         self._activations = list(self._layer_activations(keep_all=gradients is not None))
         if gradients is not None:
-            self._inside = LayerGradients(ops, config, self.rows, mixed=model.mixed)
+            self._inside = LayerGradients(ops, config, self.rows, model.packed_widths)
             self._of_weights = [LayerWeights.of(gradients, k) for k in range(config.layers)]
 
     def _ids(self, name: str) -> Tensor:
@@ -207,8 +229,8 @@ class LossGraph:
         return self.model.operations.tensor(name, (self.rows, width))
 
     def _layer_activations(self, *, keep_all: bool) -> Iterator[LayerActivations]:
-        ops, config, mixed = self.model.operations, self.model.config, self.model.mixed
-        make = partial(LayerActivations.make, ops, config, self.rows, mixed=mixed)
+        ops, config, packed = self.model.operations, self.model.config, self.model.packed_widths
+        make = partial(LayerActivations.make, ops, config, self.rows, packed=packed)
         # A layer reads its input for the last time before it writes its output.
         shared = None if keep_all and not self._recompute else make("layer", self.embedded)
         for layer in range(config.layers):
@@ -354,15 +376,19 @@ class LossGraph:
             self.model.record_activation(a)
         ops.linear_backward_weight(residual, a.activated, d.down)
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
-        if a.gate is None or g.gate is None or d.gate is None:
-            ops.gelu_backward(a.up, g.activated, g.up)
-        else:
-            ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
-            ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
-        ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
-        ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
-        if w.gate is not None and g.gate is not None:
-            ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
+        if a.inner is not None and g.inner is not None:
+            ops.swiglu_backward(a.inner, None, g.activated, g.inner, None)
+            self._record_packed_backward("mlp", layer, g.inner, a.ffn_normed)
+        elif a.up is not None and g.up is not None:
+            if a.gate is None or g.gate is None or d.gate is None:
+                ops.gelu_backward(a.up, g.activated, g.up)
+            else:
+                ops.swiglu_backward(a.gate, a.up, g.activated, g.gate, g.up)
+                ops.linear_backward_weight(g.gate, a.ffn_normed, d.gate)
+            ops.linear_backward_weight(g.up, a.ffn_normed, d.up)
+            ops.linear_backward_input(g.up, w.up, g.normed, accumulate=False)
+            if w.gate is not None and g.gate is not None:
+                ops.linear_backward_input(g.gate, w.gate, g.normed, accumulate=True)
         norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
         ops.rms_norm_backward(norm, g.normed, g.residual, d.ffn_norm)
 
@@ -375,7 +401,25 @@ class LossGraph:
         ops.linear_backward_weight(residual, a.attended, d.attention_out)
         ops.linear_backward_input(residual, w.attention_out, heads.out, accumulate=False)
         ops.attention_backward(a.attention, heads, self._starts, self._shape)
-        rotation, norms = self.model.rotation(self.positions), a.projections
+        if g.heads is None:
+            self._record_heads_backward(layer)
+        else:
+            rotation, starts = (
+                self.model.rotation(self.positions),
+                self.model.packed_heads[layer].starts,
+            )
+            ops.join_heads(heads, rotation, g.heads, starts)
+            self._record_packed_backward("self_attn", layer, g.heads, a.attention_normed)
+        x = self._layer_input(layer)
+        norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
+        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
+
+    def _record_heads_backward(self, layer: int) -> None:
+        """Record the way from gradients of queries, keys and values to that of a norm's output."""
+        ops, a, g = self.model.operations, self._activations[layer], self._inside
+        w, d = self.model.layers[layer], self._of_weights[layer]
+        heads, rotation = g.attention, self.model.rotation(self.positions)
+        norms = a.projections
         of_queries = g.of_product(
             heads.q, rotation, norms.q_norm, (w.query_norm, d.query_norm), d.query_bias
         )
@@ -390,9 +434,16 @@ class LossGraph:
         for index, (operand, weight, weight_gradient) in enumerate(triples):
             ops.linear_backward_weight(operand, a.attention_normed, weight_gradient)
             ops.linear_backward_input(operand, weight, g.normed, accumulate=index > 0)
-        x = self._layer_input(layer)
-        norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
-        ops.rms_norm_backward(norm, g.normed, g.residual, d.attention_norm)
+
+    def _record_packed_backward(self, role: str, layer: int, gradient: Tensor, x: Tensor) -> None:
+        """Record both gradients of the product of `x` and weights that lie side by side."""
+        ops, model = self.model.operations, self.model
+        packed = model.packed_inner if role == "mlp" else model.packed_heads
+        together = self._packed_gradients[f"model.layers.{layer}.{role}"]
+        ops.linear_backward_weight(gradient, x, together.tensor)
+        ops.linear_backward_input(
+            gradient, packed[layer].tensor, self._inside.normed, accumulate=False
+        )
 
 
 def logits_block_rows(

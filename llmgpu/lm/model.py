@@ -101,6 +101,26 @@ class Projections:
     v: Tensor  # (N, K*D)
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
+    packed: Tensor | None = None  # (N, R) in half precision, side by side, in place of all these
+
+
+@dataclass(frozen=True)
+class PackedWidths:
+    """Columns of a layer's queries, keys and values, and of its gate and up, side by side."""
+
+    heads: int
+    inner: int
+
+
+def packs_heads(operations: Operations, config: ModelConfig) -> bool:
+    """Whether queries, keys and values are one product where operands are in half precision."""
+    is_plain = not (config.qk_norm or config.qkv_bias)
+    return is_plain and operations.attends_in_half(config.head_dim)
+
+
+def packs_inner(config: ModelConfig) -> bool:
+    """Whether gate and up are one product where operands are in half precision."""
+    return config.is_gated and config.ffn_dim % 4 == 0
 
 
 def round_operand(operations: Operations, single: Tensor, operand: Tensor) -> Tensor:
@@ -128,7 +148,8 @@ class LayerActivations:
     ffn_normed: Tensor  # (N, C)
     ffn_inverse_rms: Tensor  # (N,)
     gate: Tensor | None  # (N, F)
-    up: Tensor  # (N, F)
+    up: Tensor | None  # (N, F)
+    inner: Tensor | None  # (N, R) in half precision, gate and up side by side, in place of these
     activated: Tensor  # (N, F)
     out: Tensor  # (N, C) residual stream after the layer
 
@@ -140,14 +161,14 @@ class LayerActivations:
         rows: int,
         name: str,
         out: Tensor,
-        *,
-        mixed: bool = False,
+        packed: PackedWidths | None = None,
     ) -> LayerActivations:
         """Make the tensors for `rows` rows; `out` may be the tensor that the layer reads.
 
-        mixed: products take half-precision operands.
+        packed: those of the model if products take half-precision operands.
         """
 
+        mixed = packed is not None
         in_half = mixed and operations.attends_in_half(config.head_dim)
 
         def tensor(role: str, *widths: int, half: bool = False) -> Tensor:
@@ -162,7 +183,11 @@ class LayerActivations:
             log_sum_exp=tensor("attention's normaliser", config.heads),
         )
         projections = Projections(attention.q, attention.k, attention.v)
-        if in_half:
+        if packed is not None and packs_heads(operations, config):
+            shape = (rows, packed.heads)
+            together = operations.scratch("heads side by side", shape, np.float16)
+            projections = replace(projections, packed=together)
+        elif in_half:
             projections = Projections(
                 operations.scratch("queries", (rows, config.query_dim)),
                 operations.scratch("keys", (rows, config.kv_dim)),
@@ -180,6 +205,12 @@ class LayerActivations:
         attended = attention.out
         if mixed and not in_half:
             attended = tensor("attention in half", config.query_dim, half=True)
+        inner = up = gate = None
+        if packed is not None and packs_inner(config):
+            inner = tensor("gate and up", packed.inner, half=True)
+        else:
+            up = tensor("up", config.ffn_dim, half=mixed)
+            gate = tensor("gate", config.ffn_dim, half=mixed) if config.is_gated else None
         return cls(
             attention_normed=tensor("attention norm", config.dim, half=mixed),
             attention_inverse_rms=tensor("attention norm's scale"),
@@ -189,8 +220,9 @@ class LayerActivations:
             middle=tensor("residual after attention", config.dim),
             ffn_normed=tensor("feed-forward norm", config.dim, half=mixed),
             ffn_inverse_rms=tensor("feed-forward norm's scale"),
-            gate=tensor("gate", config.ffn_dim, half=mixed) if config.is_gated else None,
-            up=tensor("up", config.ffn_dim, half=mixed),
+            gate=gate,
+            up=up,
+            inner=inner,
             activated=operations.scratch("activation", (rows, config.ffn_dim), np.float16)
             if mixed
             else tensor("activation", config.ffn_dim),
@@ -230,7 +262,7 @@ class Model:
         self.mixed = mixed
         self.weights, packed = make_weights(operations, config.weights(), np.float32)
         halves = [weight for weight in config.weights() if half and weight.decays]
-        self.half_copies, packed_halves = make_weights(operations, halves, np.float16)
+        self.half_copies, packed_halves = make_weights(operations, halves, np.float16, "{} in half")
         self.working = {**self.weights, **self.half_copies}
         self.layers = [LayerWeights.of(self.working, k) for k in range(config.layers)]
         packed |= packed_halves
@@ -244,6 +276,12 @@ class Model:
             (self._cosines, self._sines),
             lambda: rotary_tables(positions, scaled_frequencies(config)),
         )
+
+    @property
+    def packed_widths(self) -> PackedWidths | None:
+        """What `LayerActivations.make` takes; None if products take float32 operands."""
+        packed = (self.packed_heads[0], self.packed_inner[0])
+        return PackedWidths(*(each.tensor.shape[0] for each in packed)) if self.mixed else None
 
     @property
     def output_weight(self) -> Tensor:
@@ -294,25 +332,17 @@ class Model:
         ops, w, heads = self.operations, self.layers[layer], a.attention
         norm = Norm(x, w.attention_norm, a.attention_normed, a.attention_inverse_rms)
         ops.rms_norm(norm, self.config.norm_epsilon)
-        normed = a.attention_normed
-        projected = a.projections
-        self._record_heads(
-            normed, (w.query, w.query_bias, w.query_norm), projected.q_norm, projected.q
-        )
-        self._record_heads(normed, (w.key, w.key_bias, w.key_norm), projected.k_norm, projected.k)
-        self._record_heads(normed, (w.value, w.value_bias, None), None, projected.v)
-        # Positions enter by rotating queries and keys; values stay.
-        for single, rotated in ((projected.q, heads.q), (projected.k, heads.k)):
-            out = None if rotated is single else rotated
-            ops.rotary(single, self.rotation(positions), out)
-        round_operand(ops, projected.v, heads.v)
+        self._record_projections(layer, a, positions)
         attend(heads)
         attended = round_operand(ops, heads.out, a.attended)
         ops.linear(attended, w.attention_out, a.middle, residual=x)
         norm = Norm(a.middle, w.ffn_norm, a.ffn_normed, a.ffn_inverse_rms)
         ops.rms_norm(norm, self.config.norm_epsilon)
-        ops.linear(a.ffn_normed, w.up, a.up)
         # The feed-forward network, which adds to the residual stream again.
+        if a.inner is not None:
+            ops.linear(a.ffn_normed, self.packed_inner[layer].tensor, a.inner)
+        if a.up is not None:
+            ops.linear(a.ffn_normed, w.up, a.up)
         if w.gate is not None and a.gate is not None:
             ops.linear(a.ffn_normed, w.gate, a.gate)
         if not (again and self.mixed):  # the backward pass computes what layers share
@@ -322,10 +352,31 @@ class Model:
 
     def record_activation(self, a: LayerActivations) -> None:
         """Record the activation of a layer's feed-forward network."""
-        if a.gate is None:
+        if a.inner is not None:
+            self.operations.swiglu(a.inner, None, a.activated)
+        elif a.up is not None and a.gate is None:
             self.operations.gelu(a.up, a.activated)
-        else:
+        elif a.up is not None and a.gate is not None:
             self.operations.swiglu(a.gate, a.up, a.activated)
+
+    def _record_projections(self, layer: int, a: LayerActivations, positions: Tensor) -> None:
+        """Record queries and keys with their positions, and values, of a layer's normed input."""
+        ops, w = self.operations, self.layers[layer]
+        normed, projected, heads = a.attention_normed, a.projections, a.attention
+        if projected.packed is not None:
+            packed = self.packed_heads[layer]
+            ops.linear(normed, packed.tensor, projected.packed)
+            ops.split_heads(projected.packed, packed.starts, self.rotation(positions), heads)
+            return
+        query = (w.query, w.query_bias, w.query_norm)
+        self._record_heads(normed, query, projected.q_norm, projected.q)
+        self._record_heads(normed, (w.key, w.key_bias, w.key_norm), projected.k_norm, projected.k)
+        self._record_heads(normed, (w.value, w.value_bias, None), None, projected.v)
+        # Positions enter by rotating queries and keys; values stay.
+        for single, rotated in ((projected.q, heads.q), (projected.k, heads.k)):
+            out = None if rotated is single else rotated
+            ops.rotary(single, self.rotation(positions), out)
+        round_operand(ops, projected.v, heads.v)
 
     def _record_heads(
         self,
@@ -354,21 +405,21 @@ class Model:
 
 
 def make_weights(
-    operations: Operations, weights: Iterable[Weight], dtype: DTypeLike
+    operations: Operations, weights: Iterable[Weight], dtype: DTypeLike, label: str = "{}"
 ) -> tuple[dict[str, Tensor], dict[str, Packed]]:
     """Make tensors by name; those of a layer that take the same input lie one after the other.
 
-    Returns also what these make together, by the prefix of their names: "model.layers.0.mlp".
+    label: makes the name of a tensor of that of its weight. Returns also what the tensors make
+    together, by the prefix of their names: "model.layers.0.mlp".
     """
-    suffix = " in half" if dtype == np.float16 else ""
     tensors, packed = {}, {}
     for (prefix, is_packed), members in groupby(weights, _pack_of):
         group = list(members)
         if not is_packed:
-            tensors[prefix] = operations.tensor(prefix + suffix, group[0].shape, dtype)
+            tensors[prefix] = operations.tensor(label.format(prefix), group[0].shape, dtype)
             continue
-        shapes = {f"{weight.name}{suffix}": weight.shape for weight in group}
-        packed[prefix], parts = make_packed(operations, f"{prefix}{suffix}", shapes, dtype)
+        shapes = {label.format(weight.name): weight.shape for weight in group}
+        packed[prefix], parts = make_packed(operations, label.format(prefix), shapes, dtype)
         tensors |= {weight.name: part for weight, part in zip(group, parts, strict=True)}
     return tensors, packed
 

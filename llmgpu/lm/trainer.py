@@ -85,11 +85,13 @@ class Trainer:
         self.adapters = Adapters(self.model, options) if options.lora_rank else None
         trained = None if self.adapters is None else self.adapters.trained
         self.updates = Updates(self.model, options, slots, trained)
+        of_weights = self.updates if self.adapters is None else self.adapters
         self.graph = LossGraph(
             self.model,
             options.batch_size,
             config.seq_len,
-            self.updates.gradients if self.adapters is None else self.adapters.gradients,
+            of_weights.gradients,
+            of_weights.packed_gradients,
             padded=options.padded_loss,
             separator=separator,
             recompute=options.recompute,

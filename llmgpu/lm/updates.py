@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.config import Weight
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.loss_scaling import LossScaling
-from llmgpu.lm.model import EMBEDDING, Model
+from llmgpu.lm.model import EMBEDDING, Model, make_weights
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.ops.weight_state import HYPER, AdamW, WeightState, WeightUpdate, hyper_parameters
@@ -57,12 +57,12 @@ class Updates:
             count = min(options.sequences * model.config.seq_len, model.config.vocab_size)
             self.rows = ops.tensor("updated rows", (count,), np.uint32)
             self._row_gradient = ops.tensor("gradient of updated rows", (count, model.config.dim))
-        self.gradients = {
-            name: self._row_gradient
-            if name == EMBEDDING and options.sparse_embedding and not options.dense_gradient
-            else ops.tensor(f"gradient of {name}", tensor.shape)
-            for name, tensor in ((weight.name, tensor) for weight, tensor in trained.items())
-        }
+        self.gradients: dict[str, Tensor] = {}
+        if options.sparse_embedding and not options.dense_gradient:
+            self.gradients[EMBEDDING] = self._row_gradient  # its weight is the first one
+        whole = [weight for weight in trained if weight.name not in self.gradients]
+        made, self.packed_gradients = make_weights(ops, whole, np.float32, "gradient of {}")
+        self.gradients |= made
         self._optimizer = OPTIMIZERS[options.optimizer]
         self.states = {
             weight.name: self._make_state(weight, tensor) for weight, tensor in trained.items()

@@ -14,7 +14,7 @@ from llmgpu.gpu import Device
 from llmgpu.lm.config import Activation, ModelConfig, RopeScaling
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
-from llmgpu.lm.model import Model
+from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops import products, recording
 from llmgpu.lm.ops.backends import NumpyOperations, open_operations
 from llmgpu.lm.ops.operations import Operations
@@ -94,6 +94,47 @@ def test_gradients_are_those_of_the_float64_model(
     for name, gradient in gradients.items():
         found = operations.read(gradient).reshape(1, -1)
         assert_close(found, expected[name].reshape(1, -1), tolerance)
+
+
+WIDE = replace(SMALL, head_width=16, dim=36)  # matrix units attend by heads of this width
+HALVES = {
+    "side by side": WIDE,
+    "with columns between": replace(WIDE, heads=3, kv_heads=1, ffn_dim=52, dim=33),
+    "odd gate": replace(WIDE, ffn_dim=50),
+    "gelu": replace(WIDE, activation="gelu", tied=False),
+    "biases": replace(WIDE, qkv_bias=True),
+    "norms of heads": replace(WIDE, qk_norm=True),
+}
+
+
+@pytest.mark.parametrize("config", HALVES.values(), ids=HALVES)
+@np.errstate(under="ignore")
+def test_gradients_of_half_precision_are_near_those_of_float64(
+    operations: Operations, config: ModelConfig
+) -> None:
+    if not operations.has_half_precision:
+        pytest.skip("the device has no half precision")
+    tokens, targets = random_batch(config, 10, 1)
+    count, scale = int(np.count_nonzero(targets < config.vocab_size)), 1024.0
+    model = Model(operations, config, half=True, mixed=True)
+    model.initialise(5)
+    model.load({name: 3 * values for name, values in read_weights(model).items()}.__getitem__)
+    gradients, packed = make_weights(operations, config.weights(), np.float32, "gradient of {}")
+    graph = LossGraph(model, 10, config.seq_len, gradients, packed)
+    graph.write_loss_params(count, 0.0, 0.0, scale)
+    with operations.record("gradients") as program:
+        graph.record_gradients()
+    graph.write_batch(tokens, targets)
+    run(operations, program)
+    weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
+    loss, expected = Llama(config, weights).loss_and_gradients(
+        tokens, targets, smoothing=0.0, z_weight=0.0
+    )
+    found_loss = operations.read(graph.losses.cross_entropy).sum() / count
+    assert found_loss == pytest.approx(loss, rel=1e-3)
+    for name, gradient in gradients.items():
+        error = operations.read(gradient).astype(np.float64) / scale - expected[name]
+        assert np.linalg.norm(error) <= 0.02 * np.linalg.norm(expected[name]) + 1e-6, name
 
 
 @pytest.mark.parametrize("config", [KINDS[0], KINDS[2]], ids=["grouped", "one head"])

@@ -1,20 +1,18 @@
-// swiglu_half: the gate of the feed-forward network in half precision.
+// swiglu_half: the gate of the feed-forward network in half precision, from gate and up side by side.
 //
 //   out = gate * sigmoid(gate) * up
 //
-// binding 0  gate  read        (N, F), half precision, four an element
-// binding 1  up    read        (N, F), half precision, four an element
-// binding 2  out   read_write  (N, F), half precision, four an element
-// binding 3  dims  uniform     elements / 4
-// dispatch: one thread four elements
+// binding 0  x     read        (N, R), half precision, four an element; gate comes first, up last
+// binding 1  out   read_write  (N, F), half precision, four an element
+// binding 2  dims  uniform     N * F/4, F/4, R/4
+// dispatch: one thread four elements of out; F is a multiple of 4, and so is R
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/half_bits.wgsl
 
-@group(0) @binding(0) var<storage, read> gate: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read> up: array<vec2<u32>>;
-@group(0) @binding(2) var<storage, read_write> out: array<vec2<u32>>;
-@group(0) @binding(3) var<uniform> dims: vec4<u32>;
+@group(0) @binding(0) var<storage, read> x: array<vec2<u32>>;
+@group(0) @binding(1) var<storage, read_write> out: array<vec2<u32>>;
+@group(0) @binding(2) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn swiglu_half(
@@ -24,7 +22,8 @@ fn swiglu_half(
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
-        let x = four_singles(gate[i]);
-        out[i] = four_halves(x * four_sigmoids(x) * four_singles(up[i]));
+        let place = i / dims.y * dims.z + i % dims.y;
+        let gate = four_singles(x[place]);
+        out[i] = four_halves(gate * four_sigmoids(gate) * four_singles(x[place + dims.z - dims.y]));
     }
 }

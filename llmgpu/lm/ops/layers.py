@@ -9,14 +9,14 @@ Gaussian Error Linear Units, arXiv 1606.08415.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Norm, Rotation
+from llmgpu.lm.ops.operations import AttentionGradients, AttentionTensors, Norm, Rotation
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,
@@ -30,14 +30,13 @@ from llmgpu.lm.ops.recording import (
     thread_count,
     workgroups,
 )
-from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 LEAST_THREADS = 64  # of a workgroup of the norm's backward kernel, whose rows they share
 ROW_ELEMENTS = 8  # of a row that a thread of the norm takes, if the row is long enough
 BLOCK_ROWS = 8  # that a workgroup of the norm's backward kernel takes at once
 MAX_PARTIALS = 1024  # workgroups of that kernel: enough to fill a GPU
 FOUR = 4  # elements, or pairs of them, of a thread that writes half precision
-HALF_KERNELS = ("06_swiglu", "09_swiglu_backward")  # there is another of half-precision numbers
 COLUMNS = 16  # of a matrix in a workgroup that adds its rows up
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
@@ -123,49 +122,77 @@ class NumpyLayers(NumpyRecorder):
         self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False
     ) -> None:
         def compute(rows: slice) -> None:
-            block = x.array[rows]
-            heads = block.reshape(len(block), -1, 2, rotation.head_dim // 2)
-            target = heads if out is None else out.array[rows].reshape(heads.shape)
+            target = x if out is None else out
             positions = rotation.positions.array[rows]
-            cosine = rotation.cosines.array[positions, None]
-            sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
-            left, right = heads[:, :, 0], heads[:, :, 1]
-            turned = left * cosine - right * sine
-            target[:, :, 1] = right * cosine + left * sine  # reads the left half, so it goes first
-            target[:, :, 0] = turned
+            target.array[rows] = _turned(x.array[rows], rotation, positions, inverse=inverse)
 
         self.over_blocks(compute, *x.shape)
 
     @recorded
-    def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
+    def split_heads(
+        self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
+    ) -> None:
+        for tensor, columns in _columns(starts, heads):
+            rows = as_single(x.array[:, columns])
+            tensor.array[...] = (
+                rows if tensor is heads.v else _turned(rows, rotation, rotation.positions.array)
+            )
+
+    @recorded
+    def join_heads(
+        self,
+        grad: AttentionGradients,
+        rotation: Rotation,
+        grad_x: Tensor,
+        starts: Sequence[int],
+    ) -> None:
+        positions = rotation.positions.array
+        for tensor, columns in _columns(starts, grad):
+            rows = tensor.array
+            turned = rows if tensor is grad.v else _turned(rows, rotation, positions, inverse=True)
+            np.copyto(grad_x.array[:, columns], turned, casting="same_kind")
+
+    @recorded
+    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
+        of_gate, of_up = _gate_and_up(gate, up, out.shape[1])
+
         def compute(rows: slice) -> None:
-            gates, product = as_single(gate.array[rows]), single_of(out.array[rows])
+            gates, product = as_single(of_gate[rows]), single_of(out.array[rows])
             np.multiply(gates, _sigmoid(gates), out=product)
-            product *= up.array[rows]
+            product *= of_up[rows]
             put(product, out.array[rows])
 
-        self.over_blocks(compute, *gate.shape)
+        self.over_blocks(compute, *out.shape)
 
     @recorded
     def swiglu_backward(
-        self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
+        self,
+        gate: Tensor,
+        up: Tensor | None,
+        grad_out: Tensor,
+        grad_gate: Tensor,
+        grad_up: Tensor | None,
     ) -> None:
+        width = grad_out.shape[1]
+        of_gate, of_up = _gate_and_up(gate, up, width)
+        to_gate, to_up = _gate_and_up(grad_gate, grad_up, width)
+
         def compute(rows: slice) -> None:
-            gates, gradient = as_single(gate.array[rows]), as_single(grad_out.array[rows])
+            gates, gradient = as_single(of_gate[rows]), as_single(grad_out.array[rows])
             s = _sigmoid(gates)
-            for_up, for_gate = single_of(grad_up.array[rows]), single_of(grad_gate.array[rows])
+            for_up, for_gate = single_of(to_up[rows]), single_of(to_gate[rows])
             np.multiply(gradient, gates * s, out=for_up)
-            put(for_up, grad_up.array[rows])
+            put(for_up, to_up[rows])
             # The derivative of gate * sigmoid(gate), s * (1 + gate * (1 - s)).
             slope = 1 - s
             slope *= gates
             slope += 1
             slope *= s
-            slope *= up.array[rows]
+            slope *= of_up[rows]
             np.multiply(gradient, slope, out=for_gate)
-            put(for_gate, grad_gate.array[rows])
+            put(for_gate, to_gate[rows])
 
-        self.over_blocks(compute, *gate.shape)
+        self.over_blocks(compute, *grad_out.shape)
 
     @recorded
     def gelu(self, x: Tensor, out: Tensor) -> None:
@@ -262,15 +289,71 @@ class GpuLayers(GpuRecorder):
             **({} if out is None else {"out": out}),
         )
 
-    def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        self._elements("06_swiglu", {"gate": gate, "up": up}, {"out": out})
+    def split_heads(
+        self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
+    ) -> None:
+        tensors = {"x": x, "q": heads.q, "k": heads.k, "v": heads.v}
+        self._packed_heads("lm/04_split_heads.wgsl", starts, heads, rotation, x, tensors)
+
+    def join_heads(
+        self,
+        grad: AttentionGradients,
+        rotation: Rotation,
+        grad_x: Tensor,
+        starts: Sequence[int],
+    ) -> None:
+        tensors = {"grad_q": grad.q, "grad_k": grad.k, "grad_v": grad.v, "grad_x": grad_x}
+        self._packed_heads("lm/04_join_heads.wgsl", starts, grad, rotation, grad_x, tensors)
+
+    def _packed_heads(
+        self,
+        file: str,
+        starts: Sequence[int],
+        heads: AttentionTensors | AttentionGradients,
+        rotation: Rotation,
+        packed: Tensor,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        widths = [tensor.shape[1] for tensor in (heads.q, heads.k, heads.v)]
+        fours = packed.shape[0] * sum(widths) // (2 * FOUR)
+        counts = [width // rotation.head_dim for width in widths[:2]]
+        columns = [rotation.head_dim // 2, packed.shape[1], *starts[1:]]
+        self.dispatch(
+            file,
+            workgroups(fours),
+            **tensors,
+            cosines=rotation.cosines,
+            sines=rotation.sines,
+            positions=rotation.positions,
+            params=dims(fours, *counts, *(column // FOUR for column in columns)),
+        )
+
+    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
+        if up is None:
+            self._swiglu_halves("06_swiglu", out, {"x": gate, "out": out})
+        else:
+            self._elements("06_swiglu", {"gate": gate, "up": up}, {"out": out})
 
     def swiglu_backward(
-        self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
+        self,
+        gate: Tensor,
+        up: Tensor | None,
+        grad_out: Tensor,
+        grad_gate: Tensor,
+        grad_up: Tensor | None,
     ) -> None:
+        if up is None or grad_up is None:
+            tensors = {"x": gate, "grad_out": grad_out, "grad_x": grad_gate}
+            self._swiglu_halves("09_swiglu_backward", grad_out, tensors)
+            return
         inputs = {"gate": gate, "up": up, "grad_out": grad_out}
         gradients = {"grad_gate": grad_gate, "grad_up": grad_up}
         self._elements("09_swiglu_backward", inputs, gradients)
+
+    def _swiglu_halves(self, kernel: str, out: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        fours = out.size // FOUR
+        sizes = dims(fours, out.shape[1] // FOUR, tensors["x"].shape[1] // FOUR)
+        self.dispatch(f"lm/{kernel}_half.wgsl", workgroups(fours), **tensors, dims=sizes)
 
     def gelu(self, x: Tensor, out: Tensor) -> None:
         self._elements("06_gelu", {"x": x}, {"out": out})
@@ -282,19 +365,40 @@ class GpuLayers(GpuRecorder):
     def _elements(
         self, kernel: str, inputs: Mapping[str, Tensor], outs: Mapping[str, Tensor]
     ) -> None:
-        """Dispatch a kernel of one thread an element, or four where all are halves."""
-        tensors = {**inputs, **outs}
+        """Dispatch a kernel of one thread an element, in float32."""
         size = next(iter(outs.values())).size
-        in_fours = size % FOUR == 0 and all(tensor.is_half for tensor in tensors.values())
-        if in_fours and kernel in HALF_KERNELS:
-            file, fours = f"lm/{kernel}_half.wgsl", size // FOUR
-            self.dispatch(file, workgroups(fours), **tensors, dims=dims(fours))
-            return
         singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
         record = partial(
             self.dispatch, f"lm/{kernel}.wgsl", workgroups(size), dims=dims(size), **singles
         )
         self.through_single(outs, record)
+
+
+def _columns(
+    starts: Sequence[int], heads: AttentionTensors | AttentionGradients
+) -> Iterator[tuple[Tensor, slice]]:
+    """Yield queries, keys and values with their columns where they lie side by side."""
+    for start, tensor in zip(starts, (heads.q, heads.k, heads.v), strict=True):
+        yield tensor, slice(start, start + tensor.shape[1])
+
+
+def _turned(
+    x: FloatArray, rotation: Rotation, positions: AnyArray, *, inverse: bool = False
+) -> FloatArray:
+    """Return rows (N, heads * D), turned by the angles of positions (N,)."""
+    heads = x.reshape(len(x), -1, 2, rotation.head_dim // 2)
+    cosine = rotation.cosines.array[positions, None]
+    sine = rotation.sines.array[positions, None] * np.float32(-1 if inverse else 1)
+    left, right = heads[:, :, 0], heads[:, :, 1]
+    turned = np.stack((left * cosine - right * sine, right * cosine + left * sine), axis=2)
+    return turned.reshape(x.shape)
+
+
+def _gate_and_up(gate: Tensor, up: Tensor | None, width: int) -> tuple[AnyArray, AnyArray]:
+    """Return both arrays, which are the first and the last columns of one if `up` is None."""
+    if up is not None:
+        return gate.array, up.array
+    return gate.array[:, :width], gate.array[:, -width:]
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:

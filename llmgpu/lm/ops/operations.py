@@ -341,6 +341,25 @@ class Operations(ABC):
         D is a multiple of 8 where there is an `out`.
         """
 
+    @abstractmethod
+    def split_heads(
+        self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
+    ) -> None:
+        """Write q and k, turned by the angles of rows, and v, which x (N, R) has side by side.
+
+        All are float16. starts: their first columns in x, multiples of 4; D is one of 8.
+        """
+
+    @abstractmethod
+    def join_heads(
+        self,
+        grad: AttentionGradients,
+        rotation: Rotation,
+        grad_x: Tensor,
+        starts: Sequence[int],
+    ) -> None:
+        """Write the gradient of what `split_heads` takes, float16, from those of q, k and v."""
+
     def attends_in_half(self, head_dim: int) -> bool:
         """Whether attention takes float16 tensors of heads of this width, on matrix units."""
         return False
@@ -370,12 +389,21 @@ class Operations(ABC):
         """
 
     @abstractmethod
-    def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        """Out = gate * sigmoid(gate) * up; all (N, F), each float32 or float16, as below."""
+    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
+        """Out = gate * sigmoid(gate) * up; all (N, F), each float32 or float16, as below.
+
+        Without `up`, `gate` (N, R) has both, up in its last columns; then all are float16, and F
+        and R are multiples of 4. So it is in `swiglu_backward` with both gradients.
+        """
 
     @abstractmethod
     def swiglu_backward(
-        self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
+        self,
+        gate: Tensor,
+        up: Tensor | None,
+        grad_out: Tensor,
+        grad_gate: Tensor,
+        grad_up: Tensor | None,
     ) -> None:
         """Write the gradients of gate and up; all (N, F)."""
 

@@ -103,3 +103,35 @@ def test_half_precision(
     for out, values in zip(outs, expected, strict=True):
         assert_rounded(operations.read(out), values)
     assert np.isinf(operations.read(outs[0])[0, 0])
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (5, 36), (7, 200)])
+@pytest.mark.parametrize("between", [0, 4])
+@np.errstate(all="ignore")
+def test_gate_and_up_side_by_side(
+    operations: Operations, shape: tuple[int, int], between: int
+) -> None:
+    rows, width = shape
+    arrays = [array.astype(np.float16) for array in inputs(shape)]
+    arrays[0][0, 0], arrays[1][0, 0] = 300, 300
+    gap = np.full((rows, between), np.nan, np.float16)
+    x = tensor_of(operations, "x", np.concatenate([arrays[0], gap, arrays[1]], axis=1))
+    grad_out = tensor_of(operations, "gradient", arrays[2])
+    out = poisoned_halves(operations, "out", shape)
+    grad_x = poisoned_halves(operations, "gradient", x.shape)
+
+    def record() -> None:
+        operations.swiglu(x, None, out)
+        operations.swiglu_backward(x, None, grad_out, grad_x, None)
+
+    run(operations, record)
+    exact = [array.astype(np.float64) for array in arrays]
+    assert_rounded(operations.read(out), reference.swiglu(*exact[:2]))
+    found = operations.read(grad_x)
+    assert np.isnan(found[:, width : width + between]).all()
+    for part, expected in zip(
+        (found[:, :width], found[:, width + between :]),
+        reference.swiglu_backward(*exact),
+        strict=True,
+    ):
+        assert_rounded(part, expected)

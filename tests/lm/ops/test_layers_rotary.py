@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
-from llmgpu.lm.ops.operations import Operations, Rotation
+from llmgpu.lm.ops.operations import (
+    AttentionGradients,
+    AttentionTensors,
+    Operations,
+    Rotation,
+)
 from tests.lm.ops.checking import (
     assert_close,
+    assert_rounded,
     float32_values,
     poisoned_halves,
     run,
@@ -62,6 +68,45 @@ def test_rotary_into_half_precision(operations: Operations, inverse: bool) -> No
     found = operations.read(out).astype(np.float64)
     np.testing.assert_allclose(found, expected, rtol=1.01e-3, atol=1e-6)
     np.testing.assert_array_equal(operations.read(tensor), x)
+
+
+@pytest.mark.parametrize("starts", [(0, 96, 144), (0, 128, 192)], ids=str)
+@np.errstate(under="ignore")
+def test_heads_side_by_side(operations: Operations, starts: tuple[int, ...]) -> None:
+    """Four heads of queries, two of keys and of values; the second time with columns between."""
+    rng = np.random.default_rng(0)
+    widths, rows = (96, 48, 48), 33
+    positions = rng.integers(0, 100, rows).astype(np.uint32)
+    tables = [
+        tensor_of(operations, "table", a) for a in rotary_tables(100, rotary_frequencies(24, THETA))
+    ]
+    rotation = Rotation(*tables, tensor_of(operations, "positions", positions), 24)
+    shape = (rows, starts[2] + widths[2])
+    x = rng.standard_normal(shape).astype(np.float16)
+    gradients = [float32_values(rng, rows, width) for width in widths]
+    packed = tensor_of(operations, "x", x)
+    outs = [poisoned_halves(operations, "out", (rows, width)) for width in widths]
+    grad_x = tensor_of(operations, "gradient", np.zeros(shape, np.float16))
+    heads = AttentionTensors(*outs, outs[0], outs[0])
+    of_heads = [tensor_of(operations, "gradient", each) for each in gradients]
+
+    def record() -> None:
+        operations.split_heads(packed, starts, rotation, heads)
+        grad = AttentionGradients(*of_heads, of_heads[0])
+        operations.join_heads(grad, rotation, grad_x, starts)
+
+    run(operations, record)
+    found = operations.read(grad_x)
+    for k, (start, width) in enumerate(zip(starts, widths, strict=True)):
+        part = x[:, start : start + width].astype(np.float64)
+        turned, back = part, gradients[k]
+        if k < 2:
+            turned = reference.rotary(part, positions, 24, THETA)
+            back = reference.rotary(back, positions, 24, THETA, inverse=True)
+        assert_rounded(operations.read(outs[k]), turned)
+        assert_rounded(found[:, start : start + width], back)
+        found[:, start : start + width] = 0
+    assert not found.any()
 
 
 def test_turning_back_gives_the_input(operations: Operations) -> None:
