@@ -25,12 +25,13 @@ from tests.reference.lm.subgroup_matrices import by_first_lanes
 KINDS = (attention_source, attention_backward_q_source, attention_backward_kv_source)
 Array = NDArray[np.float64]
 TOLERANCE = 3e-3  # of the norm: weights are rounded to 11 bits
+SMALL_UNIT = (8, 8, 8)  # of kernels that single lanes compute
 ROOM = 64  # numbers after an output, which have to stay
 
 
 def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> SubgroupAttention:
     """Two subgroups of `rows` rows each."""
-    return SubgroupAttention(AttentionTile(2 * rows, 16, rows), (8, 8, 8), lanes, head_dim)
+    return SubgroupAttention(AttentionTile(2 * rows, 16, rows), SMALL_UNIT, lanes, head_dim)
 
 
 class Case:
@@ -78,7 +79,7 @@ class Case:
         for name, like in outputs.items():
             buffers[name] = device.upload(name, np.full(like.size + ROOM, 6e4, like.dtype))
         text = source(a)
-        if not device.matrix_shapes:
+        if a.unit == SMALL_UNIT:
             text = by_first_lanes(text, a.lanes)
         kernel = device.generated(text)
         used = {name: each for name, each in self.inputs.items() if f" {name}: array" in text}
