@@ -28,15 +28,16 @@ from llmgpu.lm.model import (
     packs_inner,
     round_operand,
 )
-from llmgpu.lm.ops.arguments import Groups, Losses
-from llmgpu.lm.ops.embedding import group_tokens
-from llmgpu.lm.ops.operations import (
+from llmgpu.lm.ops.arguments import (
     AttentionGradients,
     AttentionTensors,
+    Groups,
+    Losses,
     Norm,
-    Operations,
     Rotation,
 )
+from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Packed, Tensor
 
 LOGITS_BYTES = 2_000_000_000  # of one block of rows, where a tensor may be as large

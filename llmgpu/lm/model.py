@@ -20,14 +20,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig, Weight
+from llmgpu.lm.ops.arguments import AttentionShape, AttentionTensors, Norm, Rotation
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
-from llmgpu.lm.ops.operations import (
-    AttentionShape,
-    AttentionTensors,
-    Norm,
-    Operations,
-    Rotation,
-)
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import AnyArray, Packed, Tensor, make_packed
 from llmgpu.lm.options import Initialisation
 

@@ -32,8 +32,8 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import library
 from llmgpu.cpu.texts import JsonlTexts, format_ids, spell_cells
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
+from llmgpu.lm.ops.arguments import AttentionShape
 from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import listed
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII

@@ -15,18 +15,19 @@ import numpy as np
 from llmgpu.bench.kernels.cases import Array, KernelCase, Sizes, Tensors, by
 from llmgpu.bench.kernels.generating import SCORE_OPERATIONS, generating_cases
 from llmgpu.lm.model import scaled_frequencies
-from llmgpu.lm.ops.arguments import Groups, Losses
-from llmgpu.lm.ops.backends import GpuOperations
-from llmgpu.lm.ops.embedding import copy_rows, group_tokens
-from llmgpu.lm.ops.layers import rotary_tables
-from llmgpu.lm.ops.operations import (
+from llmgpu.lm.ops.arguments import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
+    Groups,
+    Losses,
     Norm,
-    Operations,
     Rotation,
 )
+from llmgpu.lm.ops.backends import GpuOperations
+from llmgpu.lm.ops.embedding import copy_rows, group_tokens
+from llmgpu.lm.ops.layers import rotary_tables
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor
 

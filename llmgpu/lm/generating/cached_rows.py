@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.model import EMBEDDING, FINAL_NORM, LayerActivations, Model
-from llmgpu.lm.ops.arguments import HeadTensors, NewRows
+from llmgpu.lm.ops.arguments import AttentionTensors, HeadTensors, NewRows, Norm
 from llmgpu.lm.ops.generating import logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
-from llmgpu.lm.ops.operations import AttentionTensors, Norm, Program
+from llmgpu.lm.ops.operations import Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 
 MAX_STEPS = 16  # in a submission

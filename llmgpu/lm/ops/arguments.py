@@ -63,3 +63,82 @@ class NewRows:
     tokens: Tensor
     places: Tensor
     idle: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of an attention layer: B, T, H, K and D.
+
+    Head h uses key/value head h // (heads // kv_heads).
+
+    Raises:
+        ValueError: the heads can't be divided evenly among the key/value heads.
+    """
+
+    batch: int
+    seq: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers of heads."""
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads can't share {self.kv_heads} key/value heads")
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """Factor of the products of queries and keys, 1 / sqrt(D)."""
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class AttentionTensors:
+    """What attention reads and writes; rows are the tokens of B sequences, one after the other.
+
+    q, out: (N, H * D). k, v: (N, K * D). log_sum_exp: (N, H), written for the backward pass.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    log_sum_exp: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionGradients:
+    """Gradients of the tensors of these names: that of `out` is read, the others are written."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a norm reads and writes: x, out (N, C); weight (C,); inverse_rms (N,)."""
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+    inverse_rms: Tensor
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The angles of rows: those of positions uint32 (N,).
+
+    cosines, sines: (positions, D/2), as `rotary_tables` makes them.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    positions: Tensor
+    head_dim: int

@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.kernel_source import struct_dtype
+from llmgpu.lm.ops.arguments import AttentionGradients, AttentionShape, AttentionTensors
 from llmgpu.lm.ops.matrix_units import attention_units
-from llmgpu.lm.ops.operations import (
-    AttentionGradients,
-    AttentionShape,
-    AttentionTensors,
-)
 from llmgpu.lm.ops.recording import GpuRecorder, NumpyRecorder, dims, recorded, workgroups
 from llmgpu.lm.ops.subgroup_attention_parts import SubgroupAttention
 from llmgpu.lm.ops.subgroup_attention_source import (
@@ -27,7 +23,7 @@ from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_q_source,
     attention_source,
 )
-from llmgpu.lm.ops.subgroup_matrix_source import HALVES
+from llmgpu.lm.ops.subgroup_matrix_tiling import HALVES
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 MAX_HEAD_DIM = 128  # of the kernels

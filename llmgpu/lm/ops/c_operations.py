@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from llmgpu.cpu.tensors import CThreads
-from llmgpu.lm.ops.arguments import Losses
+from llmgpu.lm.ops.arguments import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    Losses,
+    Norm,
+    Rotation,
+)
 from llmgpu.lm.ops.attention import NumpyAttention
 from llmgpu.lm.ops.layers import NumpyLayers
 from llmgpu.lm.ops.linear import NumpyLinear
 from llmgpu.lm.ops.loss import NumpyLoss
-from llmgpu.lm.ops.operations import (
-    AttentionGradients,
-    AttentionShape,
-    AttentionTensors,
-    Norm,
-    Rotation,
-)
 from llmgpu.lm.ops.optimizer import NumpyOptimizer, piece_of_norm
 from llmgpu.lm.ops.products import FixedProducts, sgemm
 from llmgpu.lm.ops.tensor import Tensor
@@ -71,25 +71,30 @@ class COperations(NumpyAttention, NumpyLayers, NumpyLinear, NumpyLoss, NumpyOpti
         tables = rotation.cosines, rotation.sines, rotation.positions
         self._call("rotary", x, *tables, *x.shape, rotation.head_dim, inverse)
 
-    def swiglu(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        if _are_single(gate, up, out):
+    def swiglu(self, gate: Tensor, up: Tensor | None, out: Tensor) -> None:
+        if up is not None and _are_single(gate, up, out):
             self._call("swiglu", gate, up, out, out.size)
         else:
             super().swiglu(gate, up, out)
 
     def swiglu_backward(
-        self, gate: Tensor, up: Tensor, grad_out: Tensor, grad_gate: Tensor, grad_up: Tensor
+        self,
+        gate: Tensor,
+        up: Tensor | None,
+        grad_out: Tensor,
+        grad_gate: Tensor,
+        grad_up: Tensor | None,
     ) -> None:
-        tensors = gate, up, grad_out, grad_gate, grad_up
-        if _are_single(*tensors):
+        tensors = [each for each in (gate, up, grad_out, grad_gate, grad_up) if each is not None]
+        if up is not None and _are_single(*tensors):
             self._call("swiglu_backward", *tensors, gate.size)
         else:
-            super().swiglu_backward(*tensors)
+            super().swiglu_backward(gate, up, grad_out, grad_gate, grad_up)
 
     def linear(
         self, x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None
     ) -> None:
-        if self._multiplies(x, weight):
+        if self._multiplies(x, weight, out):
             self._multiply_in_c(x, weight, out, residual, right_transposed=True)
         else:
             super().linear(x, weight, out, residual)
@@ -97,20 +102,20 @@ class COperations(NumpyAttention, NumpyLayers, NumpyLinear, NumpyLoss, NumpyOpti
     def linear_backward_input(
         self, grad_out: Tensor, weight: Tensor, grad_x: Tensor, *, accumulate: bool
     ) -> None:
-        if self._multiplies(grad_out, weight):
+        if self._multiplies(grad_out, weight, grad_x):
             self._multiply_in_c(grad_out, weight, grad_x, grad_x if accumulate else None)
         else:
             super().linear_backward_input(grad_out, weight, grad_x, accumulate=accumulate)
 
     def linear_backward_weight(self, grad_out: Tensor, x: Tensor, grad_weight: Tensor) -> None:
-        if self._multiplies(grad_out, x):
+        if self._multiplies(grad_out, x, grad_weight):
             self._multiply_in_c(grad_out, x, grad_weight, grad_weight, left_transposed=True)
         else:
             super().linear_backward_weight(grad_out, x, grad_weight)
 
-    def _multiplies(self, left: Tensor, right: Tensor) -> bool:
+    def _multiplies(self, left: Tensor, right: Tensor, out: Tensor) -> bool:
         # NumPy takes a function of its own for the product of a single row.
-        return self._sgemm is not None and _are_single(left, right) and left.shape[0] > 1
+        return self._sgemm is not None and _are_single(left, right, out) and left.shape[0] > 1
 
     def _multiply_in_c(
         self,

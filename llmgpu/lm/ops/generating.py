@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.lm.ops.arguments import HeadTensors, NewRows
+from llmgpu.lm.ops.arguments import AttentionShape, HeadTensors, NewRows, Norm, Rotation
 from llmgpu.lm.ops.attention import attention_params, check_width
 from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS
-from llmgpu.lm.ops.operations import AttentionShape, Norm, Operations, Rotation
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,

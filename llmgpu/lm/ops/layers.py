@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import AttentionGradients, AttentionTensors, Norm, Rotation
+from llmgpu.lm.ops.arguments import AttentionGradients, AttentionTensors, Norm, Rotation
 from llmgpu.lm.ops.recording import (
     WORKGROUP_SIZE,
     GpuRecorder,

@@ -30,12 +30,12 @@ from llmgpu.lm.ops.recording import (
     thread_count,
     workgroups,
 )
-from llmgpu.lm.ops.subgroup_matrix_source import (
+from llmgpu.lm.ops.subgroup_matrix_source import subgroup_matrix_source
+from llmgpu.lm.ops.subgroup_matrix_tiling import (
     HALVES,
     HalfFactor,
     MatrixTile,
     SubgroupMatrixProduct,
-    subgroup_matrix_source,
 )
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 

@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
-from llmgpu.lm.ops.subgroup_matrix_source import MatrixTile
+from llmgpu.lm.ops.subgroup_matrix_tiling import MatrixTile
 
 if TYPE_CHECKING:
     from llmgpu.gpu import Device

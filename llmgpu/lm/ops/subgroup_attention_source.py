@@ -38,7 +38,7 @@ from llmgpu.lm.ops.subgroup_attention_parts import (
     walk,
     write_scores,
 )
-from llmgpu.lm.ops.subgroup_matrix_source import HALVES
+from llmgpu.lm.ops.subgroup_matrix_tiling import HALVES
 
 SLACK = "8.0"  # weights are at most 2^8, far from the largest half-precision number
 

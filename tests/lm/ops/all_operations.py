@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu import library
-from llmgpu.lm.ops.arguments import Losses
-from llmgpu.lm.ops.backends import open_operations
-from llmgpu.lm.ops.operations import (
+from llmgpu.lm.ops.arguments import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
+    Losses,
     Norm,
-    Operations,
     Rotation,
 )
+from llmgpu.lm.ops.backends import open_operations
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.ops.weight_state import AdamW, WeightUpdate, hyper_parameters
 from llmgpu.lm.optimizers.adamw import Moments

@@ -12,13 +12,9 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops import attention
+from llmgpu.lm.ops.arguments import AttentionGradients, AttentionShape, AttentionTensors
 from llmgpu.lm.ops.backends import GpuOperations, open_operations
-from llmgpu.lm.ops.operations import (
-    AttentionGradients,
-    AttentionShape,
-    AttentionTensors,
-    Operations,
-)
+from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from llmgpu.cpu import build
 from llmgpu.cpu.library import library
 from llmgpu.lm.ops import c_operations
+from llmgpu.lm.ops.arguments import AttentionShape
 from llmgpu.lm.ops.backends import EngineOperations, open_operations
 from llmgpu.lm.ops.c_operations import COperations
-from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.products import FixedProducts
 from tests.lm.ops.all_operations import LARGE, Results, Tensors, run_all
 

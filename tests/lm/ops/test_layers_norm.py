@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Norm, Operations
+from llmgpu.lm.ops.arguments import Norm
+from llmgpu.lm.ops.operations import Operations
 from tests.lm.ops.checking import (
     assert_close,
     assert_rounded,

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu import Device, load_driver
+from llmgpu.lm.ops.arguments import AttentionShape
 from llmgpu.lm.ops.attention import PARAMS
 from llmgpu.lm.ops.matrix_units import attention_units
-from llmgpu.lm.ops.operations import AttentionShape
 from llmgpu.lm.ops.subgroup_attention_parts import AttentionTile, SubgroupAttention
 from llmgpu.lm.ops.subgroup_attention_source import (
     attention_backward_kv_source,

@@ -14,12 +14,8 @@ from llmgpu.lm.ops.matrix_source import Factor, MatrixProduct, matrix_product_so
 from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile
 from llmgpu.lm.ops.matrix_units import MATRIX_TILES, matrix_units
 from llmgpu.lm.ops.recording import dims
-from llmgpu.lm.ops.subgroup_matrix_source import (
-    HalfFactor,
-    MatrixTile,
-    SubgroupMatrixProduct,
-    subgroup_matrix_source,
-)
+from llmgpu.lm.ops.subgroup_matrix_source import subgroup_matrix_source
+from llmgpu.lm.ops.subgroup_matrix_tiling import HalfFactor, MatrixTile, SubgroupMatrixProduct
 from tests.reference.lm.subgroup_matrices import written_out
 
 SMALL = MatrixTile(16, 32, 16, 8, 16)
