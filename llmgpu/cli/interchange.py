@@ -22,7 +22,7 @@ from llmgpu.input_files import number_of
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 
 if TYPE_CHECKING:
-    from llmgpu.lm.checkpoints.checkpoint import Checkpoint
+    from llmgpu.lm.checkpoints.pretrained import SavedModel
 
 
 _ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
@@ -89,18 +89,18 @@ def export_vocabulary(
         raise click.UsageError(f"give --to FORMAT: one of {', '.join(WRITERS)}")
     writer = WRITERS[format_name]
     options: dict[str, Any] = {"note": report.note, "force": force}
-    checkpoint = _open_checkpoint(vocab) if format_name == "gguf" else None
-    if checkpoint is None and weights is not None:
+    model = _open_model(vocab, report) if format_name == "gguf" else None
+    if model is None and weights is not None:
         raise click.UsageError("--weights is for models that are exported to gguf")
     if format_name not in ("gguf", "huggingface") and chat_template is not None:
         raise click.UsageError("--chat-template is for gguf and huggingface")
     named = [chat_template] if chat_template is not None else []
-    if checkpoint is not None:
-        inputs = [*named, *map(str, checkpoint.folder.iterdir())]
-        vocabulary = with_chat_template(checkpoint.vocabulary, chat_template)
+    if model is not None:
+        inputs = [*named, *map(str, model.folder.iterdir())]
+        vocabulary = with_chat_template(model.vocabulary, chat_template)
         check_outputs(writer.outputs(output), inputs, force=force)
-        checkpoint = replace(checkpoint, vocabulary=vocabulary)
-        _write_model(checkpoint, output, weights=weights or "f32", **options)
+        model = replace(model, vocabulary=vocabulary)
+        _write_model(model, output, weights=weights or "f32", **options)
     else:
         files = find_vocabulary(vocab)
         vocabulary = with_chat_template(files.read(report.note), chat_template)
@@ -113,18 +113,19 @@ def export_vocabulary(
         print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
 
 
-def _open_checkpoint(path: str) -> Checkpoint | None:
-    """Return the checkpoint in a folder, or the newest of a run; None if there is none."""
-    from llmgpu.lm.checkpoints.checkpoint import TRAINING, list_checkpoints, load_checkpoint
+def _open_model(path: str, report: Reporter) -> SavedModel | None:
+    """Return the model of a run, a checkpoint or a Hugging Face folder; None if there is none."""
+    from llmgpu.lm.checkpoints.checkpoint import TRAINING, list_checkpoints, open_model
+    from llmgpu.lm.checkpoints.pretrained import has_model
 
-    is_one = os.path.isfile(os.path.join(path, TRAINING))
-    return load_checkpoint(path) if is_one or list_checkpoints(path) else None
+    is_one = os.path.isfile(os.path.join(path, TRAINING)) or has_model(path)
+    return open_model(path, report.note) if is_one or list_checkpoints(path) else None
 
 
-def _write_model(checkpoint: Checkpoint, path: str, **options: Any) -> None:
+def _write_model(model: SavedModel, path: str, **options: Any) -> None:
     from llmgpu.lm.checkpoints.gguf import write_model
 
-    write_model(checkpoint, path, **options)
+    write_model(model, path, **options)
 
 
 def _summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.interchange.samples import cl100k_path, trained
 from tests.bpe.interchange.test_huggingface import assert_same_ids, train_peer
 from tests.cli.conftest import Run, fails
+from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.lm.samples import save
 
 
@@ -174,6 +175,20 @@ def test_a_model_to_gguf(llmgpu: Run, tmp_path: Path) -> None:
     step = "run/step-00000003"
     done = llmgpu("export", step, "--to", "gguf", "-o", f"{step}/model.safetensors", "--force")
     fails(done, 1, "model.safetensors is an input")
+
+
+def test_the_model_of_a_hugging_face_folder_to_gguf(llmgpu: Run, tmp_path: Path) -> None:
+    package = pytest.importorskip("gguf")
+    config = kind_of_model("qwen3")
+    folder = write_folder(tmp_path / "m", config, weights_of(config), dtype="BF16")
+    assert llmgpu("export", "m", "--to", "gguf", "-o", "m.gguf").returncode == 0
+    reader = package.GGUFReader(tmp_path / "m.gguf")
+    assert reader.fields["general.architecture"].contents() == "qwen3"
+    assert len(reader.tensors) == len(weights_of(config))
+    assert len(reader.fields["tokenizer.ggml.tokens"].data) == 270  # a name for each row
+    (folder / "model.safetensors").unlink()
+    assert llmgpu("export", "m", "--to", "gguf", "-o", "v.gguf").returncode == 0
+    assert not package.GGUFReader(tmp_path / "v.gguf").tensors
 
 
 def test_options_of_gguf(llmgpu: Run, v_bin: Path) -> None:

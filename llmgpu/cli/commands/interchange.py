@@ -107,7 +107,8 @@ def import_vocabulary(**options: Any) -> None:
 def export_vocabulary(**options: Any) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids.
 
-    With gguf, VOCAB may be a run folder or a checkpoint; the file then contains the model, too.
+    With gguf, VOCAB may be a run folder, a checkpoint or the folder of a Hugging Face model; the
+    file then contains the model, too.
 
     \b
     Example:

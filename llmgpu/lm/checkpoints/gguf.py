@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange import formats, gguf
 from llmgpu.errors import CheckpointError
 from llmgpu.input_files import Note, no_notes
-from llmgpu.lm.checkpoints.checkpoint import Checkpoint
 from llmgpu.lm.checkpoints.huggingface import model_type
+from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_frequencies
@@ -33,7 +33,7 @@ _LLAMA, _LLAMA3 = "llama", "llama3"  # an architecture, a way of stretching posi
 
 
 def write_model(
-    checkpoint: Checkpoint,
+    model: SavedModel,
     path: str | Path,
     *,
     weights: str = "f32",
@@ -48,13 +48,13 @@ def write_model(
     VocabularyError where llama.cpp can't give the same ids, OutputError for a file that can't be
     written.
     """
-    config = checkpoint.config
+    config = model.config
     architecture = _architecture(config)
     described = gguf.describe(
-        checkpoint.vocabulary,
+        model.vocabulary,
         note,
-        bos_id=checkpoint.bos_id,
-        eos_id=min(checkpoint.stop_ids, default=None),
+        bos_id=model.bos_id,
+        eos_id=min(model.stop_ids, default=None),
         rows=config.vocab_size,
     )
     package = gguf.load_package()
@@ -77,7 +77,7 @@ def write_model(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, shape in shapes.items():
-            values = more[name] if name in more else checkpoint.weights[name][: shape[0]]
+            values = more[name] if name in more else model.weights[name][: shape[0]]
             if architecture == _LLAMA:
                 values = _in_their_order(name, values, config)
             writer.write_tensor_data(_convert(name, values, _type_of(shape, weights), package))

@@ -122,6 +122,13 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
                 )
 
 
+def has_model(path: str | Path) -> bool:
+    """Whether a folder has the files of a model, and not a tokenizer alone."""
+    folder = Path(path)
+    weights = any(os.path.lexists(folder / name) for name in (WEIGHTS, INDEX))
+    return weights and os.path.lexists(folder / CONFIG)
+
+
 def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the folder of a model that Hugging Face's libraries saved.
 
