@@ -69,17 +69,21 @@ def test_memory_is_a_small_multiple_of_the_words(
 ) -> None:
     monkeypatch.setattr(scanned_words, "CHUNK", 1 << 12)
     monkeypatch.setattr(scanned_words, "MOST_LISTED", 1 << 10)
-    words = one_word(letters, 1_000_000)
+    size = 1_000_000
     tracemalloc.start()
     try:
-        batched_numpy.train(words, TrainingOptions(1000), merges=60, scans=True)
+        words = one_word(letters, size)
+        assert tracemalloc.get_traced_memory()[0] < size + (1 << 16)
+        batched_numpy.train(
+            words, TrainingOptions(1000), merges=60, scans=True, keeps_words=False
+        )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    size = len(words.symbols)
-    assert peak < 9 * size + (1 << 20)
+    # From NumPy 2.5 on `ndarray.resize` copies, which takes 2 of these.
+    assert peak < 10 * size + (1 << 20)
     estimate = scanned_words.COSTS.of(1, size) - scanned_words.COSTS.fixed
-    assert peak - (1 << 20) <= estimate - 2 * size <= 2 * peak  # without the text and the symbols
+    assert peak - (1 << 20) <= estimate <= 2 * peak
 
 
 def test_what_is_long_or_too_much_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
