@@ -14,6 +14,9 @@ RULES: dict[str, list[str]] = {
         r"\b(\w+) [<>] (\w+) \? (?:\1 : \2|\2 : \1)\b.* \| \d+: (?:< -> <=|> -> >=)$",
         # A limit of memory or of time, but for one byte or one step.
         r"\b_?(?:MOST|MAX)_(?:STEPS|TABLE_\w+|BATCH)\b.* \| \d+: (?:> -> >=|>= -> >|.*\d -> \d+)$",
+        # The same of limits that take gigabytes to reach.
+        r"^MAX_POSITIONS = .*: 1 -> 2$",
+        r"NO_PAIR \|\|$",
         # Sizes of blocks, and estimates of memory, which have a margin.
         r"^_?(?:(?:NUMPY_|ENGINE_)?COSTS|SLICE_BYTES|BLOCK|WORD_BYTES|LEAST_BLOCK)\b.*: \d+ -> ",
     ],
@@ -38,6 +41,7 @@ RULES: dict[str, list[str]] = {
         # Without stages, windows that go together gave the ids of whole words, too: 245,100 words
         # of random vocabularies, none of them other. That is no proof, so the code has stages.
         r"^if \((?:left|right) == NO_ID\) \| \d+: == -> !=",
+        r"^for \(uint64_t at = 0; at <= vocabulary->pair_mask; .*: <= -> <$",
         r"^made\[pair->result\] = ",
         r"^if \(scratch->stages == STAGES\) \{",
         r"^return id >= rank && has_parts\(.*: && -> \|\|$",
@@ -54,6 +58,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/cpu/merging.c": [
         r"^int is_new = result >= trainer->next; .*>= -> >",  # room to spare
+        r"^return is_new \? needed : 2 \* needed; .*: 2 -> 3$",  # the same
         r"^if \(size > 0\) \{ \| \d+: > -> >=",  # a list of none is copied, and sorted in vain
         r"^room \+= room / 8 > POOL_SPARE",  # time alone: how much more room
         r"^if \(trainer->sizes\[pair\] < 0\) \{ \| \d+: < -> <=",  # an empty list is in order
@@ -65,8 +70,10 @@ RULES: dict[str, list[str]] = {
     "llmgpu/cpu/pretokens.c": [
         r"^if \(load64\(\*p \+ 1\) & TOPS\)",  # time alone: whether it is worth a try
         r"^if \(p == end \|\| \*p < 0x80 \|\|",  # neither the padding nor ASCII is a letter there
+        r"^\} while \(p < end && \*p >= 0x80\); .*: >= -> >$",  # no character begins with 0x80
     ],
     "llmgpu/cpu/trainer.c": [
+        r"^trainer->starts = malloc\(.*: 1 -> 2$",  # room to spare
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
     ],
@@ -85,6 +92,10 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/encoding/long_words.py": [
         # Time alone: the sizes of windows and memories, and how often a cut is tried.
         r"^(?:WINDOW|_LEAST_TOKENS|_CUTS|_REMEMBERED_WORDS) = ",
+        r"^size \*= 2 ",
+        r"^_GONE = -2 .*: 2 -> 3$",  # any number below -1
+        # As in long_words.c: without stages, windows that go together gave the same ids.
+        r"^if len\(word\) > WINDOW and self\._has_stages: .* or self",
         # From an earlier token on, or up to a later one: the same answer, later.
         r"^if self\._go_together\(word, first \+ int\(begins\[cut - 1\]\).*: 1 -> 2$",
         r"^end = border \+ int\(begins\[1\]\) if .*: (?:min -> max|1 -> 2)$",
@@ -95,6 +106,7 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
         r"^self\._added = self\._taken = 0",  # only their difference counts
+        r"^_DOCUMENT = -1 .*: 1 -> 2$",  # any negative number
         r"^closed = final or bool",  # the end of the text ends the last document anyway
     ],
     "llmgpu/bpe/encoding/special_search.py": [
@@ -106,6 +118,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/words/counts_file.py": [
         r"^most = max\(1, block_bytes ",  # time alone: how many counts are in a block
+        r"^max_buffer_size=size \+ 1,.*: 1 -> 2$",  # the same, but for one byte
         r"^max_map_len=",  # a limit of memory, but for one field
     ],
     "llmgpu/bpe/words/count_host.py": [
@@ -117,10 +130,14 @@ RULES: dict[str, list[str]] = {
         r"\b_SLOT_BITS\b",  # time alone: how many keys share a slot
     ],
     "llmgpu/bpe/training/merge_host.py": [
+        r"^is_too_much = .*: (.*) > (.*) -> \1 >= \2$",  # a limit of memory, but for one byte
         r"^trainer = _open\(words, most - len\(words\.lengths\)\) .*: .* - .* -> ",  # room to spare
     ],
     "llmgpu/bpe/training/scanned_words.py": [
         r"^self\._most_positions = ",  # time alone: when positions are dropped
+        r"^listed = max\(.*, 1\) \| 73: 1 -> 2$",  # time alone: how many pairs are listed
+        r"^before\[before >= 0\] &= _NUMBER .*: 0 -> 1$",  # symbol 0 is 0 as it is
+        r"^begun = .*: -2 \+ taken -> -2 - taken$",  # only whether it is even counts
         r"^total, waiting, size = ",  # time alone: when pairs are added up
     ],
     "llmgpu/bpe/words/spilling.py": [
@@ -129,6 +146,13 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/pretokens/slices.py": [
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows
+        r"length >= 2 \* searched: ",  # time alone: how often a cut is looked for
+    ],
+    "llmgpu/bpe/pretokens/expressions.py": [
+        r"^_FIRST = ",  # time alone: how much is looked at first
+    ],
+    "llmgpu/tokens/shards.py": [
+        r"^_BLOCK_IDS = ",  # time alone: how many ids are counted at once
     ],
     "llmgpu/bpe/vocabulary/trie.py": [
         r"^if trie\.longest > _MOST_LEVELS: ",  # two ways, one answer

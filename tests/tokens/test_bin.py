@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.errors import InputError, OutputError
-from llmgpu.tokens.bin import describe_bin_file, read_bin, sample_digest
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
+from llmgpu.errors import InputError, OutputError, VocabularyError
+from llmgpu.tokens.bin import describe_bin_file, matched_as, read_bin, sample_digest
 from llmgpu.tokens.formats import open_writer
 from tests.tokens.killed_token_file import NEW, OLD, write_ids
 
@@ -108,3 +109,13 @@ def test_samples_are_all_there_or_none_is(tmp_path: Path, field: str) -> None:
     side_path.write_text(json.dumps(old | {field: side[field]}))
     with pytest.raises(InputError, match="is missing or not of type"):
         read_ids(path)
+
+
+@pytest.mark.parametrize("rule", ["bpe", "greedy"])
+def test_a_vocabulary_matches_by_the_rule_of_the_file(rule: str) -> None:
+    vocabulary = byte_vocabulary("class", "hf")
+    made_with = vocabulary.with_match(rule).fingerprint
+    assert matched_as("ids.bin", made_with, vocabulary, "v.bin").match == rule
+    assert matched_as("ids.bin", "", vocabulary, "v.bin") is vocabulary
+    with pytest.raises(VocabularyError, match=r"^ids\.bin was made with the vocabulary 0{12}, v\.bin"):
+        matched_as("ids.bin", "0" * 64, vocabulary, "v.bin")

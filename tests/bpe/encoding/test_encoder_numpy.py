@@ -234,3 +234,16 @@ def test_an_encoder_is_used_again_and_forgets_what_it_must(
 
 def test_a_vocabulary_without_tokens() -> None:
     check(make_vocabulary([b"<unk>"], "class", unknown_token=0), [b"abc de"], 4)
+
+
+def test_a_table_of_words_knows_its_size() -> None:
+    vocabulary = make_vocabulary([*BYTES, b"ab"], "class")
+    table, sizes = encoder_numpy._Table(), [0]
+    matcher = encoder_numpy._make_matcher(vocabulary)
+    for words in ([b"a", b"abc"], [b"abc", b"a"], [b"x" * 1000]):
+        padded = np.frombuffer(b"".join(words) + bytes(64), np.uint8)
+        table.encode(matcher, padded, np.cumsum([0, *map(len, words)]))
+        sizes.append(table.nbytes)
+    # Of each word that is new: its bytes, its ids of 4 bytes, and what an entry takes.
+    entry = encoder_numpy._WORD_BYTES
+    assert np.diff(sizes).tolist() == [2 * entry + 4 + 3 * 4, 0, entry + 5 * 1000]

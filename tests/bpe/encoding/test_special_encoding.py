@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -27,6 +28,7 @@ from llmgpu.bpe.encoding.special_encoding import (
     with_special_tokens,
 )
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu import Device
@@ -358,3 +360,11 @@ def test_a_byte_without_a_token_in_normalized_text() -> None:
     assert encode(encoder, ["ea a"]) == [[2, 0, 1, 0]]
     with pytest.raises(InputError, match=r"in the normalized text, .*byte 0xc3 at offset 2 "):
         encode(encoder, ["a e\u0301 a"])
+
+
+def test_one_id_or_several_are_put_around_documents() -> None:
+    vocabulary = byte_vocabulary("class", "hf")
+    assert SpecialOptions(bos=7, eos=(8, 9)).around(vocabulary) == SpecialOptions(bos=7, eos=(8, 9))
+    vocabulary = dataclasses.replace(vocabulary, prefix_ids=(5,), suffix_ids=(6,))
+    around = SpecialOptions(eos=9).around(vocabulary)
+    assert around == SpecialOptions(bos=5, eos=(6, 9))

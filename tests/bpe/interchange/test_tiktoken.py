@@ -324,3 +324,8 @@ class TestCl100k:
         text = "".join(texts(2, 300)) + Path(__file__).read_text()
         # One document by the reference takes a while for its table, so all texts are one.
         assert bpe_encode(read, text.encode()) == encoding.encode_ordinary(text)
+
+
+def test_the_token_that_is_not_base64_is_named() -> None:
+    with pytest.raises(VocabularyError, match=r"^line 2: b'\*\*' is not base64"):
+        tiktoken._parse_ranks(b"YQ== 0\n** 1\n")

@@ -293,3 +293,13 @@ def test_merges_are_handed_over_in_their_order() -> None:
     assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
     assert np.concatenate([counts for _, counts in pieces]).tolist() == trained.counts.tolist()
     assert len(pieces) == trained.batches
+
+
+def test_the_first_symbol_after_the_bytes() -> None:
+    """Symbol 256 is not taken for symbol 0, which is what a byte would hold of it."""
+    symbols = np.array([256, 5, 0, 5, 256, 5, 0, 5, 0, 5, 256, 5], np.uint32)
+    lengths = np.ones(257, np.uint32)
+    words = SymbolWords(symbols, np.array([0, 12]), np.ones(1, np.int64), lengths, 12)
+    trained = batched_numpy.train(words, TrainingOptions(300), merges=2)
+    assert trained.pairs.tolist() == [[0, 5], [256, 5]]
+    assert trained.counts.tolist() == [3, 3]

@@ -48,6 +48,14 @@ def test_words_that_want_the_same_slot(words: list[bytes]) -> None:
         assert_numbered(words)
 
 
+@settings(deadline=None)
+@given(words=st.lists(WORD, max_size=40), bits=st.integers(1, 3))
+def test_all_slots_are_taken(words: list[bytes], bits: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SLOT_BITS", bits)
+        assert_numbered(words)
+
+
 def test_words_of_each_length_and_last_byte() -> None:
     """Keys hold bytes and length: no byte may be taken for a length, nor the reverse."""
     for letter in (b"\x00", b"a", b"\xff"):

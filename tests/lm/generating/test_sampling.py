@@ -127,6 +127,12 @@ def test_ids_that_came_up_are_less_likely() -> None:
         SamplingOptions(repetition_penalty=0.5)
 
 
+def test_a_small_logit_is_lowered_too() -> None:
+    sampler = Sampler(SamplingOptions(temperature=0, repetition_penalty=4))
+    sampler.see([0])
+    assert sampler.draw(np.array([0.5, 0.25], np.float32)) == 1
+
+
 def test_log_probabilities_are_the_model_s() -> None:
     logits = np.array([1e4, 1e4 - 1, 0.0], np.float32)
     options = SamplingOptions(temperature=0.3, top_k=1, log_probabilities=True)
