@@ -108,6 +108,15 @@ def free_memory() -> int | None:
     return min(free, default=None)
 
 
+def has_limited_address_space() -> bool:
+    """Whether the process may have so many bytes of addresses only (`ulimit -v`)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
 def _free_in_system() -> int | None:
     """Return the bytes of memory that are free, or can be freed, on this machine."""
     try:

@@ -120,6 +120,10 @@ def cli() -> None:
     """
 
 
+_OUT_OF_MEMORY = "error: out of memory; use less text (--limit) or raise `ulimit -v`"
+_NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"  # the loader's words
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     debug = "--debug" in sys.argv
@@ -136,7 +140,11 @@ def main() -> None:
         say_interrupted()
         code = code_of(error)
     except MemoryError:
-        code = _fail("error: out of memory; use less text (--limit) or raise `ulimit -v`", 1)
+        code = _fail(_OUT_OF_MEMORY, 1)
+    except ImportError as error:
+        if debug or not any(text in str(error) for text in _NO_ROOM_FOR_LIBRARY):
+            raise
+        code = _fail(_OUT_OF_MEMORY, 1)
     except RuntimeError as error:
         if debug or "new thread" not in str(error):
             raise

@@ -117,6 +117,27 @@ def test_too_little_address_space_is_an_error_in_one_line(vocab: Path, megabytes
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["", "numpy"])
+def test_training_in_too_little_address_space_ends_in_one_line(
+    vocab: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """The libraries that it opens, and OpenBLAS, don't end it in words of their own."""
+    monkeypatch.setenv("LLMGPU_CPU", engine)
+    arguments = ("train", "corpus.txt", "--vocab", "v.bin", "-o", "run", "--device", "cpu")
+    options = ("--steps", "2", "--dim", "32", "--force")
+    codes = []
+    for megabytes in (225, 250, 275, 300, 325, 350, 400, 2000):
+        done = in_little_memory(vocab.parent, megabytes, (*arguments, *options))
+        codes.append(done.returncode)
+        assert b"Traceback" not in done.stderr, (megabytes, done.stderr)
+        errors = [line for line in done.stderr.splitlines() if b"error" in line]
+        assert len(errors) == done.returncode
+        assert all(line.startswith(b"error: ") and len(line) < 200 for line in errors)
+    assert codes == sorted(codes, reverse=True)
+    assert codes[0] == 1 and codes[-1] == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -117,5 +117,7 @@ def test_a_vocabulary_matches_by_the_rule_of_the_file(rule: str) -> None:
     made_with = vocabulary.with_match(rule).fingerprint
     assert matched_as("ids.bin", made_with, vocabulary, "v.bin").match == rule
     assert matched_as("ids.bin", "", vocabulary, "v.bin") is vocabulary
-    with pytest.raises(VocabularyError, match=r"^ids\.bin was made with the vocabulary 0{12}, v\.bin"):
+    with pytest.raises(
+        VocabularyError, match=r"^ids\.bin was made with the vocabulary 0{12}, v\.bin"
+    ):
         matched_as("ids.bin", "0" * 64, vocabulary, "v.bin")

@@ -11,7 +11,9 @@ the same threads, which compute while NumPy does not hold Python's lock.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,11 +26,14 @@ import numpy as np
 import numpy.linalg
 
 from llmgpu.lm.ops.tensor import FloatArray
+from llmgpu.memory import has_limited_address_space
 from llmgpu.processors import usable_processors
 
 ALIGNMENT = 64  # rows or columns of a part: a multiple of what OpenBLAS computes at once
 LEAST_PART = 1 << 24  # multiplications: below, a part costs less than handing it to a thread
+_BUFFER_BYTES = 36 << 20  # that OpenBLAS takes for a thread, and some
 LEAST_ELEMENTS = 1 << 15  # the same of work on rows
+_claimed = threading.local()  # whether OpenBLAS has this thread's memory
 
 T = TypeVar("T")
 
@@ -118,6 +123,7 @@ class FixedProducts:
             return
         before = blas.get_threads()
         blas.set_threads(1)
+        _claim_buffer()
         try:
             yield
         finally:
@@ -161,6 +167,23 @@ class FixedProducts:
         return [each() for each in work[:1]] + [other.result() for other in others]
 
 
+def _claim_buffer() -> None:
+    """Let OpenBLAS take this thread's memory if addresses are few: without, it ends the process.
+
+    Raises MemoryError if there are too few.
+    """
+    if getattr(_claimed, "yes", False) or not has_limited_address_space():
+        return
+    try:
+        mmap.mmap(-1, _BUFFER_BYTES).close()
+    except OSError as error:
+        raise MemoryError from error
+    square = np.ones((512, 512), np.float32)
+    np.matmul(square, square)
+    _claimed.yes = True
+
+
 def _quietly(work: Callable[[], T]) -> T:
+    _claim_buffer()
     with np.errstate(all="ignore"):  # each thread has its own
         return work()

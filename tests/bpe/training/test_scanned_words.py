@@ -74,9 +74,7 @@ def test_memory_is_a_small_multiple_of_the_words(
     try:
         words = one_word(letters, size)
         assert tracemalloc.get_traced_memory()[0] < size + (1 << 16)
-        batched_numpy.train(
-            words, TrainingOptions(1000), merges=60, scans=True, keeps_words=False
-        )
+        batched_numpy.train(words, TrainingOptions(1000), merges=60, scans=True, keeps_words=False)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
