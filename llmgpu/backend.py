@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmgpu.amounts import parse_bytes
 from llmgpu.errors import DeviceError, InputError
+from llmgpu.memory import Growth
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -129,6 +130,7 @@ def _open(driver: str, wanted: str, *, only_matrices: bool = False) -> Backend |
 _early: dict[str, Future[Backend]] = {}
 _early_all: list[Future[Callable[[], Backend]]] = []  # what `_start_all` returns
 _begun: list[Future[Any]] = []
+_growth: list[Growth] = []  # since before a device was selected early
 
 
 def select_early(wanted: str) -> None:
@@ -137,10 +139,17 @@ def select_early(wanted: str) -> None:
     So an adapter is opened while the command's own modules are imported. Whether ``auto`` needs one
     is not known that early.
     """
+    if wanted not in ("auto", "cpu"):
+        _growth.append(Growth())
     if wanted == ALL:
         _early_all.append(_in_thread(_start_all))
     elif wanted not in ("auto", "cpu"):
         _early[wanted] = _in_thread(lambda: select_backend(wanted))
+
+
+def begin_growth() -> Growth:
+    """Return what measures a job's memory, from before a device of it is opened."""
+    return _growth.pop() if _growth else Growth()
 
 
 def gpu_from(least: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import Backend, start_selecting
+from llmgpu.backend import Backend, begin_growth, start_selecting
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialOptions, ids_around
@@ -164,7 +164,7 @@ def tokenize(
             check_ending(output)
     options = make_corpus_options(line_documents=line_documents, **reading)
     found, firsts = _take(found, options, target, job)
-    growth = Growth()  # before a device is opened, which takes memory, too
+    growth = begin_growth()
     selected = start_selecting(device, found.total_bytes, gpu_from(GPU_FROM), joins=True)
     vocabulary = vocabulary_files.read(report.note)
     vocabulary = with_chat_template(vocabulary.with_match(match or vocabulary.match), chat_template)

@@ -37,7 +37,7 @@ from llmgpu.bpe.training.linked_words import (
 from llmgpu.bpe.training.symbols import SymbolWords
 from llmgpu.memory import Costs
 
-COSTS = Costs(fixed=160 << 20, per_byte=11.5, per_word=24)
+COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)
 CHUNK = 1 << 18  # cells or positions worked on at a time
 MOST_LISTED = 1 << 14  # pairs
 MOST_COUNTED = 1 << 22  # different pairs counted at a time

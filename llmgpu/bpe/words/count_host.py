@@ -40,7 +40,7 @@ SLICE_BYTES = 2 << 20
 # What the tables take, and what a thread does to cut a slice and to look its words up.
 _OBJECT_BYTES = 80  # of a word and its count, apart from the bytes of the word
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
-ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=4 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
+ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
 def memory_costs(threads: int | None) -> Costs:

@@ -99,5 +99,5 @@ def test_what_is_long_or_too_much_is_scanned(monkeypatch: pytest.MonkeyPatch) ->
 def test_too_little_memory_is_said_before_merging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_host, "free_memory", lambda: 5_000_000)
     words = one_word(b"ab", 1000)
-    with pytest.raises(InputError, match=r"^merging 1 distinct .* up to 168 MB .* 5 MB are free"):
+    with pytest.raises(InputError, match=r"^merging 1 distinct .* up to 185 MB .* 5 MB are free"):
         merge_host.train(words, TrainingOptions(300), merges=3)
