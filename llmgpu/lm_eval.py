@@ -94,8 +94,17 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **unused: Any
     ) -> list[int]:
-        """Return the ids of a text, in which all special tokens are allowed."""
-        ids: list[int] = self.tokenizer.encode(string, dtype=list, allowed_special="all")
+        """Return the ids of a text, in which all special tokens are allowed.
+
+        add_special_tokens: put the tokenizer's own around it; by default where it does not begin
+        with the one that comes first.
+        """
+        if add_special_tokens is None:
+            first = self._saved.vocabulary.tokens[self.prefix_token_id].decode(errors="replace")
+            add_special_tokens = not string.startswith(first)
+        ids: list[int] = self.tokenizer.encode(
+            string, dtype=list, allowed_special="all", add_special_tokens=add_special_tokens
+        )
         return ids
 
     def _loglikelihood_tokens(

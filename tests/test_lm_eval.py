@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,11 +60,14 @@ DOCUMENTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["plain", "with a token before texts"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights, and a task of each kind."""
     folder = tmp_path_factory.mktemp("evaluated")
     vocabulary: Vocabulary = trained()
+    if request.param != "plain":
+        first = vocabulary.special_tokens["<|endoftext|>"]
+        vocabulary = replace(vocabulary, prefix_ids=(first,))
     sizes = {"dim": 64, "ffn_dim": 80, "layers": 2, "heads": 4, "kv_heads": 2, "seq_len": 64}
     config = small_config(vocabulary, **sizes)
     weights = {name: 3 * values for name, values in random_weights(config, 4).items()}
