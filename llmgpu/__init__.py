@@ -18,4 +18,13 @@ def __getattr__(name: str) -> object:
         from llmgpu import tokenizer
 
         return getattr(tokenizer, name)
+    if name in ("encoding_for_model", "get_encoding"):
+        raise AttributeError(
+            f"module 'llmgpu' has no {name}: use llmgpu.Tokenizer.load(NAME).as_tiktoken()"
+        )
     raise AttributeError(f"module 'llmgpu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name what is imported on demand, too."""
+    return sorted({*globals(), *__all__})

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
+from llmgpu.errors import InputError
 from llmgpu.files import atomic_output
 from llmgpu.outputs import MANIFEST, kind_of
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import has_side_file, matched_as, read_bin, read_side_file, side_path
 from llmgpu.tokens.foreign import note_of_foreign
-from llmgpu.tokens.formats import read_tokens, recognize_format
+from llmgpu.tokens.formats import format_by_name, read_tokens, recognize_format
 from llmgpu.tokens.manifest import read_manifest
 
 
@@ -42,24 +47,73 @@ def decode_files(
 ) -> dict[str, Any]:
     """Decode files of ids, each with its format; return the summary.
 
-    vocab: the vocabulary's name. layout: of a pipe. dtype: of numbers in token files that do not
-    say it.
+    vocab: the vocabulary's name. output: gets the text, documents one after the other; JSON Lines,
+    by its name, have an object for each document. layout: of a pipe. dtype: of numbers in token
+    files that do not say it.
     """
-    size, tokens, text_bytes = vocabulary.size, 0, 0
-    with atomic_output(output) as file:
+    tokens, text_bytes = 0, 0
+
+    def blocks() -> Iterator[NDArray[np.int64]]:
         for source, format in sources:
-            if format == "bin":
-                if has_side_file(source):
-                    made_with = str(read_side_file(source)["fingerprint"])
-                    matched_as(source, made_with, vocabulary, vocab)
-                blocks = read_bin(source, size, layout, dtype)
-                if source != STANDARD_INPUT and not has_side_file(source):
-                    report.note(note_of_foreign([source], vocab))
-            else:
-                blocks = read_tokens(source, format)
-            for ids in blocks:
-                data = vocabulary.decode(ids)
-                file.write(data)
-                tokens += len(ids)
-                text_bytes += len(data)
+            if format != "bin":
+                yield from read_tokens(source, format)
+                continue
+            if has_side_file(source):
+                made_with = str(read_side_file(source)["fingerprint"])
+                matched_as(source, made_with, vocabulary, vocab)
+            elif source != STANDARD_INPUT:
+                report.note(note_of_foreign([source], vocab))
+            yield from read_bin(source, vocabulary.size, layout, dtype)
+
+    in_lines = format_by_name(output) == "jsonl"
+    with atomic_output(output) as file:
+        for ids in _documents(blocks(), _starts(sources)) if in_lines else blocks():
+            data = vocabulary.decode(ids)
+            file.write(_json_line(data) if in_lines else data)
+            tokens += len(ids)
+            text_bytes += len(data)
     return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
+
+
+def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
+    """Yield where documents begin in the ids of all files; InputError if one doesn't say it."""
+    base = 0
+    for source, format in sources:
+        if format != "bin" or not has_side_file(source):
+            raise InputError(
+                f"{source} does not say where its documents begin, so its text can't be written as "
+                "JSON Lines: give -o another ending"
+            )
+        side = read_side_file(source)
+        yield from (base + offset for offset in cast("list[int]", side["document_offsets"]))
+        base += cast(int, side["count"])
+
+
+def _documents(
+    blocks: Iterable[NDArray[np.int64]], starts: Iterator[int]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of each document; the first may have begun in a file that is not read."""
+    edge = next(starts, None)
+    has_begun = edge == 0
+    if has_begun:
+        edge = next(starts, None)
+    parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    position = 0
+    for block in blocks:
+        begin = 0
+        while edge is not None and edge <= position + len(block):
+            document = np.concatenate([*parts, block[begin : edge - position]])
+            if has_begun or len(document):
+                yield document
+            parts, begin, has_begun = parts[:1], edge - position, True
+            edge = next(starts, None)
+        parts.append(block[begin:])
+        position += len(block)
+    document = np.concatenate(parts)
+    if has_begun or len(document):
+        yield document
+
+
+def _json_line(text: bytes) -> bytes:
+    content = {"text": text.decode(errors="replace")}
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"

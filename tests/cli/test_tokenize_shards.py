@@ -208,3 +208,22 @@ def test_other_tokens_around_documents_are_another_run(
     kill_after(1, long_text.parent, *arguments)
     done = llmgpu(*arguments, "--resume", "--eos", "0")
     fails(done, 1, "another run: token behind documents was null and is 0 now")
+
+
+def test_documents_are_decoded_to_json_lines(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    texts = ["low é", "", *corpus.read_text().splitlines()[:9], "new\nest", ""]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    (corpus.parent / "d.jsonl").write_text("\n".join(lines) + "\n")
+    encode = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "-q", "d.jsonl", "-o")
+    decode = ("tokenize", "--vocab", "v.bin", "-q", "--decode")
+    for made, read, more in (("a.bin", "a.bin", ()), ("s.bin", "s.json", ("--shard-tokens", "9"))):
+        assert llmgpu(*encode, made, *more).returncode == 0
+        assert llmgpu(*decode, read, "-o", "back.jsonl").returncode == 0
+        assert (corpus.parent / "back.jsonl").read_text().splitlines() == lines
+    assert llmgpu(*decode, "s-000001.bin", "-o", "one.jsonl").returncode == 0
+    part = [json.loads(line)["text"] for line in (corpus.parent / "one.jsonl").open()]
+    whole = llmgpu(*decode, "s-000001.bin").stdout.decode()
+    assert "".join(part) == whole and any(text in texts[1:] for text in part[1:])
+    assert llmgpu(*encode, "a.npy").returncode == 0
+    fails(llmgpu(*decode, "a.npy", "-o", "x.jsonl"), 1, "does not say where its documents begin")
+    assert not (corpus.parent / "x.jsonl").exists()
