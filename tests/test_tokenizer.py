@@ -532,6 +532,13 @@ def test_conversations_by_a_template() -> None:
     assert tokenizer.render_chat_template(MESSAGES, tools=[{}, {}]).endswith("u:so2")
     ids, mask = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True)
     assert tokenizer.decode(ids) == "u:low?a:" and not mask.any()
+    for begin in ("", "<", "", "["):  # passed instead: the last one is kept, the others end
+        other = begin + "{% for m in messages %}{{ m.content }}|{% endfor %}"
+        text = tokenizer.render_chat_template(MESSAGES, chat_template=other)
+        assert text == begin + "low?|newest déjà|so|"
+        ids, mask = tokenizer.apply_chat_template(MESSAGES, chat_template=other)
+        assert (tokenizer.decode(ids), tokenizer.decode(ids[mask])) == (text, "newest déjà|")
+    assert tokenizer.render_chat_template(MESSAGES) == "u:low?a:newest déjà<|im_end|>u:so"
     again = pickle.loads(pickle.dumps(tokenizer))
     assert again.render_chat_template(MESSAGES) == "u:low?a:newest déjà<|im_end|>u:so"
     odd = chatting("{{ messages | length }}{% if add_generation_prompt %}{% endif %}x")

@@ -6,11 +6,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.huggingface import name_tokens
+from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.chat import Parts
 from llmgpu.tokens.conversations import Conversations, lengths_in_conversations
@@ -19,7 +22,7 @@ Message = Mapping[str, Any]
 
 
 class ChatEncoder:
-    """Makes ids of conversations, by a vocabulary's chat template.
+    """Makes ids of conversations, by a vocabulary's chat template or by one in Jinja.
 
     The process in which a template is rendered starts with the first conversation, and ends with
     this object. A forked process starts one of its own. Threads take turns.
@@ -32,14 +35,22 @@ class ChatEncoder:
         self._vocabulary, self._encode = vocabulary, encode
         self._lock = threading.Lock()
         self._process = 0
-        self._conversations: Conversations | None = None
+        self._conversations: dict[str | None, Conversations] = {}  # by template
+        self._closing: dict[str, Callable[[], object]] = {}  # of templates that were passed
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        prompt: bool,
+        template: str | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Return the ids of a conversation, and which of them the assistant wrote: (n,) each."""
+        """Return the ids of a conversation, and which of them the assistant wrote: (n,) each.
+
+        template: None for the vocabulary's.
+        """
         with self._lock:
-            conversations = self._opened()
+            conversations = self._opened(template)
             parts = [
                 (text.encode(), is_reply)
                 for text, is_reply in self._parts(conversations, messages, tools, prompt)
@@ -51,10 +62,16 @@ class ChatEncoder:
             edges = before + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
             return ids, conversations.mask(edges)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] | None, prompt: bool) -> str:
-        """Return the text of a conversation."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        prompt: bool,
+        template: str | None = None,
+    ) -> str:
+        """Return the text of a conversation; template: None for the vocabulary's."""
         with self._lock:
-            parts = self._parts(self._opened(), messages, tools, prompt)
+            parts = self._parts(self._opened(template), messages, tools, prompt)
             return "".join(text for text, _ in parts)
 
     def _parts(
@@ -68,12 +85,24 @@ class ChatEncoder:
         tools = None if tools is None else list(tools)
         return conversations.read(given, tools, "the conversation", prompt=prompt)
 
-    def _opened(self) -> Conversations:
-        if self._conversations is None or self._process != os.getpid():
-            self._conversations = conversations = Conversations(self._vocabulary)
-            self._process = os.getpid()
-            weakref.finalize(self, _close_in, os.getpid(), conversations)
-        return self._conversations
+    def _opened(self, template: str | None) -> Conversations:
+        if self._process != os.getpid():
+            self._conversations, self._closing, self._process = {}, {}, os.getpid()
+        if template not in self._conversations:
+            vocabulary = self._vocabulary
+            if template is not None:
+                vocabulary = replace(
+                    vocabulary, chat=ChatTemplate(template, name_tokens(vocabulary))
+                )
+            conversations = Conversations(vocabulary)
+            close = weakref.finalize(self, _close_in, os.getpid(), conversations)
+            if template is not None:  # each has a process: the last one is kept
+                for other in [*self._closing]:
+                    self._closing.pop(other)()
+                    del self._conversations[other]
+                self._closing[template] = close
+            self._conversations[template] = conversations
+        return self._conversations[template]
 
 
 def _close_in(process: int, conversations: Conversations) -> None:

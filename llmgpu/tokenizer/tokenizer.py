@@ -377,6 +377,7 @@ class Tokenizer(Decoder):
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
+        chat_template: str | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Return the ids of a conversation, uint32 (n,), and which the assistant wrote, bool (n,).
 
@@ -384,13 +385,14 @@ class Tokenizer(Decoder):
         else ChatML if it has its tokens, in which all special tokens are allowed. The mask says
         what a model is trained to predict.
 
-        messages: each with "role" and "content". tools: what the template is told of tools.
-        add_generation_prompt: end with what begins a reply.
+        messages: each with "role" and "content". tools: passed to the template.
+        add_generation_prompt: end with what begins a reply. chat_template: a template in Jinja, in
+        place of the vocabulary's.
 
         Raises VocabularyError if there is no template, InputError for messages that it can't
         render, or takes more than its limits for, and without the package jinja2.
         """
-        return self._chat.encode(messages, tools, add_generation_prompt)
+        return self._chat.encode(messages, tools, add_generation_prompt, chat_template)
 
     def render_chat_template(
         self,
@@ -398,9 +400,10 @@ class Tokenizer(Decoder):
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
+        chat_template: str | None = None,
     ) -> str:
         """Return the text that `apply_chat_template` encodes."""
-        return self._chat.render(messages, tools, add_generation_prompt)
+        return self._chat.render(messages, tools, add_generation_prompt, chat_template)
 
     @cached_property
     def _chat(self) -> ChatEncoder:
