@@ -72,7 +72,6 @@ class GpuEncoder:
         Raises as `llmgpu.bpe.encoding.open.open_encoder` does.
         """
         self._device, self._vocabulary = device, vocabulary
-        self.is_software = device.is_software
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)

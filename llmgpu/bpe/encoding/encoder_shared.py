@@ -34,9 +34,7 @@ OPENED_FROM = 16 << 20  # bytes of text from which a device that is open already
 
 
 class DeviceSlices(Protocol):
-    """Encodes the slices that it reads. is_software: the device is the CPU itself."""
-
-    is_software: bool
+    """Encodes the slices that it reads."""
 
     def encode_slices(
         self, reader: SliceSource, allocate: Allocate
@@ -69,7 +67,6 @@ class SharedEncoder:
         self._open_devices, self._on_share = open_devices, on_share
         self._join_from = join_from
         self._expects_enough = False
-        self._begun: set[int] = set()  # numbers of devices that have encoded something
 
     def expect(self, nbytes: int | None) -> None:
         """Say how many bytes the next text has, if that is known: enough join at its beginning."""
@@ -107,20 +104,11 @@ class SharedEncoder:
                 return
             self._join_from = min(self._join_from, OPENED_FROM)
             host_rate = workers.read_bytes / (time.perf_counter() - begin)
-            if not device.is_software and share.number not in self._begun:
-                # Beside many threads that want Python's lock, getting memory of a device took 0.8 s
-                # and not 0.02.
-                self._begun.add(share.number)
-                workers.rest()
-            is_rated = False
             with closing(device.encode_slices(share, share.allocate)) as slices:
                 for encoded in slices:
                     share.finish(encoded)
                     if share.rate > MUCH_FASTER * host_rate:
                         workers.rest()
-                    elif share.rate and not is_rated:
-                        workers.work()
-                    is_rated = share.rate > 0
         except CancelledError:
             pass  # nobody waits for the ids any more
         except DeviceError as error:
@@ -145,12 +133,12 @@ class SharedEncoder:
 class _DeviceShare:
     """The slices that a device takes, kept until it has encoded them.
 
-    number: of the device. is_closed: it gets no more of them.
+    is_closed: the device gets no more of them.
     """
 
     def __init__(self, workers: Workers, number: int) -> None:
         """Take slices from those of `workers`; number: of the device, from 1."""
-        self._workers, self.number = workers, number
+        self._workers, self._number = workers, number
         self._kept: deque[tuple[Task, Slice]] = deque()
         self._spare: list[NDArray[np.uint8]] = []  # memory of slices that are done
         self._lock = threading.Lock()
@@ -167,7 +155,7 @@ class _DeviceShare:
         with self._lock:
             memory = self._memory(len(buffer))
             while not self.is_closed:
-                task = Task(device=self.number)
+                task = Task(device=self._number)
                 piece = self._workers.read(memory, task)
                 if piece is None:
                     break

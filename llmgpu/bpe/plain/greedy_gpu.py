@@ -68,7 +68,6 @@ class GpuGreedyEncoder:
             raise ValueError(f"chunk_bytes is {chunk_bytes}, not from 1 to {MAX_CHUNK_BYTES}")
         self._device = device
         self._vocabulary = vocabulary
-        self.is_software = device.is_software
         self._chunk_bytes = chunk_bytes = min(
             chunk_bytes, _positions_per_thread(device, vocabulary)
         )

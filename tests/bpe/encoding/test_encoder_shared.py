@@ -64,11 +64,8 @@ class DelayedHost:
 class DelayedDevice:
     """A device's encoder that takes random times, and fails after some slices if asked to."""
 
-    def __init__(
-        self, encoder: DeviceSlices, delay: Delays, slices: int | None = None, *, software: bool
-    ) -> None:
+    def __init__(self, encoder: DeviceSlices, delay: Delays, slices: int | None = None) -> None:
         self._encoder, self._delay, self._left = encoder, delay, slices
-        self.is_software = software
 
     def encode_slices(
         self, reader: SliceSource, allocate: Allocate
@@ -92,12 +89,7 @@ class Shares:
 
 
 def shared(
-    device: Device,
-    vocabulary: Vocabulary,
-    seed: int,
-    fail_after: int | None = None,
-    *,
-    software: bool = True,
+    device: Device, vocabulary: Vocabulary, seed: int, fail_after: int | None = None
 ) -> tuple[Encoder, Shares]:
     """Return an encoder whose sides take turns at random, and what counts their shares."""
     host = open_host_encoder(vocabulary, 2048, threads=1 + seed % 3)
@@ -107,7 +99,7 @@ def shared(
     def open_device() -> DeviceSlices:
         encoders = {"bpe": GpuEncoder, "greedy": GpuGreedyEncoder}
         encoder = encoders[vocabulary.match](device, vocabulary, 4096)
-        return DelayedDevice(encoder, Delays(seed + 100, 0.01), fail_after, software=software)
+        return DelayedDevice(encoder, Delays(seed + 100, 0.01), fail_after)
 
     return SharedEncoder(host, [open_device], shares), shares
 
@@ -143,7 +135,7 @@ def test_several_devices_take_slices_of_one_text(
     def open_device(number: int) -> DeviceSlices:
         encoder = GpuEncoder((device, portable_device)[number - 1], vocabulary, 2048)
         fails = 4 if seed == number == 2 else None
-        return DelayedDevice(encoder, Delays(seed + number, 0.01), fails, software=True)
+        return DelayedDevice(encoder, Delays(seed + number, 0.01), fails)
 
     def on_share(text_bytes: int, number: int) -> None:
         shares[number] += text_bytes
@@ -182,31 +174,6 @@ def test_a_device_that_is_much_faster_is_left_alone(
     failing, shares = shared(device, vocabulary, 4, fail_after=9)
     assert encode(failing, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
     assert shares.text_bytes[DEVICE] < shares.text_bytes[HOST]
-
-
-@pytest.mark.parametrize("fail_after", [None, 0, 2])
-def test_the_host_rests_while_a_device_begins(device: Device, fail_after: int | None) -> None:
-    """There is too little text to rate it; if it fails the host does the rest."""
-    texts = documents(6) * 3
-    vocabulary = train(texts[0])
-    encoder, shares = shared(device, vocabulary, 6, fail_after, software=False)
-    assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
-    assert (shares.text_bytes[HOST] > shares.text_bytes[DEVICE]) == (fail_after is not None)
-
-
-def test_the_host_works_beside_a_device_that_is_not_much_faster(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder_shared, "RATED_FROM", 1)
-    monkeypatch.setattr(encoder_shared, "MUCH_FASTER", 1e9)
-    texts = documents(6) * 3
-    vocabulary = train(texts[0])
-    alone, together = (
-        shared(device, vocabulary, 6, software=software) for software in (False, True)
-    )
-    for encoder, shares in (alone, together):
-        assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
-        assert shares.text_bytes[HOST] > len(b"".join(texts)) / 10
 
 
 @pytest.mark.parametrize("slices", [0, 1, 3])
